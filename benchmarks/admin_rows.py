@@ -16,7 +16,7 @@ def fill(executions: int) -> None:
 
     from executions.models.code_text import CodeSearchProgress
     from executions.models.execution import Execution
-    from executions.models.tenant import Tenant
+    from executions.tenants.models import Tenant
 
     tenant = Tenant.objects.create(slug="bench", name="Bench")
     now = datetime.now(UTC)

@@ -56,7 +56,7 @@ def _measure(calls: int) -> list[Figures]:
     from executions.models.execution import Execution
     from executions.services.record import Caller, close_record, open_record
     from executions.services.requests import ExecutionRequest
-    from executions.services.tenants import create_tenant
+    from executions.tenants.service import create_tenant
 
     call_command("migrate", verbosity=0)
     tenant = create_tenant("bench")

@@ -86,10 +86,10 @@ def inside(name: str, calls: int) -> list[Figures]:
     django.setup()
     from executions.kernel.text import uuid7
     from executions.models.execution import Execution
-    from executions.models.tenant import Tenant
     from executions.services.queue import claim_next
     from executions.services.record import Caller, close_record, open_record
     from executions.services.requests import ExecutionRequest
+    from executions.tenants.models import Tenant
 
     tenants = [
         Tenant.objects.create(

@@ -74,7 +74,7 @@ def fill(programs: int) -> None:
     from executions.kernel.text import first_uuid7
     from executions.ledger.entry_format import text_hash
     from executions.models.execution import Execution
-    from executions.models.tenant import Tenant
+    from executions.tenants.models import Tenant
 
     rng = random.Random(7)
     tenant = Tenant.objects.create(slug="bench", name="Bench", keep_code_days=1, keep_output_days=1)
@@ -150,9 +150,9 @@ def _measure_all(watcher: Connection) -> None:
     from executions.ledger.baseline import take_stock
     from executions.ledger.verification import verify, verify_entries
     from executions.models.statistic import ExecutionCount
-    from executions.models.tenant import Tenant
     from executions.services import code_search, compaction, retention
     from executions.services.recounting import recount
+    from executions.tenants.models import Tenant
 
     sink = Path(os.devnull).open("w")  # noqa: SIM115
     target = str(Path(settings.DATA_DIR) / "export.csv")

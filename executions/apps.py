@@ -19,13 +19,13 @@ class ExecutionsConfig(AppConfig):
         )
         from executions.kernel.audit import current_actor
         from executions.models.spending import Budget
-        from executions.models.tenant import Tenant
         from executions.services import journal_files, payloads, telemetry
         from executions.services.deaths import has_ended
         from executions.services.holds import HOLDS
-        from executions.services.key_power import KEYS
         from executions.services.policies.rows import POLICIES
-        from executions.services.roles import ensure_roles
+        from executions.tenants.key_escalation import KEYS
+        from executions.tenants.models import Tenant
+        from executions.tenants.service import ensure_roles
         from providers.guarded import Guarded, guard
         from providers.remote.owner import learn_of_ends
         from providers.services import touched

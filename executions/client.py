@@ -9,7 +9,7 @@ from executions.services.record import Caller
 from executions.services.requests import ExecutionRequest
 from executions.services.routes import Route
 from executions.services.run import run_execution
-from executions.services.tenants import internal_tenant
+from executions.tenants.service import internal_tenant
 from providers.errors import ProviderUnavailable
 from providers.values import ExecutionResult
 

@@ -23,13 +23,12 @@ from executions.ledger.bound_rows import (
     saving,
 )
 from executions.ledger.entry import lock_ledger
-from executions.models.api_key import ApiKey
 from executions.models.legal_hold import LegalHold
 from executions.models.schedule import Schedule
-from executions.models.tenant import Tenant
 from executions.models.webhook import WebhookSecret
 from executions.services.holds import keep_held_tenant
 from executions.services.removal import check_mark
+from executions.tenants.models import ApiKey, Tenant
 from providers.signals import (
     configuration_changed,
     configuration_tried,

@@ -10,9 +10,9 @@ from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.db import transaction
 
-from executions.models.tenant import Tenant
-from executions.services.keys import create_api_key, keep_given_key
-from executions.services.tenants import DEMO, INTERNAL, create_tenant
+from executions.tenants.keys import create_api_key, keep_given_key
+from executions.tenants.models import Tenant
+from executions.tenants.service import DEMO, INTERNAL, create_tenant
 from providers.addresses import is_loopback
 from providers.models import ProviderConfig
 from providers.pool.service.docker_check import Docker, find_docker

@@ -20,10 +20,9 @@ from rest_framework.test import APIClient
 
 from executions.kernel import background
 from executions.ledger import entry
-from executions.models.api_key import ApiKey
-from executions.models.tenant import Tenant
 from executions.services import leases
-from executions.services.keys import create_api_key
+from executions.tenants.keys import create_api_key
+from executions.tenants.models import ApiKey, Tenant
 from providers.services import probing, trial
 from providers.services.kept import forget_all
 from sandbox_site import strangers

@@ -23,10 +23,10 @@ from executions.admin.bases import ApiKeyModelAdmin, ApiKeyModelForm
 from executions.admin.choosing import refuse_unknown
 from executions.admin.example_call import example_call
 from executions.admin.naming import refuse_hidden
-from executions.models.api_key import USUAL_SCOPES, WORD_BOUNDS, ApiKey, Scope, as_words
 from executions.services.consequences import revoked_key
-from executions.services.key_power import CONFIGURE, refuse_used
-from executions.services.keys import create_api_key, revoke, rotate
+from executions.tenants.key_escalation import CONFIGURE, refuse_used
+from executions.tenants.keys import create_api_key, revoke, rotate
+from executions.tenants.models import USUAL_SCOPES, WORD_BOUNDS, ApiKey, Scope, as_words
 from providers.admin.guarded import WAITS, GuardedAdmin, log_request
 from providers.errors import InvalidConfiguration
 from providers.hidden_characters import visible

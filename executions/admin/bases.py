@@ -10,13 +10,12 @@ from django.core.paginator import Paginator
 from unfold.admin import ModelAdmin as UnfoldModelAdmin
 
 from executions.ledger.models import LedgerEntry
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
 from executions.models.process import Process
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.models.webhook import WebhookDelivery, WebhookSecret
 from executions.models.workspace import Snapshot
+from executions.tenants.models import ApiKey, Tenant
 
 if TYPE_CHECKING:
     TenantModelAdmin = admin.ModelAdmin[Tenant]

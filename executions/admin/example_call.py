@@ -8,7 +8,7 @@ import shlex
 from django.http import HttpRequest
 from django.urls import reverse
 
-from executions.models.api_key import ApiKey, Scope
+from executions.tenants.models import ApiKey, Scope
 from providers.languages import TABLE
 
 

@@ -27,15 +27,14 @@ from executions.admin.display import (
 )
 from executions.kernel.page_time import PageTime
 from executions.kernel.presentation import in_time, shown
-from executions.models.api_key import ApiKey
 from executions.models.approval import Approval
 from executions.models.execution import Execution
 from executions.models.schedule import Schedule
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.services.claims import CLAIMS
 from executions.services.observations import in_words
 from executions.services.summaries import exception_of, omission_lines
+from executions.tenants.models import ApiKey, Tenant
 from providers.hidden_characters import visible
 from providers.models import ConfigVersion, ProviderConfig
 from providers.moments import shown_moment

@@ -17,7 +17,7 @@ from executions.admin.bases import ExecutionPaginator
 from executions.kernel.text import first_uuid7
 from executions.models.execution import Execution
 from executions.models.session import Session
-from executions.models.tenant import Tenant
+from executions.tenants.models import Tenant
 from providers.admin.list_fields import (
     MOST_CHOICES,
     ChoiceField,

@@ -25,13 +25,13 @@ from executions.kernel.database import DatabaseAway
 from executions.models.approval import Approval
 from executions.models.execution import Execution
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.services.playground import opening_by_hand, playing
 from executions.services.requests import API_ENTRYPOINTS
 from executions.services.sessions.errors import NoSuchSession
 from executions.services.sessions.finding import session_of
 from executions.services.snippets import KEY, snippets_of
-from executions.services.tenants import DEMO, INTERNAL
+from executions.tenants.models import Tenant
+from executions.tenants.service import DEMO, INTERNAL
 from providers.errors import SandboxError
 from providers.hidden_characters import visible
 from providers.languages import TABLE

@@ -16,7 +16,7 @@ from executions.models.execution import Execution
 from executions.services.input_files import MAX_FILES_BYTES
 from executions.services.requests import CELL, RUN, ExecutionRequest
 from executions.services.sessions.requests import OPEN, SessionRequest
-from executions.services.tenants import INTERNAL
+from executions.tenants.service import INTERNAL
 from providers.values import InputFile
 
 FIELDS = ("code", "tenant", "provider", "language", "context", "arguments", "entrypoint", "timeout")

@@ -12,15 +12,14 @@ from django.utils.html import escape
 from executions.admin.bases import TenantModelAdmin
 from executions.admin.naming import refuse_hidden
 from executions.admin.tenant_overview import overview
-from executions.models.api_key import ApiKey
 from executions.models.schedule import Schedule
-from executions.models.tenant import Tenant
 from executions.models.webhook import WebhookSecret
 from executions.services import removal
 from executions.services.consequences import inactive_tenant, without_tenant
-from executions.services.owned import snapshots_of
-from executions.services.quotas import COLUMNS, installed_in_column
 from executions.services.requests import LIMIT_COLUMNS, default_limit
+from executions.tenants.models import ApiKey, Tenant
+from executions.tenants.quotas import COLUMNS, installed_in_column
+from executions.tenants.tenant_scope import snapshots_of
 from providers.admin.choosing import once
 from providers.admin.guarded import GuardedAdmin
 from providers.hidden_characters import visible

@@ -10,8 +10,6 @@ from django.template.defaultfilters import filesizeformat
 from django.utils import timezone
 
 from executions.admin.charts import stacked_bars
-from executions.models.tenant import Tenant
-from executions.services.quotas import Quota
 from executions.services.tenant_overview import (
     DAYS,
     latest_runs,
@@ -20,6 +18,8 @@ from executions.services.tenant_overview import (
     runs_by_day,
 )
 from executions.services.usage import Use, usage_of
+from executions.tenants.models import Tenant
+from executions.tenants.quotas import Quota
 from providers.hidden_characters import visible
 
 _NEAR = 80

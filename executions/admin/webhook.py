@@ -19,10 +19,10 @@ from executions.admin.bases import (
     WebhookSecretModelForm,
 )
 from executions.admin.filters import BoundedPaginator, SessionTenantFilter
-from executions.models.tenant import Tenant
 from executions.models.webhook import WebhookDelivery, WebhookSecret
 from executions.services.webhooks.outbox import send_again
 from executions.services.webhooks.secrets import check_room, create_secret, retire
+from executions.tenants.models import Tenant
 from providers.admin.read_only import ReadOnly
 from providers.errors import InvalidConfiguration
 from providers.hidden_characters import visible

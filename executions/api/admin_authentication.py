@@ -10,8 +10,8 @@ from rest_framework.request import Request
 
 from executions.api.authentication import key_text_of
 from executions.api.scopes import has_scopes
-from executions.models.api_key import ApiKey, Scope
-from executions.services import keys
+from executions.tenants import keys
+from executions.tenants.models import ApiKey, Scope
 
 if TYPE_CHECKING:
     from rest_framework.views import APIView

@@ -30,7 +30,7 @@ from executions.api.base import ApiView
 from executions.api.rendering import json_response
 from executions.kernel.audit import log_action
 from executions.kernel.declarations import STORABLE, Body, declared
-from executions.models.api_key import ApiKey
+from executions.tenants.models import ApiKey
 from providers import registry
 from providers.base import SandboxProvider
 from providers.errors import InvalidConfiguration, SandboxError

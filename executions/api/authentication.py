@@ -12,8 +12,8 @@ from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
 from executions.api.scopes import has_scopes
-from executions.models.api_key import ApiKey
-from executions.services import keys
+from executions.tenants import keys
+from executions.tenants.models import ApiKey
 
 if TYPE_CHECKING:
     # The views import their default authentication, which the settings name, while they load.

@@ -33,9 +33,9 @@ from executions.api.later import answer
 from executions.api.scopes import is_entered
 from executions.kernel.bodies import BODY, SMALL, BodyTooLarge, reading, requests_of, value_of
 from executions.kernel.coroutines import Waits
-from executions.models.api_key import ApiKey
 from executions.services.record import Caller
-from executions.services.request_rate import ENTRY_COUNTS_AS, Rate, take
+from executions.tenants.models import ApiKey
+from executions.tenants.rate_limit import ENTRY_COUNTS_AS, Rate, take
 from providers.errors import InvalidConfiguration
 from providers.json_reading import Bounds, Read
 from providers.slices import JSONInSlices

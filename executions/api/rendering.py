@@ -13,7 +13,6 @@ from rest_framework.request import Request
 
 from executions.kernel.text import from_json
 from executions.ledger.sealing import receipt_of
-from executions.models.api_key import ApiKey, Scope
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
 from executions.models.session import Session
@@ -23,6 +22,7 @@ from executions.services.policies.told import policy_of
 from executions.services.sessions.finding import expires_at
 from executions.services.summaries import error_of, omissions_of, place_of, plan_of, timings_of
 from executions.services.workspaces.state import files_of, files_saved, is_restored
+from executions.tenants.models import ApiKey, Scope
 from providers import slices
 
 

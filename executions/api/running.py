@@ -27,14 +27,14 @@ from executions.api.scopes import has_scopes
 from executions.api.streams import DOCUMENT, NDJSON, SSE, Document, EventStream, wanted_form
 from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import END, Query, Rule, declared, refuse, shown
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
 from executions.services import ongoing
 from executions.services.following import Listener, following
 from executions.services.live import EventLog
-from executions.services.owned import executions_of
 from executions.services.record import Outcome
 from executions.services.requests import ExecutionRequest, run_limits
+from executions.tenants.models import ApiKey
+from executions.tenants.tenant_scope import executions_of
 
 VIEW = "executions.view_execution"
 LAST_EVENT = "Last-Event-ID"

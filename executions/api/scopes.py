@@ -12,8 +12,8 @@ from typing import cast
 from rest_framework.exceptions import MethodNotAllowed, PermissionDenied
 from rest_framework.request import Request
 
-from executions.models.api_key import ApiKey, Scope
-from executions.services.refusals import note_refusal
+from executions.tenants.keys import note_refusal
+from executions.tenants.models import ApiKey, Scope
 
 _ANY_KEY: tuple[Scope, ...] = ()
 _EXECUTE = (Scope.EXECUTE,)

@@ -16,10 +16,10 @@ from executions.api.base import ApiView
 from executions.api.rendering import json_response
 from executions.kernel.bodies import LARGE
 from executions.models.tool_call import ToolCall
-from executions.services.owned import executions_of, tool_calls_of
 from executions.services.tools.calls import answer_call, describe, described
 from executions.services.tools.desk import look_now
 from executions.services.tools.requests import TOOL_ANSWER
+from executions.tenants.tenant_scope import executions_of, tool_calls_of
 
 EXECUTION = OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH)
 

@@ -15,15 +15,14 @@ from executions.bridge.answers import answer_of, unrun
 from executions.bridge.requests import read_request
 from executions.kernel.coroutines import wait_for
 from executions.kernel.database import nothing_ran, problem_of
-from executions.models.api_key import Scope
 from executions.services.key_bounds import BeyondKey
-from executions.services.keys import Unauthenticated, authenticate
 from executions.services.live import EventLog
 from executions.services.record import Caller
-from executions.services.refusals import note_refusal
 from executions.services.routes import Route, lender
 from executions.services.run import running
-from executions.services.tenants import internal_tenant
+from executions.tenants.keys import Unauthenticated, authenticate, note_refusal
+from executions.tenants.models import Scope
+from executions.tenants.service import internal_tenant
 from providers import registry
 from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxError
 from providers.executor_manager import provider as executor_manager

@@ -17,11 +17,10 @@ from executions.ledger.entry_format import moment, parse, schema_of, signed_byte
 from executions.ledger.keyring import is_signed_by
 from executions.ledger.models import LedgerEntry
 from executions.ledger.sealing import artifact_content, body_hashes, details_hash, record_hash
-from executions.models.api_key import ApiKey
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
-from executions.models.tenant import Tenant
 from executions.services.observations import kinds_in
+from executions.tenants.models import ApiKey, Tenant
 
 _KIND, _MODEL = "legal_hold", "executions.legalhold"
 # By the row of each hold, its tenant and its execution; None is all of the tenant's.

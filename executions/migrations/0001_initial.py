@@ -5,7 +5,7 @@ import django.db.models.deletion
 import django.db.models.functions.datetime
 import django.utils.timezone
 import executions.kernel.text
-import executions.models.api_key
+import executions.tenants.models
 import executions.models.artifact
 import executions.models.policy
 import executions.models.workspace
@@ -64,11 +64,11 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('name', models.CharField(max_length=100)),
                 ('prefix', models.CharField(editable=False, help_text='First characters of the key.', max_length=16)),
-                ('scopes', models.CharField(blank=True, db_default='execute files read sessions', default='execute files read sessions', help_text='What the key can do. A key without scopes can do nothing.', max_length=64, validators=[executions.models.api_key.check_scopes])),
+                ('scopes', models.CharField(blank=True, db_default='execute files read sessions', default='execute files read sessions', help_text='What the key can do. A key without scopes can do nothing.', max_length=64, validators=[executions.tenants.models.check_scopes])),
                 ('languages', models.CharField(blank=True, db_default='', default='', help_text='Allowed languages. Session commands count as bash and command. Separate with spaces. Empty: no restriction.', max_length=1000, verbose_name='languages')),
                 ('providers', models.CharField(blank=True, db_default='', default='', help_text='Allowed providers. Separate with spaces. Empty: no restriction.', max_length=1000, verbose_name='providers')),
                 ('templates', models.CharField(blank=True, db_default='', default='', help_text='Allowed session templates. Separate with spaces. Empty: no restriction.', max_length=1000, verbose_name='templates')),
-                ('addresses', models.CharField(blank=True, db_default='', default='', help_text='Allowed client addresses and networks. Separate with spaces. Empty: no restriction.', max_length=1000, validators=[executions.models.api_key.check_networks], verbose_name='addresses')),
+                ('addresses', models.CharField(blank=True, db_default='', default='', help_text='Allowed client addresses and networks. Separate with spaces. Empty: no restriction.', max_length=1000, validators=[executions.tenants.models.check_networks], verbose_name='addresses')),
                 ('minimum_isolation', models.CharField(blank=True, choices=[('microvm', 'microvm: a virtual machine per sandbox'), ('gvisor', 'gvisor: user-space kernel, or stronger'), ('namespaces', 'namespaces: runc or bubblewrap, or stronger'), ('none', 'none: no minimum')], db_default='', default='', help_text='Weaker sandboxes are not used for requests with this key.', max_length=16)),
                 ('key_hash', models.CharField(editable=False, max_length=64, unique=True)),
                 ('rotated_from', models.CharField(blank=True, db_default='', default='', editable=False, help_text='First characters of the replaced key.', max_length=16)),

@@ -1,19 +1,16 @@
 from executions.ledger.models import LedgerCheck, LedgerEntry
 from executions.models.alert import Alert
-from executions.models.api_key import ApiKey, Scope
 from executions.models.approval import Approval
 from executions.models.artifact import Artifact
 from executions.models.audit_export import AuditExport
 from executions.models.code_text import CodeSearchProgress, CodeText
 from executions.models.execution import Execution
 from executions.models.execution_event import ExecutionEvent
-from executions.models.key_refusal import KeyRefusal
 from executions.models.late_result import LateResult
 from executions.models.legal_hold import LegalHold
 from executions.models.policy import Policy
 from executions.models.process import Process
 from executions.models.report import Report
-from executions.models.request_window import RequestWindow
 from executions.models.run_signal import RunSignal
 from executions.models.saved_filter import SavedFilter
 from executions.models.schedule import Schedule
@@ -25,7 +22,6 @@ from executions.models.statistic import (
     ExecutionTenantCount,
     ExecutionTotal,
 )
-from executions.models.tenant import Tenant
 from executions.models.tool_call import ToolCall
 from executions.models.webhook import WebhookDelivery, WebhookSecret
 from executions.models.workspace import (
@@ -36,6 +32,7 @@ from executions.models.workspace import (
     Workspace,
     WorkspaceFile,
 )
+from executions.tenants.models import ApiKey, KeyRefusal, RequestWindow, Scope, Tenant
 
 __all__ = (
     "Alert",

@@ -8,10 +8,9 @@ from django.db.models import Q
 from django.utils import timezone
 
 from executions.kernel.text import uuid7
-from executions.models.api_key import ApiKey
 from executions.models.process import Process
 from executions.models.session import Session
-from executions.models.tenant import Tenant
+from executions.tenants.models import ApiKey, Tenant
 from providers.fields import EncryptedJSONField
 
 if TYPE_CHECKING:

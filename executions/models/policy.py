@@ -9,8 +9,7 @@ from django.db import models, transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from executions.models.api_key import as_words
-from executions.models.tenant import Tenant
+from executions.tenants.models import Tenant, as_words
 from providers import isolation
 from providers.languages import normalize_language
 

@@ -7,8 +7,7 @@ from django.db.models import Q
 from django.utils.timezone import now
 
 from executions.kernel.text import uuid7
-from executions.models.api_key import ApiKey
-from executions.models.tenant import Tenant
+from executions.tenants.models import ApiKey, Tenant
 from providers.fields import EncryptedJSONField
 
 

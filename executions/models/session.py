@@ -5,9 +5,8 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from executions.kernel.text import uuid7
-from executions.models.api_key import ApiKey
 from executions.models.process import Process
-from executions.models.tenant import Tenant
+from executions.tenants.models import ApiKey, Tenant
 from providers.fields import EncryptedJSONField, EncryptedTextField
 
 

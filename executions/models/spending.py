@@ -6,7 +6,7 @@ from django.core.exceptions import ValidationError
 from django.db import models
 from django.db.models import Q
 
-from executions.models.tenant import Tenant
+from executions.tenants.models import Tenant
 
 
 class Spending(models.Model):

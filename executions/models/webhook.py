@@ -8,7 +8,7 @@ from django.utils import timezone
 
 from executions.kernel.text import uuid7
 from executions.models.execution import Execution
-from executions.models.tenant import Tenant
+from executions.tenants.models import Tenant
 from providers.fields import EncryptedTextField
 
 

@@ -10,7 +10,7 @@ from django.db.models.functions import Now
 from executions.kernel.storage import WORKSPACES
 from executions.kernel.text import uuid7
 from executions.models.session import Session
-from executions.models.tenant import Tenant
+from executions.tenants.models import Tenant
 
 
 def workspace_storage() -> Storage:

@@ -15,9 +15,9 @@ from django.db.models import Model
 
 from executions.ledger.entry_format import parse
 from executions.ledger.models import LedgerEntry
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
 from executions.models.session import Session
+from executions.tenants.models import ApiKey
 
 
 def note(person: Any, row: Execution | Session, message: str) -> None:

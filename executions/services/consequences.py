@@ -8,12 +8,11 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 from django.utils.translation import ngettext
 
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
 from executions.models.schedule import Schedule
 from executions.models.session import Session
 from executions.models.spending import Budget
-from executions.models.tenant import Tenant
+from executions.tenants.models import ApiKey, Tenant
 from providers.hidden_characters import visible
 
 # Counted no further: a page waits for it.

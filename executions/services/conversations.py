@@ -21,9 +21,7 @@ from executions.kernel.paths import from_text, is_path, key_of, to_text
 from executions.kernel.text import storable
 from executions.models.execution import Execution
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.models.workspace import WorkspaceFile
-from executions.services.owned import sessions_of
 from executions.services.record import Caller
 from executions.services.requests import ExecutionRequest
 from executions.services.sessions import bells
@@ -32,6 +30,8 @@ from executions.services.sessions.errors import Conflict
 from executions.services.sessions.opening import opening
 from executions.services.sessions.requests import SessionRequest
 from executions.services.workspaces.inheriting import kept_of
+from executions.tenants.models import Tenant
+from executions.tenants.tenant_scope import sessions_of
 from providers.guest.names import unescape
 from providers.waiting import within
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from django.contrib.auth.models import User
 
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
-from executions.services.roles import AUDITOR
+from executions.tenants.models import ApiKey
+from executions.tenants.service import AUDITOR
 from providers.models import ConfigVersion, ProviderConfig
 from providers.services.history import SYSTEM
 

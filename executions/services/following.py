@@ -18,7 +18,6 @@ from typing import Protocol
 from uuid import UUID
 
 from executions.kernel.coroutines import Waits
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
 from executions.models.run_signal import RunSignal
 from executions.services import kept_events, ongoing, polling, signals
@@ -26,6 +25,7 @@ from executions.services.live import STREAMS, Entry, EventLog, Moment, Source, t
 from executions.services.rich_outputs import bundles_of
 from executions.services.sessions import followers
 from executions.services.tools.calls import was_handed_out
+from executions.tenants.models import ApiKey
 from providers.errors import RateLimited
 from providers.waiting import within
 from sandbox_site import draining

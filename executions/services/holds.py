@@ -14,7 +14,7 @@ from executions.ledger.executions import Holds, authentic, entries_of_holds, not
 from executions.ledger.trust import trusted_keys
 from executions.models.execution import Execution
 from executions.models.legal_hold import LegalHold
-from executions.models.tenant import Tenant
+from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration
 from providers.guarded import Change, Guarded
 from providers.services.guarded_rows import NotAllowed

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from django.conf import settings
 
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
-from executions.models.tenant import Tenant
 from executions.services.asking import guarded
 from executions.services.policies.in_force import isolation_of
+from executions.tenants.models import ApiKey, Tenant
 from providers.isolation import MICROVM, NONE, IsolationUnmet, meets, of_sandbox, strictest
 from providers.manager import Lease
 from providers.sandbox import Sandbox

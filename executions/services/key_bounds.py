@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
 from executions.services.record import Caller
-from executions.services.refusals import note_refusal
 from executions.services.routes import Step
 from executions.services.routing import PassedOver
+from executions.tenants.keys import note_refusal
+from executions.tenants.models import ApiKey
 from providers import registry
 from providers.errors import ErrorCode, InvalidConfiguration, ProviderUnavailable, SandboxError
 from providers.hidden_characters import visible

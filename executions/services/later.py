@@ -11,10 +11,10 @@ from django.conf import settings
 from django.utils import timezone
 
 from executions.kernel.declarations import refuse
-from executions.models.api_key import ApiKey, Scope
 from executions.models.execution import Execution
 from executions.services.requests import ExecutionRequest
 from executions.services.spending import refuse_over_budget
+from executions.tenants.models import ApiKey, Scope
 from providers.errors import ProviderUnavailable
 from providers.languages import normalize_language
 

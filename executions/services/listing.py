@@ -9,9 +9,9 @@ from pydantic import Field
 
 from executions.kernel.declarations import STORABLE, Id, Query, declared, newest_first, one_of
 from executions.models.execution import Execution
-from executions.models.tenant import Tenant
 from executions.services.claims import CLAIMS, Agent, ConversationName, Model, OnBehalfOf
-from executions.services.owned import executions_of
+from executions.tenants.models import Tenant
+from executions.tenants.tenant_scope import executions_of
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 200

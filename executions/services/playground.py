@@ -14,7 +14,6 @@ from executions.kernel.declarations import refuse
 from executions.kernel.text import is_storable
 from executions.models.execution import Execution
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.services import by_hand
 from executions.services.record import Caller
 from executions.services.requests import ExecutionRequest
@@ -23,7 +22,8 @@ from executions.services.sessions.errors import tenant_of
 from executions.services.sessions.finding import living_session_of
 from executions.services.sessions.opening import opening
 from executions.services.sessions.requests import SessionRequest
-from executions.services.tenants import INTERNAL, internal_tenant, require_active
+from executions.tenants.models import Tenant
+from executions.tenants.service import INTERNAL, internal_tenant, require_active
 
 RAN, OPENED = "Ran it in the playground.", "Opened it in the playground."
 

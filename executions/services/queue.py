@@ -26,9 +26,8 @@ from executions.ledger.keyring import LedgerUnavailable
 from executions.models.approval import Approval
 from executions.models.execution import Execution
 from executions.services import leases, payloads
-from executions.services.admission import counted_alone, may_claim
-from executions.services.quotas import bound_on_running
 from executions.services.record import QUEUE_ALLOWANCE, deadline_after
+from executions.tenants.quotas import bound_on_running, counted_alone, may_claim
 from providers.fields import DecryptionError
 
 logger = logging.getLogger(__name__)

@@ -20,17 +20,9 @@ from executions.kernel.database import DatabaseAway, problem_of
 from executions.kernel.disk import look_again_at_disk, refuse_when_full
 from executions.kernel.text import storable
 from executions.ledger.sealing import append_execution, execution_content
-from executions.models.api_key import ApiKey, Scope
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
-from executions.models.tenant import Tenant
 from executions.services import leases, payloads, statements, statistics
-from executions.services.admission import (
-    Wanted,
-    counted_alone,
-    refuse_beyond_bounds,
-    was_refused,
-)
 from executions.services.claims import CLAIMS, trace_id_of
 from executions.services.code_search import forget_code
 from executions.services.execution_log import log_execution
@@ -43,6 +35,8 @@ from executions.services.sessions.errors import Conflict
 from executions.services.spending import refuse_over_budget
 from executions.services.webhooks import outbox
 from executions.services.webhooks.receivers import Webhook
+from executions.tenants.models import ApiKey, Scope, Tenant
+from executions.tenants.quotas import Wanted, counted_alone, refuse_beyond_bounds, was_refused
 from providers.errors import (
     BLOCKED,
     InvalidConfiguration,

@@ -17,15 +17,14 @@ from django.db.models import ManyToOneRel, Model, QuerySet
 from django.utils import timezone
 
 from executions.kernel import batches
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
 from executions.models.schedule import Schedule
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.models.webhook import WebhookDelivery, WebhookSecret
 from executions.models.workspace import Blob, LooseFile, Snapshot, Workspace
 from executions.services.holds import held_of, keep_held_tenant
 from executions.services.workspaces import blobs, drafts
+from executions.tenants.models import ApiKey, Tenant
 from providers.services.guarded_rows import NotAllowed, keep_versions
 from providers.services.history import SYSTEM
 from providers.services.touched import collecting

@@ -23,7 +23,7 @@ from executions.services.record import Caller, Outcome
 from executions.services.requests import ExecutionRequest
 from executions.services.routes import Route
 from executions.services.run import running
-from executions.services.tenants import internal_tenant
+from executions.tenants.service import internal_tenant
 from providers.manager import Lease, manager
 from providers.models import ProviderConfig
 from providers.services.apart import waiting_apart

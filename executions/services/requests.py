@@ -29,7 +29,6 @@ from executions.kernel.declarations import (
     refuse,
 )
 from executions.kernel.text import to_json
-from executions.models.tenant import Tenant
 from executions.services.claims import (
     CLAIMS,
     Agent,
@@ -41,6 +40,7 @@ from executions.services.claims import (
 from executions.services.input_files import Files, check_files
 from executions.services.tools.declaring import Tools, stored
 from executions.services.webhooks.receivers import Webhook
+from executions.tenants.models import Tenant
 from providers import slices
 from providers.languages import normalize_language
 from providers.values import Entrypoint, RunLimits

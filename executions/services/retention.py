@@ -30,11 +30,11 @@ from executions.models.approval import Approval
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
 from executions.models.execution_event import ExecutionEvent
-from executions.models.tenant import Tenant
 from executions.models.tool_call import ToolCall
 from executions.services.code_search import forget_code
 from executions.services.holds import Held, held_by_ledger, held_of
 from executions.services.late_results import erase_late_results
+from executions.tenants.models import Tenant
 
 logger = logging.getLogger(__name__)
 

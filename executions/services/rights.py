@@ -28,9 +28,9 @@ from django.utils import timezone
 from django.utils.crypto import constant_time_compare
 
 from executions.kernel.background import Ticker
-from executions.models.api_key import ApiKey
-from executions.services import keys
 from executions.services.live import Moment, tell
+from executions.tenants import keys
+from executions.tenants.models import ApiKey
 from providers.errors import RateLimited
 
 logger = logging.getLogger(__name__)

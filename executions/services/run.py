@@ -17,7 +17,6 @@ from executions.ledger.entry import require_ledger
 from executions.models.execution import Execution
 from executions.models.session import Session
 from executions.services import journal, leases, ongoing, telemetry
-from executions.services.admission import Wanted, refuse_beyond_bounds
 from executions.services.attempt import Attempt, Cancelled
 from executions.services.gate import Checked
 from executions.services.key_bounds import allowed_steps
@@ -41,6 +40,7 @@ from executions.services.sessions.ending import lose
 from executions.services.sessions.errors import SessionClosed
 from executions.services.workspaces.background import saved_after
 from executions.services.workspaces.waking import awake
+from executions.tenants.quotas import Wanted, refuse_beyond_bounds
 from providers.errors import KeptSandboxLost, ProviderUnavailable, SandboxError
 
 logger = logging.getLogger(__name__)

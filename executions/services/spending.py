@@ -13,7 +13,7 @@ from django.db.models import F, Q, Sum
 from django.utils import timezone
 
 from executions.models.spending import Budget, Spending, SpendingAlert
-from executions.services.quotas import OF_ALL_BUDGETS, Quota
+from executions.tenants.quotas import OF_ALL_BUDGETS, Quota
 from providers.errors import RateLimited
 from providers.services.kept import Kept
 from providers.services.route_order import price_of

@@ -8,13 +8,12 @@ from datetime import datetime, timedelta
 from django.db.models import F, QuerySet, Sum
 from django.utils import timezone
 
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
 from executions.models.session import Session
 from executions.models.statistic import ExecutionTenantCount
-from executions.models.tenant import Tenant
 from executions.services.dashboard import Series
-from executions.services.owned import executions_of, sessions_of
+from executions.tenants.models import ApiKey, Tenant
+from executions.tenants.tenant_scope import executions_of, sessions_of
 
 DAYS = 30
 LATEST = 8

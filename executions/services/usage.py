@@ -8,13 +8,12 @@ from datetime import UTC, datetime
 from django.conf import settings
 
 from executions.models.schedule import Schedule
-from executions.models.tenant import Tenant
 from executions.models.workspace import StoredTotal
-from executions.services.admission import held_by, tomorrow
-from executions.services.quotas import Quota, bound
-from executions.services.request_rate import used
 from executions.services.sessions.room import awake_of
 from executions.services.spending import budgets_of
+from executions.tenants.models import Tenant
+from executions.tenants.quotas import Quota, bound, held_by, tomorrow
+from executions.tenants.rate_limit import used
 
 
 @dataclass(frozen=True)

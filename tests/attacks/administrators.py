@@ -8,7 +8,7 @@ from django.contrib.auth.models import Group, User
 from django.test import Client
 from django.urls import reverse
 
-from executions.services.roles import ADMINISTRATOR
+from executions.tenants.service import ADMINISTRATOR
 from providers.models import PendingChange, ProviderConfig
 
 STRONG = "a long and strange phrase"

@@ -22,12 +22,12 @@ from executions.models.legal_hold import LegalHold
 from executions.models.policy import Policy
 from executions.models.session import Session
 from executions.models.spending import Budget
-from executions.models.tenant import Tenant
 from executions.models.workspace import Snapshot
-from executions.services.keys import create_api_key, revoke
 from executions.services.replay import replay
-from executions.services.roles import ensure_roles
 from executions.services.webhooks.secrets import create_secret
+from executions.tenants.keys import create_api_key, revoke
+from executions.tenants.models import Tenant
+from executions.tenants.service import ensure_roles
 from providers import registry
 from providers.models import AccountHold, PendingChange, ProviderPrice, Route
 from providers.services.approval import reject, request_change

@@ -15,9 +15,9 @@ from django_otp.plugins.otp_totp.models import TOTPDevice
 
 from executions.ledger.models import LedgerEntry
 from executions.models.spending import Budget
-from executions.models.tenant import Tenant
 from executions.services import removal
-from executions.services.roles import ADMINISTRATOR, AUDITOR
+from executions.tenants.models import Tenant
+from executions.tenants.service import ADMINISTRATOR, AUDITOR
 from providers.admin.guarded import GuardedAdmin
 from providers.guarded import all_guarded
 from providers.models import (

@@ -10,10 +10,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 
-from executions.models.api_key import ApiKey
 from executions.models.approval import Approval
 from executions.models.execution import Execution
-from executions.models.tenant import Tenant
 from executions.models.tool_call import ToolCall
 from executions.services.policies.approvals import AskedBySame, refuse_whoever_asked
 from executions.services.record import Caller as By
@@ -21,6 +19,7 @@ from executions.services.record import open_record
 from executions.services.requests import ExecutionRequest
 from executions.services.tools import calls
 from executions.services.tools.declaring import Tool
+from executions.tenants.models import ApiKey, Tenant
 from providers.services.approvers import hold
 from tests.attacks.administrators import signed_in, superuser
 from tests.conftest import Caller

@@ -10,7 +10,7 @@ from django.urls import reverse
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
 from executions.models.spending import Budget
-from executions.services.roles import ADMINISTRATOR
+from executions.tenants.service import ADMINISTRATOR
 from providers.models import (
     ConfigVersion,
 )

@@ -10,11 +10,11 @@ import pytest
 
 from executions.api.scopes import ENTERED, NEEDS
 from executions.ledger.models import LedgerEntry
-from executions.models.request_window import RequestWindow
 from executions.models.workspace import Snapshot
-from executions.services import request_rate
-from executions.services.request_rate import ENTRY_COUNTS_AS
 from executions.services.workspaces import snapshots
+from executions.tenants import rate_limit
+from executions.tenants.models import RequestWindow
+from executions.tenants.rate_limit import ENTRY_COUNTS_AS
 from tests.conftest import Caller
 from tests.support.at_once import at_once
 from tests.support.held import bounded
@@ -49,7 +49,7 @@ NOT_ENTERED = {
 def nothing_remembered(tmp_path: Path, settings: Any, kept_here: None) -> Iterator[None]:
     settings.DATA_DIR = tmp_path
     yield
-    request_rate._refused.clear()
+    rate_limit._refused.clear()
 
 
 def entries() -> int:

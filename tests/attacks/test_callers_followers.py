@@ -35,7 +35,7 @@ from django.contrib.auth import BACKEND_SESSION_KEY, HASH_SESSION_KEY, SESSION_K
 from django.contrib.auth.models import Permission
 from django.contrib.sessions.backends.db import SessionStore
 from executions.models import Tenant
-from executions.services.keys import create_api_key
+from executions.tenants.keys import create_api_key
 tenant = Tenant.objects.get(slug="wonderland")
 print(create_api_key(tenant, "reader", scopes="read")[1])
 for number in range({keys}):

@@ -12,8 +12,8 @@ from executions.api import rendering
 from executions.kernel.text import to_json
 from executions.models.execution import Execution
 from executions.services import live, rich_outputs
-from executions.services.keys import create_api_key
 from executions.services.live import EventLog
+from executions.tenants.keys import create_api_key
 from providers.values import Event, RunLimits
 from tests.conftest import Caller
 from tests.support.held import ended

@@ -26,8 +26,8 @@ from executions.kernel.presentation import MAX_CHARACTERS
 from executions.kernel.process_pool import PoolBusy, ProcessPool
 from executions.models.execution import Execution
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.services.replay import MAX_LINES
+from executions.tenants.models import Tenant
 from providers.languages import TABLE
 from tests.support.execution_rows import make_rows
 

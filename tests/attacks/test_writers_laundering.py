@@ -26,8 +26,8 @@ from executions.ledger.verification import verify
 from executions.models.legal_hold import LegalHold
 from executions.models.schedule import Schedule
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.services.holds import held_by_ledger
+from executions.tenants.models import Tenant
 from providers.models import ConfigVersion, ProviderConfig
 from providers.services.configuration import activate, save_config
 from providers.services.guarded_rows import NotAllowed

@@ -26,8 +26,8 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
-from executions.models.tenant import Tenant
 from executions.services.replay import replay
+from executions.tenants.models import Tenant
 from providers.fields import EncryptedTextField
 from providers.guarded import guarded_row, values_of, write
 from providers.models import Route

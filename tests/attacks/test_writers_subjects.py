@@ -19,12 +19,12 @@ from executions.ledger.bindings import subject_of_user
 from executions.ledger.last_entries import rows_called
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.api_key import ApiKey
 from executions.models.approval import Approval
 from executions.models.execution import Execution
 from executions.services.by_hand import key_made_by
 from executions.services.reports.making import make
 from executions.services.reports.scope import Scope
+from executions.tenants.models import ApiKey
 from sandbox_site.accounts import was_altered_outside
 from tests.attacks.administrators import superuser
 from tests.conftest import Caller

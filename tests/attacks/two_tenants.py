@@ -95,7 +95,7 @@ TENANTS: dict[str, dict[str, int]] = {
 }
 MAKE_TENANTS = """
 from executions.models import Tenant
-from executions.services.keys import create_api_key
+from executions.tenants.keys import create_api_key
 for slug, bounds in {tenants}.items():
     tenant = Tenant.objects.create(slug=slug, name=slug, **bounds)
     print(create_api_key(tenant, "attack")[1])

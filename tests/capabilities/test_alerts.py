@@ -23,13 +23,13 @@ from executions.models.audit_export import AuditExport
 from executions.models.process import Process
 from executions.models.spending import SpendingAlert
 from executions.models.statistic import ExecutionCount, ExecutionLatency
-from executions.models.tenant import Tenant
 from executions.services.alerts import sending
 from executions.services.alerts.acknowledging import acknowledge
 from executions.services.alerts.watching import QUIET, watch, watch_without_workers
-from executions.services.roles import ADMINISTRATOR, AUDITOR, OPERATOR
 from executions.services.statistics import bucket_of, hour_of
 from executions.tasks import watch_alerts
+from executions.tenants.models import Tenant
+from executions.tenants.service import ADMINISTRATOR, AUDITOR, OPERATOR
 from providers.models import CircuitBreaker, ProviderCheckCount, ProviderConfig, ProviderHealth
 from sandbox_site.observability import Alerting, AuditDestination
 from tests.capabilities.alerts import open_alerts

@@ -20,15 +20,15 @@ from executions.models.approval import Approval
 from executions.models.execution import Execution
 from executions.models.process import Process
 from executions.models.spending import Budget, Spending
-from executions.models.tenant import Tenant
 from executions.models.tool_call import ToolCall
 from executions.services.alerts import standing_in
 from executions.services.alerts.rules import RULES
 from executions.services.alerts.watching import watch_without_workers
 from executions.services.attention import MOST, attention
 from executions.services.queue_state import queue_state
-from executions.services.quotas import _own_running
-from executions.services.roles import AUDITOR, OPERATOR
+from executions.tenants.models import Tenant
+from executions.tenants.quotas import _own_running
+from executions.tenants.service import AUDITOR, OPERATOR
 from providers.models import CircuitBreaker, PendingChange, ProviderConfig, ProviderHealth
 from tests.conftest import Caller
 from tests.support.attention import NOW, waiting

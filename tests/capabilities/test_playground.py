@@ -16,7 +16,7 @@ from executions.ledger.verification import verify
 from executions.models.approval import Approval
 from executions.models.execution import Execution
 from executions.models.spending import Budget, Spending
-from executions.services.roles import ADMINISTRATOR, AUDITOR, OPERATOR
+from executions.tenants.service import ADMINISTRATOR, AUDITOR, OPERATOR
 from providers.models import ConfigVersion, PendingChange, ProviderConfig
 from providers.services.approvers import hold
 from tests.conftest import Caller, require

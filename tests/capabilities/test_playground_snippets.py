@@ -13,8 +13,8 @@ import pytest
 
 from executions.models.execution import Execution
 from executions.services.requests import ExecutionRequest
-from executions.services.roles import OPERATOR
 from executions.services.snippets import snippets_of
+from executions.tenants.service import OPERATOR
 from providers.values import InputFile
 from tests.conftest import Caller
 from tests.support.playground import PAGE, sent

@@ -16,12 +16,12 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.models.execution import Execution
 from executions.models.schedule import Schedule
-from executions.models.tenant import Tenant
-from executions.services.keys import create_api_key, revoke
 from executions.services.recurring import beginning
 from executions.services.recurring.beginning import begin_due
 from executions.services.restored import RESTORED, pause_schedules
 from executions.tasks import begin_schedules
+from executions.tenants.keys import create_api_key, revoke
+from executions.tenants.models import Tenant
 from providers.errors import RateLimited
 from tests.conftest import Caller
 from tests.support.approvals import ASKED, RULES

@@ -13,9 +13,9 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.models.execution import Execution
 from executions.models.schedule import Schedule
-from executions.services.keys import create_api_key
 from executions.services.recurring.beginning import begin_due
 from executions.services.recurring.cron import next_time
+from executions.tenants.keys import create_api_key
 from tests.conftest import Caller
 from tests.support.approvals import signed_in
 from tests.support.held import bounded

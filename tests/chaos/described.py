@@ -26,7 +26,7 @@ _SECONDS_OF_A_REQUEST = 60
 
 _ADMINISTRATOR = """
 from executions.models import Scope, Tenant
-from executions.services.keys import create_api_key
+from executions.tenants.keys import create_api_key
 tenant = Tenant.objects.get(slug="wonderland")
 print(create_api_key(tenant, "everything", scopes=" ".join(Scope.values))[1])
 """

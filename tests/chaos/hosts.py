@@ -28,7 +28,7 @@ _SKEWED = Path(__file__).parent / "skewed"
 
 _CONFIGURE = """
 from executions.models import Tenant
-from executions.services.keys import create_api_key
+from executions.tenants.keys import create_api_key
 from providers.services import activate, save_config
 import json
 save_config(%r, %r)

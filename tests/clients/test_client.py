@@ -9,7 +9,7 @@ import pytest
 
 from executions.client import execute_code
 from executions.models.execution import Execution
-from executions.models.tenant import Tenant
+from executions.tenants.models import Tenant
 from providers.errors import (
     ConnectionFailed,
     InvalidConfiguration,

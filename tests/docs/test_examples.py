@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 import pytest
 
 from executions.models.execution import Execution
-from executions.models.tenant import Tenant
-from executions.services.keys import create_api_key
+from executions.tenants.keys import create_api_key
+from executions.tenants.models import Tenant
 from tests.conftest import require
 from tests.support.processes import ROOT
 from tests.support.running import LOCAL, activate

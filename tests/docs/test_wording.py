@@ -69,7 +69,7 @@ def test_pages_templates_programs_and_clients_are_checked() -> None:
         "docs/quick-start.md",
         "docs/providers/local.md",
         "templates/404.html",
-        "executions/services/quotas.py",
+        "executions/tenants/quotas.py",
         "clients/python/cofferdam/errors.py",
         "clients/typescript/src/client.ts",
         "tests/data/api-schema.yaml",

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from executions.models.execution import Execution
 from executions.models.schedule import Schedule
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.models.webhook import WebhookDelivery, WebhookSecret
+from executions.tenants.models import Tenant
 from providers import aes_gcm
 from providers.fields import DecryptionError, EncryptedJSONField
 from providers.models import ConfigVersion, PendingChange, ProviderConfig

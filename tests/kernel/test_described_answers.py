@@ -16,8 +16,8 @@ import pytest
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
 
-from executions.models.api_key import Scope
-from executions.services.keys import create_api_key
+from executions.tenants.keys import create_api_key
+from executions.tenants.models import Scope
 from tests.conftest import Caller
 from tests.kernel.descriptions import least, operations, outside, resolved
 from tests.support.sessions import URL, cell, opened

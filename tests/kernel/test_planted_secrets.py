@@ -18,11 +18,11 @@ from django.test import Client
 from django_q.tasks import async_task
 
 from executions.ledger.models import LedgerEntry
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
 from executions.services.export import export
-from executions.services.keys import create_api_key, revoke
 from executions.services.replay import replay
+from executions.tenants.keys import create_api_key, revoke
+from executions.tenants.models import ApiKey
 from providers.models import ProviderConfig
 from sandbox_site.logs import JsonLines
 from tests.conftest import Caller

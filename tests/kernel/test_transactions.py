@@ -25,7 +25,6 @@ from executions import tasks
 from executions.api.scopes import NEEDS
 from executions.kernel import background, batches
 from executions.models.alert import Alert
-from executions.models.api_key import ApiKey
 from executions.models.code_text import CodeText
 from executions.models.execution import Execution
 from executions.models.execution_event import ExecutionEvent
@@ -33,7 +32,6 @@ from executions.models.process import Process
 from executions.models.run_signal import RunSignal
 from executions.models.schedule import Schedule
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.models.tool_call import ToolCall
 from executions.models.webhook import WebhookDelivery, WebhookSecret
 from executions.models.workspace import (
@@ -45,9 +43,10 @@ from executions.models.workspace import (
     WorkspaceFile,
 )
 from executions.services import schedules
-from executions.services.keys import create_api_key
 from executions.services.sessions import followers
 from executions.services.workspaces import blobs, drafts, saving
+from executions.tenants.keys import create_api_key
+from executions.tenants.models import ApiKey, Tenant
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.saved_files import filled, packed, sleeping, stored

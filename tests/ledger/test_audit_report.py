@@ -22,12 +22,12 @@ from executions.ledger.entry_format import canonical
 from executions.ledger.models import LedgerEntry
 from executions.models.execution import Execution
 from executions.models.legal_hold import LegalHold
-from executions.models.tenant import Tenant
 from executions.services.reports import paper, scope
 from executions.services.reports.fonts import spelled
 from executions.services.reports.making import make
 from executions.services.reports.scope import Scope
 from executions.services.retention import apply_retention
+from executions.tenants.models import Tenant
 from tests.conftest import Caller
 from tests.support.execution_rows import make_rows
 from tests.support.processes import ROOT

@@ -15,7 +15,7 @@ from django.test import Client
 
 from executions.ledger.models import LedgerEntry
 from executions.models.spending import Budget
-from executions.models.tenant import Tenant
+from executions.tenants.models import Tenant
 from providers import guarded, registry
 from providers.errors import InvalidConfiguration
 from providers.guarded import Guarded

@@ -27,12 +27,11 @@ from executions.ledger.append import append
 from executions.ledger.keyring import LedgerUnavailable, keyring
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
 from executions.models.spending import Budget
-from executions.models.tenant import Tenant
-from executions.services.keys import create_api_key, revoke
-from executions.services.tenants import create_tenant
+from executions.tenants.keys import create_api_key, revoke
+from executions.tenants.models import ApiKey, Tenant
+from executions.tenants.service import create_tenant
 from providers.models import ProviderConfig, ProviderPrice, Route
 from providers.signals import configuration_changed
 from tests.conftest import Caller

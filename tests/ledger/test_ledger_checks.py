@@ -25,7 +25,7 @@ from executions.models.alert import Alert
 from executions.services import leases
 from executions.services.alerts.rules import RULES
 from executions.services.alerts.watching import watch
-from executions.services.roles import AUDITOR
+from executions.tenants.service import AUDITOR
 from tests.conftest import Caller
 from tests.support.ended_runs import ended
 from tests.support.roles import member

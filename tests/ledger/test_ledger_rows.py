@@ -20,11 +20,10 @@ from executions.ledger.bindings import columns_of
 from executions.ledger.bound_rows import look_at
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.api_key import ApiKey
 from executions.models.spending import Budget
-from executions.models.tenant import Tenant
-from executions.services.keys import revoke, rotate
-from executions.services.roles import ensure_roles
+from executions.tenants.keys import revoke, rotate
+from executions.tenants.models import ApiKey, Tenant
+from executions.tenants.service import ensure_roles
 from providers.models import ProviderConfig
 from providers.services.configuration import activate, remove_config, save_config
 from tests.conftest import Caller

@@ -18,9 +18,9 @@ from executions.ledger.entry_format import digest, signed_bytes, write
 from executions.ledger.keyring import LedgerUnavailable, _load
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
-from executions.services.keys import create_api_key
+from executions.tenants.keys import create_api_key
+from executions.tenants.models import ApiKey
 from tests.conftest import Caller
 from tests.ledger.ledger_entries import TABLE, entries, first, kept, sql
 from tests.support.running import run

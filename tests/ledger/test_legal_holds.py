@@ -22,7 +22,6 @@ from executions.models.execution import Execution
 from executions.models.late_result import LateResult
 from executions.models.legal_hold import LegalHold
 from executions.models.spending import Budget
-from executions.models.tenant import Tenant
 from executions.models.workspace import Workspace
 from executions.services import retention
 from executions.services.holds import Held, OnHold
@@ -31,6 +30,7 @@ from executions.services.recounting import recount
 from executions.services.retention import apply_retention
 from executions.services.statistics import KEYS
 from executions.services.workspaces.cleaning import clean_ended
+from executions.tenants.models import Tenant
 from providers.models import PendingChange
 from providers.services.touched import NeedsApproval
 from tests.conftest import Caller

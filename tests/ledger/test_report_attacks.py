@@ -19,12 +19,12 @@ from executions.ledger.verification import verify
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
 from executions.models.legal_hold import LegalHold
-from executions.models.tenant import Tenant
 from executions.services.reports import document, held
 from executions.services.reports.making import make
 from executions.services.reports.reading import Reading
 from executions.services.reports.scope import Scope
 from executions.services.retention import apply_retention
+from executions.tenants.models import Tenant
 from tests.conftest import Caller
 from tests.ledger.reports import WITH_ARTIFACT, findings_of, report_of
 from tests.support.execution_rows import make_rows

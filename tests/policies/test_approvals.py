@@ -23,9 +23,9 @@ from executions.models.execution import Execution
 from executions.models.policy import Policy
 from executions.services import retention
 from executions.services.alerts.watching import QUIET, watch
-from executions.services.keys import revoke
 from executions.services.policies import approvals
 from executions.services.stale import end_stale_executions
+from executions.tenants.keys import revoke
 from providers.errors import SandboxError
 from providers.services.kept import forget_all
 from tests.conftest import Caller

@@ -19,9 +19,9 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.models.execution import Execution
 from executions.models.policy import Policy
-from executions.models.tenant import Tenant
 from executions.services.policies.dry_run import dry_run
 from executions.services.policies.in_force import rules_for
+from executions.tenants.models import Tenant
 from providers.models import ConfigVersion, PendingChange
 from providers.services import approve
 from providers.services.guarded_rows import restore

@@ -16,7 +16,7 @@ from django.db import connection
 from django.test import Client
 from django_q.tasks import async_task
 
-from executions.services.keys import create_api_key
+from executions.tenants.keys import create_api_key
 from providers import registry
 from providers.models import ConfigVersion, PendingChange, ProviderConfig
 from providers.services import request_change

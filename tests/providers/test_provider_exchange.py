@@ -15,7 +15,7 @@ from django.contrib.auth.models import Permission, User
 from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
-from executions.services.roles import AUDITOR, OPERATOR
+from executions.tenants.service import AUDITOR, OPERATOR
 from providers import registry
 from providers.admin import exchange
 from providers.models import PendingChange, ProviderConfig

@@ -17,9 +17,9 @@ from django.db import connection, connections
 from django.utils import timezone
 from django_q.brokers import get_broker
 
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
 from executions.services.queue import claim
+from executions.tenants.models import ApiKey
 from tests.conftest import Caller
 from tests.support.processes import ROOT
 from tests.support.running import run, run_queued

@@ -7,9 +7,9 @@ from typing import Any
 
 from executions.api.rendering import execution_for
 from executions.models.execution import Execution
-from executions.models.tenant import Tenant
-from executions.services.keys import create_api_key
-from executions.services.roles import AUDITOR
+from executions.tenants.keys import create_api_key
+from executions.tenants.models import Tenant
+from executions.tenants.service import AUDITOR
 from tests.conftest import Caller
 from tests.support.roles import member
 from tests.support.running import run, run_queued

@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executions.client import execute_code
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
-from executions.models.tenant import Tenant
 from executions.sandbox import get_sandbox
 from executions.services.replay import replay
-from executions.services.tenants import internal_tenant
+from executions.tenants.models import ApiKey, Tenant
+from executions.tenants.service import internal_tenant
 from providers.errors import ProviderUnavailable
 from providers.isolation import LEVELS, IsolationUnmet, meets, of_runtime, of_sandbox, strictest
 from providers.models import CircuitBreaker, Route

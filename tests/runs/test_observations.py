@@ -15,7 +15,7 @@ from executions.ledger.verification import verify
 from executions.models.execution import Execution
 from executions.services.metrics.collecting import collect
 from executions.services.observations import kinds_in
-from executions.services.roles import AUDITOR
+from executions.tenants.service import AUDITOR
 from providers.observations import KINDS, OBSERVATIONS
 from providers.pool.cgroup import Evidence
 from providers.pool.engine_cgroup import ProcessLimit

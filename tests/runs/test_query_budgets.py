@@ -12,8 +12,8 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
+from executions.tenants.models import ApiKey
 from tests.support.query_budgets import BUDGETS, GOOD
 
 pytestmark = [pytest.mark.django_db, pytest.mark.one_database]

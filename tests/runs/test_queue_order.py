@@ -15,9 +15,9 @@ from django.db import connection
 from django.utils import timezone
 
 from executions.models.execution import Execution
-from executions.services.admission import counted_alone
 from executions.services.queue import claim_next
 from executions.services.worker import Runner
+from executions.tenants.quotas import counted_alone
 from tests.conftest import Caller
 from tests.support.held import bounded, ended, opened
 from tests.support.running import run_queued

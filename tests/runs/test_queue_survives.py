@@ -19,7 +19,7 @@ from django_q.brokers import get_broker
 from django_q.tasks import async_task
 
 from executions.models.execution import Execution
-from executions.models.tenant import Tenant
+from executions.tenants.models import Tenant
 from sandbox_site.task_queue import queue_name
 from tests.conftest import Caller, require
 from tests.support.broker import empty_queue, payloads

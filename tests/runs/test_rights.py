@@ -22,11 +22,10 @@ from django.utils import timezone
 
 from executions.api.later import LATER, Later
 from executions.kernel.background import Ticker
-from executions.models.api_key import ApiKey
-from executions.models.tenant import Tenant
 from executions.services import rights
-from executions.services.keys import create_api_key, revoke
 from executions.services.rights import KeyRight, OpenAnswers, Right
+from executions.tenants.keys import create_api_key, revoke
+from executions.tenants.models import ApiKey, Tenant
 from sandbox_site.web import bridge
 from sandbox_site.web.admission import Limits
 from sandbox_site.web.bridge import Bridge

@@ -15,12 +15,12 @@ from django.utils import timezone
 from executions.ledger.verification import verify
 from executions.models.execution import Execution
 from executions.models.spending import Budget
-from executions.services.keys import create_api_key, revoke
 from executions.services.metrics.collecting import collect
 from executions.services.queue import claim, claim_next
 from executions.services.replay import recorded_request
 from executions.services.spending import spend
 from executions.services.stale import end_stale_executions
+from executions.tenants.keys import create_api_key, revoke
 from tests.conftest import Caller
 from tests.support.approvals import ASKED, RULES, decided, page, signed_in
 from tests.support.held import bounded

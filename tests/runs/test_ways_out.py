@@ -10,10 +10,10 @@ from django.test import Client
 from executions.kernel.empty_lists import EMPTY
 from executions.ledger.models import LedgerEntry
 from executions.models.execution import Execution
-from executions.models.tenant import Tenant
 from executions.services.first_steps import NEW_BELOW, first_steps
-from executions.services.keys import create_api_key
-from executions.services.roles import AUDITOR, ensure_roles
+from executions.tenants.keys import create_api_key
+from executions.tenants.models import Tenant
+from executions.tenants.service import AUDITOR, ensure_roles
 from providers.services import save_config
 from tests.conftest import Caller
 from tests.support.processes import ROOT

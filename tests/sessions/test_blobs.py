@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from executions.kernel import paths
 from executions.kernel.storage import WORKSPACES, Folder, disposition, kept
-from executions.models.tenant import Tenant
 from executions.models.workspace import Blob, LooseFile, StoredTotal, Workspace, WorkspaceFile
 from executions.services.workspaces import blobs, quota, restoring
+from executions.tenants.models import Tenant
 from providers.errors import ProviderUnavailable
 from tests.conftest import Caller
 from tests.support.saved_files import linked, stored

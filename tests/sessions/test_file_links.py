@@ -10,9 +10,9 @@ import pytest
 import requests
 
 from executions.kernel.storage import WORKSPACES, kept
-from executions.models.tenant import Tenant
 from executions.models.workspace import Blob
 from executions.services.signed_links import make_token
+from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
 from tests.support.bucket import Swift

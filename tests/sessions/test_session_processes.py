@@ -12,11 +12,11 @@ from executions.ledger.verification import verify
 from executions.models.execution import Execution
 from executions.models.session import Session
 from executions.services.deaths import UnattendedRuns
-from executions.services.keys import create_api_key
 from executions.services.leases import Keeper
 from executions.services.sessions import followers
 from executions.services.sessions.tending import tend
 from executions.services.workspaces.sleeping import put_to_sleep
+from executions.tenants.keys import create_api_key
 from providers.errors import ProviderUnavailable
 from providers.sandbox import Process
 from providers.services.kept import forget_all

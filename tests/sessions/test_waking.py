@@ -16,10 +16,10 @@ from executions.kernel.coroutines import wait_for as carry_out
 from executions.kernel.storage import WORKSPACES, kept
 from executions.models.execution import Execution
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.services.leases import Keeper, registered_steps
 from executions.services.sessions.ending import lose
 from executions.services.workspaces import background, saving, sleeping, waking
+from executions.tenants.models import Tenant
 from providers.errors import CreationFailed
 from tests.conftest import Caller
 from tests.support import kept_here

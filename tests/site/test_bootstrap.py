@@ -16,8 +16,8 @@ from django.contrib.auth import authenticate, get_user_model
 from django.core.management import call_command
 from django_q.models import Schedule
 
-from executions.models.tenant import Tenant
-from executions.services import keys as api_keys
+from executions.tenants import keys as api_keys
+from executions.tenants.models import Tenant
 from providers.models import ConfigVersion, ProviderConfig
 from providers.pool.service.docker_check import Docker, find_docker
 from providers.services import activate

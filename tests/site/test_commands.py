@@ -12,10 +12,9 @@ import pytest
 from django.core.management import CommandError, call_command, get_commands
 from django.utils import timezone
 
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
-from executions.models.tenant import Tenant
-from executions.services.keys import authenticate
+from executions.tenants.keys import authenticate
+from executions.tenants.models import ApiKey, Tenant
 from tests.conftest import Caller
 
 TESTED = {

@@ -14,8 +14,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from executions.models.tenant import Tenant
-from executions.services.keys import create_api_key
+from executions.tenants.keys import create_api_key
+from executions.tenants.models import Tenant
 from tests.conftest import Caller, require
 
 PASSWORD = "correct horse"

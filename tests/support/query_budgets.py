@@ -24,11 +24,11 @@ from executions.models.report import Report
 from executions.models.schedule import Schedule
 from executions.models.session import Session
 from executions.models.spending import Budget, Spending
-from executions.models.tenant import Tenant
 from executions.models.tool_call import ToolCall
 from executions.models.webhook import WebhookDelivery, WebhookSecret
 from executions.models.workspace import Snapshot, Workspace
-from executions.services.keys import create_api_key
+from executions.tenants.keys import create_api_key
+from executions.tenants.models import Tenant
 from providers import registry
 from providers.manager import manager
 from providers.models import (

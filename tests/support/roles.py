@@ -6,7 +6,7 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group
 from django.test import Client
 
-from executions.services.roles import ensure_roles
+from executions.tenants.service import ensure_roles
 
 
 def member(role: str, name: str = "") -> Client:

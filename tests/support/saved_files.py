@@ -13,10 +13,10 @@ from executions.kernel import background
 from executions.kernel.paths import from_text, key_of
 from executions.ledger.models import LedgerEntry
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.models.workspace import Blob, LooseFile, StoredTotal, Workspace, WorkspaceFile
 from executions.services.sessions.tending import tend
 from executions.services.workspaces import blobs, links
+from executions.tenants.models import Tenant
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.sessions import URL, aged, cell, opened, row

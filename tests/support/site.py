@@ -33,7 +33,7 @@ MANAGE = (sys.executable, "manage.py")
 
 CONFIGURE = """
 from executions.models import Tenant
-from executions.services.keys import create_api_key
+from executions.tenants.keys import create_api_key
 from providers.services import activate, save_config
 save_config({provider!r}, {config!r})
 activate({provider!r})

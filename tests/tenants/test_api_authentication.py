@@ -11,9 +11,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
-from executions.services.keys import Unauthenticated, authenticate, create_api_key, revoke
+from executions.tenants.keys import Unauthenticated, authenticate, create_api_key, revoke
+from executions.tenants.models import ApiKey
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
 

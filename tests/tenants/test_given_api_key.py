@@ -5,15 +5,14 @@ from __future__ import annotations
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from executions.models.api_key import ApiKey
-from executions.models.tenant import Tenant
-from executions.services.keys import (
+from executions.tenants.keys import (
     Unauthenticated,
     authenticate,
     create_api_key,
     keep_given_key,
     revoke,
 )
+from executions.tenants.models import ApiKey, Tenant
 from providers.errors import InvalidConfiguration
 from sandbox_site import agent_sandbox
 from sandbox_site.environment import StrictEnv

@@ -15,18 +15,11 @@ from django.utils import timezone
 
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
-from executions.models.key_refusal import KeyRefusal
 from executions.models.session import Session
-from executions.services import refusals
-from executions.services.keys import (
-    Unauthenticated,
-    authenticate,
-    create_api_key,
-    revoke,
-    rotate,
-)
+from executions.tenants import keys
+from executions.tenants.keys import Unauthenticated, authenticate, create_api_key, revoke, rotate
+from executions.tenants.models import ApiKey, KeyRefusal
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
 from tests.support.routing import last_execution
@@ -41,7 +34,7 @@ CLIENT = Client()
 @pytest.fixture(autouse=True)
 def _nothing_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of other tests had the same numbers."""
-    monkeypatch.setattr(refusals, "_asked", {})
+    monkeypatch.setattr(keys, "_asked", {})
 
 
 def held(caller: Caller, **bounds: str) -> Caller:
@@ -240,7 +233,7 @@ def test_each_refusal_is_an_entry_and_a_flood_of_them_is_one(alice: Caller) -> N
 
     flood()
     # Another process, which has asked for none of them yet.
-    refusals._asked.clear()
+    keys._asked.clear()
     flood()
     found = [(each["subject"], each["reason"]) for each in entered()]
     assert found == [
@@ -256,8 +249,8 @@ def test_each_refusal_is_an_entry_and_a_flood_of_them_is_one(alice: Caller) -> N
     assert last["actor"] == f"key:{reader.api_key.prefix}"
 
     # A minute later.
-    KeyRefusal.objects.update(entered_at=timezone.now() - refusals.EVERY)
-    refusals._asked.clear()
+    KeyRefusal.objects.update(entered_at=timezone.now() - keys.EVERY)
+    keys._asked.clear()
     flood()
     assert len(entered()) == 10
     assert verify().is_intact

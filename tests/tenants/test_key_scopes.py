@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from executions.api.scopes import NEEDS, OPEN
-from executions.models.api_key import Scope, as_words
-from executions.services.keys import create_api_key
+from executions.tenants.keys import create_api_key
+from executions.tenants.models import Scope, as_words
 from tests.conftest import Caller
 from tests.support.sessions import opened
 from tests.tenants.endpoints import CLIENT, ENDPOINTS, ask, patterns

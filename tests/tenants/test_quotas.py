@@ -13,10 +13,10 @@ from executions.models.execution import Execution
 from executions.models.process import Process
 from executions.models.statistic import ExecutionTenantCount
 from executions.services import late_results
-from executions.services.admission import held_by
 from executions.services.cancelling import cancelling
 from executions.services.deaths import close_lost
 from executions.services.workspaces import quota
+from executions.tenants.quotas import held_by
 from providers.errors import RateLimited
 from tests.conftest import Caller
 from tests.support.at_once import at_once

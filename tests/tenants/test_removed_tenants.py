@@ -13,15 +13,14 @@ from django.utils import timezone
 
 from executions.kernel.storage import WORKSPACES, kept
 from executions.ledger.models import LedgerEntry
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
 from executions.models.legal_hold import LegalHold
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.models.workspace import Blob, Snapshot, Workspace
 from executions.services import removal
-from executions.services.keys import create_api_key
-from executions.services.tenants import create_tenant
+from executions.tenants.keys import create_api_key
+from executions.tenants.models import ApiKey, Tenant
+from executions.tenants.service import create_tenant
 from providers.errors import InvalidConfiguration
 from providers.models import ConfigVersion, PendingChange
 from providers.services.approval import approve

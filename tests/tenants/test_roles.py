@@ -12,9 +12,8 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group
 from django.test import Client
 
-from executions.models.api_key import ApiKey
-from executions.models.tenant import Tenant
-from executions.services.roles import ADMINISTRATOR, AUDITOR, OPERATOR, ensure_roles
+from executions.tenants.models import ApiKey, Tenant
+from executions.tenants.service import ADMINISTRATOR, AUDITOR, OPERATOR, ensure_roles
 from providers.models import ProviderConfig
 from providers.services import save_config
 from tests.conftest import Caller

@@ -13,8 +13,8 @@ from django.db.models import ForeignKey, Model
 
 from executions.models.execution import Execution
 from executions.models.session import Session
-from executions.models.tenant import Tenant
-from executions.services import owned
+from executions.tenants import tenant_scope
+from executions.tenants.models import Tenant
 from tests.conftest import Caller
 from tests.support.processes import ROOT
 from tests.support.sessions import cell, opened
@@ -104,7 +104,7 @@ def test_lists_hold_the_rows_of_their_tenant(
 
 def test_every_model_of_a_tenant_says_how_a_caller_reaches_it() -> None:
     assert {model.__name__ for model in models_of_tenants()} == {*ASKED_BY, *NOT_NAMED}
-    found = {name for name, value in vars(owned).items() if inspect.isfunction(value)}
+    found = {name for name, value in vars(tenant_scope).items() if inspect.isfunction(value)}
     assert found == set(ASKED_BY.values())
 
 
@@ -113,7 +113,7 @@ def test_each_lookup_finds_the_rows_of_its_tenant_alone(
 ) -> None:
     filled = 0
     for name in ASKED_BY.values():
-        find = getattr(owned, name)
+        find = getattr(tenant_scope, name)
         filled += find(alice.tenant).exists()
         assert not find(charlie.tenant).exists(), name
     assert filled >= 4

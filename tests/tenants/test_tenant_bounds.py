@@ -20,12 +20,12 @@ from executions.ledger.models import LedgerEntry
 from executions.models.execution import Execution
 from executions.models.spending import Budget
 from executions.models.statistic import ExecutionTenantCount
-from executions.models.tenant import Tenant
-from executions.services.quotas import COLUMNS, MIB, Quota, bound
 from executions.services.recounting import recount
 from executions.services.replay import replay
 from executions.services.stale import end_stale_executions
-from executions.services.tenants import internal_tenant
+from executions.tenants.models import Tenant
+from executions.tenants.quotas import COLUMNS, MIB, Quota, bound
+from executions.tenants.service import internal_tenant
 from providers.errors import RateLimited
 from tests.conftest import Caller
 from tests.support.held import bounded, ended, opened

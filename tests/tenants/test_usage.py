@@ -13,9 +13,9 @@ from drf_spectacular.generators import SchemaGenerator
 
 from executions.models.session import Session
 from executions.models.spending import Budget
-from executions.services.quotas import Quota
 from executions.services.spending import spend
 from executions.services.workspaces import quota
+from executions.tenants.quotas import Quota
 from tests.conftest import Caller
 from tests.support.held import bounded, ended, opened
 from tests.support.schemas import strict

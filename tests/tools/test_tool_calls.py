@@ -17,7 +17,6 @@ from django.utils import timezone
 
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
 from executions.models.execution_event import ExecutionEvent
 from executions.models.tool_call import ToolCall
@@ -27,6 +26,7 @@ from executions.services.policies.approvals import AlreadyDecided
 from executions.services.requests import ExecutionRequest, run_limits
 from executions.services.tools import calls, desk
 from executions.services.tools.desk import Desk
+from executions.tenants.models import ApiKey
 from providers.values import Event
 from providers.values import ToolCall as Called
 from tests.conftest import Caller

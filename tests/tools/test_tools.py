@@ -74,7 +74,7 @@ def shell(streaming_site: Site) -> Iterator[Shell]:
 def colleague(shell: Shell) -> str:
     return shell(
         "from executions.models import Tenant\n"
-        "from executions.services.keys import create_api_key\n"
+        "from executions.tenants.keys import create_api_key\n"
         "said = create_api_key(Tenant.objects.get(slug='wonderland'), 'colleague')[1]"
     )
 

@@ -18,13 +18,13 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.models.execution import Execution
 from executions.models.webhook import WebhookDelivery, WebhookSecret
-from executions.services.roles import AUDITOR, OPERATOR, ensure_roles
 from executions.services.webhooks import outbox
 from executions.services.webhooks.delivering import MOST_OF_ONE, Sender, send_in_background
 from executions.services.webhooks.outbox import GIVE_UP, WAITS, wait_after
 from executions.services.webhooks.secrets import create_secret, retire
 from executions.services.webhooks.signing import signed_headers
 from executions.tasks import tend_webhooks
+from executions.tenants.service import AUDITOR, OPERATOR, ensure_roles
 from tests.conftest import Caller
 from tests.support.policies import in_force
 from tests.support.resolving import resolve_as

@@ -38,10 +38,10 @@ from executions.api.rendering import json_response
 from executions.api.sessions import LoggedView
 from executions.api.streams import EventStream
 from executions.kernel.coroutines import Waits
-from executions.models.api_key import ApiKey
 from executions.models.session import Session
-from executions.services import keys
 from executions.services.sessions.finding import living_session_of
+from executions.tenants import keys
+from executions.tenants.models import ApiKey
 
 Call = Callable[[Session, Mapping[str, Any]], Waits[dict[str, Any]]]
 

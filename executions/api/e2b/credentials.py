@@ -7,9 +7,9 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 from executions.api.e2b import tokens
-from executions.models.api_key import ApiKey
-from executions.services import keys
-from executions.services.refusals import UNKNOWN
+from executions.tenants import keys
+from executions.tenants.keys import UNKNOWN
+from executions.tenants.models import ApiKey
 
 FILES = "/files"
 PATHS = (

@@ -20,8 +20,8 @@ from executions.api.e2b.uploads import Sent, metadata_in, sent_in
 from executions.api.rendering import json_response
 from executions.api.session_files import at_most
 from executions.kernel.coroutines import Waits
-from executions.models.api_key import ApiKey
 from executions.services.sessions import files
+from executions.tenants.models import ApiKey
 
 
 class TokenOrSignature(SandboxAuthentication):

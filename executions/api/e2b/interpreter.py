@@ -25,7 +25,6 @@ from executions.services import ongoing
 from executions.services.key_bounds import allowed_languages, require_language
 from executions.services.languages import supported_languages
 from executions.services.live import EventLog
-from executions.services.owned import executions_of
 from executions.services.requests import ExecutionRequest, run_limits
 from executions.services.run import running
 from executions.services.sessions import control
@@ -33,6 +32,7 @@ from executions.services.sessions.errors import Conflict
 from executions.services.sessions.finding import has_ended
 from executions.services.sessions.place import lender_of
 from executions.services.sessions.requests import ContextRequest
+from executions.tenants.tenant_scope import executions_of
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.languages import normalize_language
 from providers.sandbox import DEFAULT_CONTEXT

@@ -21,9 +21,9 @@ from executions.models.session import Session
 from executions.services.following import Listener
 from executions.services.key_bounds import COMMANDS, require_language
 from executions.services.live import EventLog
-from executions.services.owned import executions_of
 from executions.services.sessions import followers, processes
 from executions.services.sessions.commands import CommandRequest, TerminalSize
+from executions.tenants.tenant_scope import executions_of
 from providers.errors import InvalidConfiguration
 from providers.sandbox import Process
 from providers.slices import decoded

@@ -14,11 +14,11 @@ from django.utils import timezone
 from executions.api.e2b import tokens
 from executions.api.e2b.errors import invalid, unimplemented
 from executions.api.e2b.paths import HOME
-from executions.models.api_key import ApiKey
 from executions.models.session import Session
 from executions.services.policies.in_force import rules_for
 from executions.services.sessions.finding import expires_at
 from executions.services.sessions.requests import SessionChanges, SessionRequest
+from executions.tenants.models import ApiKey
 from providers.values import SandboxLimits
 
 # Which of its calls a sandbox has: clients ask by this.

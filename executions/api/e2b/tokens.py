@@ -17,10 +17,10 @@ from uuid import UUID
 from django.conf import settings
 from django.utils.crypto import constant_time_compare, salted_hmac
 
-from executions.models.api_key import ApiKey
 from executions.models.session import Session
-from executions.services import keys
 from executions.services.sessions.finding import opened_by_keys
+from executions.tenants import keys
+from executions.tenants.models import ApiKey
 
 _TOKEN = re.compile("([0-9a-f]{1,15})x([0-9a-f]{64})", re.ASCII)
 _EXPIRATION = re.compile("[0-9]{1,12}", re.ASCII)

@@ -17,7 +17,7 @@ from rest_framework.request import Request
 
 from executions.api.e2b.errors import Refused, invalid
 from executions.kernel.bodies import HELD, Held
-from executions.models.api_key import ApiKey
+from executions.tenants.models import ApiKey
 
 _PIECE_BYTES = 256 * 1024
 _UNPACKED_BYTES = 1024 * 1024

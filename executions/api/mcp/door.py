@@ -13,13 +13,12 @@ from typing import Any, Protocol, TypeVar
 from mcp.server.context import ServerRequestContext
 
 from executions.kernel.coroutines import Waits
-from executions.models.api_key import ApiKey, Scope
-from executions.models.tenant import Tenant
 from executions.services import ongoing
 from executions.services.live import EventLog
 from executions.services.record import Caller
-from executions.services.refusals import note_refusal
 from executions.services.requests import run_limits
+from executions.tenants.keys import note_refusal
+from executions.tenants.models import ApiKey, Scope, Tenant
 
 T = TypeVar("T")
 # Under which a transport gives its requests their door.

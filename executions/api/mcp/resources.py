@@ -25,8 +25,8 @@ from executions.kernel.text import is_storable, to_json
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
 from executions.services.listing import ExecutionFilter, list_executions
-from executions.services.owned import artifacts_of, executions_of
 from executions.services.sessions.finding import SessionFilter, list_sessions, session_of
+from executions.tenants.tenant_scope import artifacts_of, executions_of
 
 MOST_BYTES = 8 * 1024 * 1024
 PAGE, MOST_LINKS = 20, 100

@@ -23,7 +23,6 @@ from executions.models.session import Session
 from executions.services.following import Listener, first_of, following
 from executions.services.key_bounds import allowed_languages
 from executions.services.live import Entry, EventLog, Moment, Source
-from executions.services.owned import executions_of
 from executions.services.policies.enforcing import languages_of
 from executions.services.record import Outcome
 from executions.services.requests import CELL, RUN, ExecutionRequest
@@ -33,6 +32,7 @@ from executions.services.sessions import processes
 from executions.services.sessions.background import record_if_ended
 from executions.services.sessions.commands import SIGNAL, START
 from executions.services.sessions.finding import living_session_of
+from executions.tenants.tenant_scope import executions_of
 from providers.waiting import within
 
 # How often progress is told at most, how much of the output a notification has, and how much of it

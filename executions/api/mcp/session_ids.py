@@ -12,7 +12,7 @@ import secrets
 
 from django.utils.crypto import constant_time_compare, salted_hmac
 
-from executions.models.api_key import ApiKey
+from executions.tenants.models import ApiKey
 
 _FORM = re.compile(r"([0-9a-f]{32})\.([0-9a-f]{64})", re.ASCII)
 _LONGEST_ID = 80

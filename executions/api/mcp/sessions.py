@@ -21,7 +21,6 @@ from executions.kernel.declarations import refuse
 from executions.kernel.paths import to_text
 from executions.models.session import Session
 from executions.services.input_files import decoded
-from executions.services.request_rate import ENTRY_COUNTS_AS, take
 from executions.services.sessions import control, files
 from executions.services.sessions.ending import close
 from executions.services.sessions.file_requests import FileListing, FileRequest
@@ -34,6 +33,7 @@ from executions.services.sessions.finding import (
 from executions.services.sessions.opening import opening
 from executions.services.sessions.place import OPERATION_SECONDS
 from executions.services.sessions.requests import OPEN
+from executions.tenants.rate_limit import ENTRY_COUNTS_AS, take
 from providers.errors import ProviderUnavailable
 from providers.sandbox import FileEntry
 from providers.waiting import within

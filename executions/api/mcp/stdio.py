@@ -13,10 +13,10 @@ from mcp.server.stdio import stdio_server
 from executions.api.mcp.door import Run
 from executions.api.mcp.server import make_server
 from executions.kernel.coroutines import Waits, wait_for
-from executions.services import keys
 from executions.services.record import Caller
-from executions.services.request_rate import take
-from executions.services.tenants import require_active
+from executions.tenants import keys
+from executions.tenants.rate_limit import take
+from executions.tenants.service import require_active
 
 T = TypeVar("T")
 

@@ -6,10 +6,9 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from executions.models.api_key import USUAL_SCOPES, Scope, as_words
-from executions.models.tenant import Tenant
 from executions.services.key_bounds import check_languages, check_providers
-from executions.services.keys import OF_E2B, OURS, create_api_key
+from executions.tenants.keys import OF_E2B, OURS, create_api_key
+from executions.tenants.models import USUAL_SCOPES, Scope, Tenant, as_words
 from providers import isolation
 from providers.checks import BEFORE_WORK
 from providers.errors import InvalidConfiguration

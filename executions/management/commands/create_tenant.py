@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from executions.services.tenants import create_tenant
+from executions.tenants.service import create_tenant
 from providers.checks import BEFORE_WORK
 from providers.errors import InvalidConfiguration
 

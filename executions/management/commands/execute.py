@@ -12,7 +12,7 @@ from executions.models.execution import Execution
 from executions.services.record import Caller
 from executions.services.requests import API_ENTRYPOINTS, ExecutionRequest
 from executions.services.run import run_execution
-from executions.services.tenants import internal_tenant
+from executions.tenants.service import internal_tenant
 from providers.checks import BEFORE_WORK
 from providers.errors import SandboxError
 from providers.slices import json_text

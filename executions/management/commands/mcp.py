@@ -7,10 +7,10 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from executions.models.tenant import Tenant
-from executions.services import keys
 from executions.services.record import Caller
-from executions.services.tenants import require_active
+from executions.tenants import keys
+from executions.tenants.models import Tenant
+from executions.tenants.service import require_active
 from providers.checks import BEFORE_WORK
 from providers.errors import InvalidConfiguration
 

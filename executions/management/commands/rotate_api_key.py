@@ -6,8 +6,8 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from executions.models.api_key import ApiKey
-from executions.services.keys import rotate
+from executions.tenants.keys import rotate
+from executions.tenants.models import ApiKey
 from providers.checks import BEFORE_WORK
 from providers.errors import InvalidConfiguration
 

@@ -21,12 +21,12 @@ from executions.models.execution import Execution
 from executions.models.process import Process
 from executions.models.spending import SpendingAlert
 from executions.models.statistic import ExecutionCount, ExecutionLatency
-from executions.models.tenant import Tenant
 from executions.services.alerts import of_runs, of_service
 from executions.services.alerts.found import Found
 from executions.services.metrics.machines import hosts
 from executions.services.queue import WAITS_FOR_APPROVAL
 from executions.services.statistics import hour_of, milliseconds_of, percentiles
+from executions.tenants.models import Tenant
 from providers.models import CircuitBreaker, ProviderCheckCount, ProviderConfig, ProviderHealth
 
 LEAST = 20

@@ -11,12 +11,7 @@ from django.db import transaction
 from django.utils import timezone
 
 from executions.kernel.declarations import newest_first, refuse
-from executions.models.api_key import ApiKey
 from executions.models.schedule import Schedule
-from executions.models.tenant import Tenant
-from executions.services.admission import counted_alone
-from executions.services.owned import schedules_of
-from executions.services.quotas import Quota, bound
 from executions.services.recurring.body import read_scheduled
 from executions.services.recurring.cron import next_time
 from executions.services.recurring.requests import (
@@ -25,6 +20,9 @@ from executions.services.recurring.requests import (
     ScheduleRequest,
 )
 from executions.services.sessions.errors import NOT_FOUND
+from executions.tenants.models import ApiKey, Tenant
+from executions.tenants.quotas import Quota, bound, counted_alone
+from executions.tenants.tenant_scope import schedules_of
 from providers.errors import RateLimited, SandboxError
 from providers.fields import DecryptionError
 

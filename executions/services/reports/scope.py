@@ -17,7 +17,7 @@ from executions.ledger.models import LedgerEntry
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
 from executions.models.legal_hold import LegalHold
-from executions.models.tenant import Tenant
+from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration
 
 MOST_RUNS = 100_000

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from executions.models.session import Session
-from executions.models.tenant import Tenant
+from executions.tenants.models import Tenant
 from providers.errors import ErrorCode, InvalidConfiguration, SandboxError
 
 CONFLICT = ErrorCode("conflict", "Conflict", "Check the session: it has ended, or it is busy.", 409)

@@ -18,7 +18,6 @@ from executions.kernel.text import storable
 from executions.ledger.bound_rows import enter_row, look_at
 from executions.ledger.entry import require_ledger
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.models.workspace import Workspace
 from executions.services import leases
 from executions.services.isolation import floor_for, require_provider, require_sandbox
@@ -46,6 +45,7 @@ from executions.services.workspaces.inheriting import inherit, kept_session
 from executions.services.workspaces.restoring import Restored
 from executions.services.workspaces.snapshots import beginning_with, snapshot_of
 from executions.services.workspaces.waking import furnished
+from executions.tenants.models import Tenant
 from providers.base import KEPT
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.manager import Lease, manager

@@ -14,9 +14,6 @@ from django.db.models import Count, Q, QuerySet
 from executions.kernel import background
 from executions.kernel.coroutines import Waits
 from executions.models.session import Session
-from executions.models.tenant import Tenant
-from executions.services.admission import counted_alone
-from executions.services.quotas import OF_ALL_SESSIONS, Quota, bound
 from executions.services.sessions.ending import (
     SLEEPLESS,
     busy,
@@ -26,6 +23,8 @@ from executions.services.sessions.ending import (
 )
 from executions.services.sessions.place import opened_by
 from executions.services.workspaces.sleeping import put_to_sleep
+from executions.tenants.models import Tenant
+from executions.tenants.quotas import OF_ALL_SESSIONS, Quota, bound, counted_alone
 from providers.errors import KeptFull, RateLimited, SandboxError
 from providers.manager import Lease
 from providers.remote.deadline import DeadlinePassed

@@ -20,12 +20,12 @@ from executions.ledger.append import append
 from executions.ledger.entry_format import parse
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify_entry
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
 from executions.models.tool_call import ToolCall
 from executions.services.policies.approvals import DECIDE, AlreadyDecided, refuse_whoever_asked
 from executions.services.sessions.errors import Conflict
 from executions.services.tools.declaring import Tool
+from executions.tenants.models import ApiKey
 
 KIND = "tool_call"
 State = ToolCall.State

@@ -24,12 +24,12 @@ from executions.kernel.http import exchange
 from executions.ledger.sealing import receipt_of
 from executions.models.execution import Execution
 from executions.models.webhook import WebhookDelivery
-from executions.services.owned import LARGE
 from executions.services.summaries import execution_summary
 from executions.services.webhooks import outbox
 from executions.services.webhooks.receivers import read_receiver, rules
 from executions.services.webhooks.secrets import in_force
 from executions.services.webhooks.signing import signed_headers
+from executions.tenants.tenant_scope import LARGE
 from providers.fields import DecryptionError
 from providers.remote.receiver import Receiver
 

@@ -21,10 +21,10 @@ from executions.kernel.batches import delete_in_batches
 from executions.kernel.database import NOW
 from executions.kernel.declarations import refuse
 from executions.models.execution import Execution
-from executions.models.tenant import Tenant
 from executions.models.webhook import WebhookDelivery
 from executions.services.webhooks.receivers import Webhook, origin_of, read_receiver
 from executions.services.webhooks.secrets import in_force
+from executions.tenants.models import Tenant
 
 State = WebhookDelivery.State
 Event = WebhookDelivery.Event

@@ -12,9 +12,9 @@ from django.views.decorators.debug import sensitive_variables
 
 from executions.kernel.declarations import refuse
 from executions.ledger.bound_rows import enter_row, look_at
-from executions.models.tenant import Tenant
 from executions.models.webhook import WebhookSecret
 from executions.services.webhooks.signing import PREFIX
+from executions.tenants.models import Tenant
 
 _BYTES = 32
 # One, and the one in its place while receivers change.

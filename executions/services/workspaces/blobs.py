@@ -26,9 +26,9 @@ from django.utils import timezone
 from executions.kernel.batches import let_others_write
 from executions.kernel.disk import refuse_when_full
 from executions.kernel.storage import WORKSPACES, kept
-from executions.models.tenant import Tenant
 from executions.models.workspace import Blob, LooseFile, WorkspaceFile
 from executions.services.workspaces import quota
+from executions.tenants.models import Tenant
 from providers.errors import ProviderUnavailable
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,6 @@ from executions.kernel import background, batches
 from executions.kernel.coroutines import Waits
 from executions.kernel.paths import from_text
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.models.workspace import Blob, Workspace
 from executions.services import ongoing
 from executions.services.sessions.errors import Conflict, tenant_of
@@ -34,6 +33,7 @@ from executions.services.workspaces.edit import Edit
 from executions.services.workspaces.saving import workspace_of
 from executions.services.workspaces.tree import Tree, entry_of, parts_of, refuse, refuse_for
 from executions.services.workspaces.waking import DEAD_AFTER
+from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.remote.deadline import DeadlinePassed
 from providers.sandbox import FileEntry

@@ -20,9 +20,9 @@ from django.db.models import F
 from django.utils import timezone
 
 from executions.kernel.batches import in_batches, keys_of
-from executions.models.tenant import Tenant
 from executions.models.workspace import Workspace, WorkspaceFile
 from executions.services.workspaces import blobs, quota
+from executions.tenants.models import Tenant
 
 logger = logging.getLogger(__name__)
 

@@ -11,10 +11,10 @@ from django.db.models import F, QuerySet
 
 from executions.ledger.bound_rows import enter_row, look_at
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.models.workspace import Workspace
 from executions.services.sessions.errors import Conflict
 from executions.services.workspaces.restoring import Restored, to_restore
+from executions.tenants.models import Tenant
 
 logger = logging.getLogger(__name__)
 

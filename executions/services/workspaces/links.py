@@ -10,10 +10,10 @@ from django.urls import reverse
 
 from executions.kernel.declarations import refuse
 from executions.kernel.storage import MOST_LINK_SECONDS, WORKSPACES, clean_filename, kept, safe_type
-from executions.models.tenant import Tenant
 from executions.models.workspace import Blob
 from executions.services.signed_links import BadLink, make_token, read_token
 from executions.services.workspaces import blobs
+from executions.tenants.models import Tenant
 
 _SALT = "executions.workspace"
 

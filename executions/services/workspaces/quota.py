@@ -10,7 +10,7 @@ from django.db.models import F
 from executions.kernel.paths import key_of
 from executions.models.session import Session
 from executions.models.workspace import StoredTotal, Workspace
-from executions.services.quotas import Quota, bound_on_storage
+from executions.tenants.quotas import Quota, bound_on_storage
 from providers import registry
 from providers.errors import InvalidConfiguration, RateLimited
 from providers.guest.protocol import KNOWN_CHARACTERS

@@ -24,7 +24,6 @@ from executions.kernel.paths import from_text, key_of, to_text
 from executions.kernel.text import storable
 from executions.models.execution import Execution
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.models.workspace import Workspace, WorkspaceFile
 from executions.services.sessions.errors import Conflict, refuse_ended
 from executions.services.sessions.place import lent_sandbox
@@ -32,6 +31,7 @@ from executions.services.workspaces import blobs, drafts, quota, tar
 from executions.services.workspaces.asking import changes_of, pieces_of
 from executions.services.workspaces.claims import Claimed
 from executions.services.workspaces.tree import Tree, mode_bits
+from executions.tenants.models import Tenant
 from providers.errors import KeptSandboxLost, ProviderUnavailable, SandboxError
 from providers.sandbox import FileEntry, KeptSandbox
 

@@ -20,12 +20,10 @@ from executions.kernel.declarations import Body, Query, declared, newest_first
 from executions.ledger.bindings import DELETED
 from executions.ledger.bound_rows import enter_row, look_at
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.models.workspace import Snapshot, Workspace
 from executions.services import ongoing
 from executions.services.holds import held_of
 from executions.services.listing import DEFAULT_LIMIT, Cursor, Limit
-from executions.services.owned import snapshots_of
 from executions.services.record import Caller
 from executions.services.sessions.ending import lose
 from executions.services.sessions.errors import NOT_FOUND, Conflict, refuse_ended
@@ -34,6 +32,8 @@ from executions.services.workspaces import blobs, drafts, quota
 from executions.services.workspaces.changing import storing
 from executions.services.workspaces.restoring import Restored, to_restore
 from executions.services.workspaces.saving import save
+from executions.tenants.models import Tenant
+from executions.tenants.tenant_scope import snapshots_of
 from providers.errors import KeptSandboxLost, ProviderUnavailable, SandboxError
 from providers.remote.deadline import DeadlinePassed
 from providers.waiting import within

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from executions.kernel.paths import MOST_BYTES, is_name
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.models.workspace import Blob
 from executions.services.sessions.errors import tenant_of
 from executions.services.workspaces import blobs, quota, tar
@@ -19,6 +18,7 @@ from executions.services.workspaces.changing import (
 )
 from executions.services.workspaces.edit import Edit
 from executions.services.workspaces.tree import parts_of, refuse, refuse_for
+from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration
 from providers.guest.archive import READABLE
 from providers.guest.paths import shown

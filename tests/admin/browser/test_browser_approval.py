@@ -12,8 +12,8 @@ from django_otp.plugins.otp_totp.models import TOTPDevice
 from playwright.sync_api import Page, expect
 
 from executions.models.spending import Budget
-from executions.models.tenant import Tenant
-from executions.services.roles import ADMINISTRATOR, ensure_roles
+from executions.tenants.models import Tenant
+from executions.tenants.service import ADMINISTRATOR, ensure_roles
 from providers.models import PendingChange
 from sandbox_site import recovery
 from tests.support.browser import keep_picture, sign_in, sign_in_quickly

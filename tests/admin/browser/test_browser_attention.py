@@ -13,9 +13,9 @@ from executions.ledger.models import LedgerCheck
 from executions.ledger.verification import verify
 from executions.models.alert import Alert
 from executions.models.statistic import ExecutionTenantCount
-from executions.models.tenant import Tenant
 from executions.services import leases
-from executions.services.keys import create_api_key
+from executions.tenants.keys import create_api_key
+from executions.tenants.models import Tenant
 from providers.models import PendingChange
 from tests.support.browser import keep_picture
 

@@ -11,11 +11,10 @@ from django.db.models.functions import Now
 from django_otp.plugins.otp_totp.models import TOTPDevice
 from playwright.sync_api import Page, expect
 
-from executions.models.api_key import ApiKey
 from executions.models.process import Process
-from executions.models.tenant import Tenant
-from executions.services.keys import authenticate, create_api_key
-from executions.services.roles import AUDITOR, ensure_roles
+from executions.tenants.keys import authenticate, create_api_key
+from executions.tenants.models import ApiKey, Tenant
+from executions.tenants.service import AUDITOR, ensure_roles
 from providers.services import save_config
 from tests.support.browser import PASSWORD, keep_picture, open_group, sign_in
 from tests.support.signing_in import code_of

@@ -15,7 +15,7 @@ from django.core.management import call_command
 from django.test import Client
 from rest_framework.test import APIClient
 
-from executions.models.api_key import ApiKey
+from executions.tenants.models import ApiKey
 from providers import registry
 from providers.models import ConfigVersion, PendingChange, ProviderConfig
 from providers.services import save_config

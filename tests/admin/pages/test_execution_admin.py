@@ -13,10 +13,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from executions.models.api_key import ApiKey
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
-from executions.models.tenant import Tenant
+from executions.tenants.models import ApiKey, Tenant
 from providers.admin.sifting import MOST
 from tests.conftest import Caller
 from tests.support.execution_rows import LIST, make_rows, shown

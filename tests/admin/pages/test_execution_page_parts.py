@@ -19,7 +19,7 @@ from executions.kernel.page_time import PageTime
 from executions.kernel.presentation import shown
 from executions.models.artifact import Artifact
 from executions.models.execution import Execution
-from executions.models.tenant import Tenant
+from executions.tenants.models import Tenant
 from providers.hidden_characters import visible
 from providers.services import save_config
 from tests.admin.pages.execution_pages import page_of

@@ -12,9 +12,9 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.utils import timezone
 
-from executions.models.api_key import ApiKey
-from executions.services.keys import authenticate, create_api_key, revoke
-from executions.services.roles import OPERATOR
+from executions.tenants.keys import authenticate, create_api_key, revoke
+from executions.tenants.models import ApiKey
+from executions.tenants.service import OPERATOR
 from providers.errors import InvalidConfiguration
 from providers.models import ConfigVersion, PendingChange
 from providers.services import approve

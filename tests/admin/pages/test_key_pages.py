@@ -15,10 +15,10 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from executions.models.api_key import ApiKey
 from executions.models.execution import Execution
 from executions.models.schedule import Schedule
-from executions.services.roles import AUDITOR
+from executions.tenants.models import ApiKey
+from executions.tenants.service import AUDITOR
 from tests.admin.pages.key_pages import KEYS, SENT, shown_key
 from tests.conftest import Caller, require
 from tests.support.roles import member

@@ -12,7 +12,7 @@ from django.test import Client
 
 from executions.models.execution import Execution
 from executions.models.process import Process
-from executions.services.roles import ADMINISTRATOR, AUDITOR, OPERATOR, ensure_roles
+from executions.tenants.service import ADMINISTRATOR, AUDITOR, OPERATOR, ensure_roles
 from tests.conftest import Caller
 from tests.support.held import opened
 

@@ -12,8 +12,8 @@ from django.test import Client
 from django.urls import reverse
 
 from executions.models.spending import Budget
-from executions.models.tenant import Tenant
 from executions.services.comparison import compare_providers
+from executions.tenants.models import Tenant
 from providers.errors import ConnectionFailed
 from providers.fields import DecryptionError
 from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice, Route

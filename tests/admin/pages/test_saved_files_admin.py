@@ -12,8 +12,8 @@ from django.test import Client
 
 from executions.admin import saved_files
 from executions.models.workspace import Snapshot
-from executions.services.roles import AUDITOR
 from executions.services.workspaces import changing, preview
+from executions.tenants.service import AUDITOR
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.roles import member

@@ -16,7 +16,7 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.models.execution import Execution
 from executions.models.session import Session
-from executions.services.roles import AUDITOR, OPERATOR
+from executions.tenants.service import AUDITOR, OPERATOR
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.roles import member

@@ -12,13 +12,12 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from executions.models.api_key import ApiKey
 from executions.models.session import Session
 from executions.models.spending import Budget, Spending
 from executions.models.statistic import ExecutionTenantCount
-from executions.models.tenant import Tenant
-from executions.services.keys import create_api_key
 from executions.services.tenant_overview import KEYS, newest_keys, runs_by_day
+from executions.tenants.keys import create_api_key
+from executions.tenants.models import ApiKey, Tenant
 from tests.conftest import Caller
 from tests.support.attention import waiting
 from tests.support.ended_runs import ended

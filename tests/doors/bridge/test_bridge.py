@@ -18,9 +18,9 @@ from executions.bridge.calling import Bridge
 from executions.bridge.requests import read_arguments, read_frame
 from executions.ledger.models import LedgerEntry
 from executions.models.execution import Execution
-from executions.services.keys import create_api_key, revoke
 from executions.services.replay import recorded_request
 from executions.services.routes import lender
+from executions.tenants.keys import create_api_key, revoke
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
 from tests.support.lying_provider import Liar

@@ -17,15 +17,15 @@ from rest_framework.test import APIClient
 
 from executions.api.e2b.envelopes import STREAM_TYPE, message
 from executions.kernel.text import is_storable
-from executions.models.api_key import ApiKey
 from executions.models.session import Session
-from executions.services.keys import create_api_key, rotate
 from executions.services.sessions import room
 from executions.services.sessions.finding import (
     LivingFilter,
     living_sessions,
     opened_by_keys,
 )
+from executions.tenants.keys import create_api_key, rotate
+from executions.tenants.models import ApiKey
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.sessions import opened, row

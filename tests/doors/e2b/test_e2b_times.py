@@ -11,7 +11,6 @@ import pytest
 from executions.api.e2b import sandboxes, shapes
 from executions.kernel.coroutines import Waits
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.services.sessions.errors import (
     Conflict,
     SessionAsleep,
@@ -19,6 +18,7 @@ from executions.services.sessions.errors import (
     SessionLost,
 )
 from executions.services.workspaces.waking import awake
+from executions.tenants.models import Tenant
 from tests.conftest import Caller
 from tests.support.sessions import aged
 

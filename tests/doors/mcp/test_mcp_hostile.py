@@ -35,7 +35,7 @@ def keys(streaming_site: Site) -> dict[str, str]:
     """Of a colleague, of one who may only read, and of those that are held to something else."""
     code = (
         "from executions.models import Tenant\n"
-        "from executions.services.keys import create_api_key\n"
+        "from executions.tenants.keys import create_api_key\n"
         "t = Tenant.objects.get(slug='wonderland')\n"
         "for name, bounds in {'colleague': {}, 'reader': {'scopes': 'read'},\n"
         "    'language': {'languages': 'ruby'}, 'provider': {'providers': 'e2b'},\n"

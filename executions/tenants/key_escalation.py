@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import Any
 
 from executions.kernel import batches
-from executions.models.api_key import WORD_BOUNDS, ApiKey, Scope
 from executions.models.execution import Execution
 from executions.models.session import Session
+from executions.tenants.models import WORD_BOUNDS, ApiKey, Scope
 from providers.errors import InvalidConfiguration
 from providers.guarded import Change, Guarded, Values
 from providers.isolation import meets

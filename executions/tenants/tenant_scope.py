@@ -12,9 +12,9 @@ from executions.models.artifact import Artifact
 from executions.models.execution import Execution
 from executions.models.schedule import Schedule
 from executions.models.session import Session
-from executions.models.tenant import Tenant
 from executions.models.tool_call import ToolCall
 from executions.models.workspace import Snapshot
+from executions.tenants.models import Tenant
 
 LARGE = ("pending", "code", "arguments")
 

@@ -1,31 +1,98 @@
-"""API keys: made, rotated, checked, revoked. Only here is a key's text ever known."""
+"""API keys: made, rotated, checked, revoked, refused. Only here is a key's text ever known."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import secrets
+import time
 from datetime import datetime, timedelta
 
 from django.core.exceptions import ValidationError
-from django.db import OperationalError, transaction
+from django.db import Error as DatabaseFailure
+from django.db import OperationalError, connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
+from executions.kernel.text import storable
+from executions.ledger.append import append
 from executions.ledger.bound_rows import enter_row, look_at
-from executions.models.api_key import USUAL_SCOPES, WORD_BOUNDS, ApiKey
-from executions.models.tenant import Tenant
-from executions.services.refusals import UNKNOWN, note_refusal
+from executions.ledger.keyring import LedgerUnavailable
+from executions.tenants.models import USUAL_SCOPES, WORD_BOUNDS, ApiKey, KeyRefusal, Tenant
 from providers.errors import InvalidConfiguration
 from sandbox_site.database import not_waiting_for_long
 
 logger = logging.getLogger(__name__)
 
+EVERY = timedelta(minutes=1)
+UNKNOWN = "unknown"
+_MOST_DETAIL = 200
+_PATIENCE_SECONDS = 0.5
+
+_TABLE = KeyRefusal._meta.db_table
+# One statement, so that of several processes one alone enters it.
+_CLAIM = (
+    f"INSERT INTO {_TABLE} (subject, reason, entered_at) VALUES (%s, %s, %s)"  # noqa: S608
+    " ON CONFLICT (subject, reason) DO UPDATE SET entered_at = excluded.entered_at"
+    f" WHERE {_TABLE}.entered_at <= %s"
+)
+
+# By key and reason, when this process asked last: most of a flood ends here, without a query.
+_asked: dict[tuple[str, str], float] = {}
+_MOST_ASKED = 10_000
+
+
+def note_refusal(
+    api_key: ApiKey | None, reason: str, *, detail: str = "", address: str = ""
+) -> None:
+    """Enter that a key was refused, unless that was just entered.
+
+    `reason` is one of a few words, `detail` what it was refused. It is refused all the same where
+    nothing can be entered; the log then has it.
+    """
+    subject = UNKNOWN if api_key is None else str(api_key.pk)
+    place, now = (subject, reason), time.monotonic()
+    if now - _asked.get(place, -EVERY.total_seconds()) < EVERY.total_seconds():
+        return
+    if len(_asked) >= _MOST_ASKED:
+        _asked.clear()
+    try:
+        with not_waiting_for_long(_PATIENCE_SECONDS), transaction.atomic():
+            if _claim(subject, reason):
+                _enter(api_key, reason, detail, address)
+    except (DatabaseFailure, LedgerUnavailable) as error:
+        logger.warning("the refusal of a key (%s) could not be entered: %s", reason, error)
+        return
+    _asked[place] = now
+
+
+def _claim(subject: str, reason: str) -> bool:
+    now = timezone.now()
+    moments = [connection.ops.adapt_datetimefield_value(each) for each in (now, now - EVERY)]
+    with connection.cursor() as cursor:
+        cursor.execute(_CLAIM, [subject, reason, *moments])
+        return bool(cursor.rowcount == 1)
+
+
+def _enter(api_key: ApiKey | None, reason: str, detail: str, address: str) -> None:
+    append(
+        "refusal",
+        UNKNOWN if api_key is None else api_key.prefix,
+        {
+            "actor": UNKNOWN if api_key is None else f"key:{api_key.prefix}",
+            "tenant": None if api_key is None else api_key.tenant.slug,
+            "key": None if api_key is None else storable(api_key.name),
+            "reason": reason,
+            "detail": storable(detail)[:_MOST_DETAIL],
+            "address": storable(address)[:64],
+        },
+    )
+
+
 OURS, OF_E2B = "cfd_", "e2b_"
 _PREFIX_LENGTH = 10
 _GIVEN_PREFIX_LENGTH = 4
 _USE_RECORDED_EVERY = timedelta(minutes=1)
-_PATIENCE_SECONDS = 0.5
 
 
 class Unauthenticated(Exception):

@@ -17,9 +17,8 @@ from django.db import Error as DatabaseFailure
 from django.db import connection
 
 from executions.kernel.database import problem_of
-from executions.models.request_window import RequestWindow
-from executions.models.tenant import Tenant
-from executions.services.quotas import Quota, bound
+from executions.tenants.models import RequestWindow, Tenant
+from executions.tenants.quotas import Quota, bound
 from providers.errors import RateLimited
 from sandbox_site.database import not_waiting_for_long
 
