@@ -88,7 +88,7 @@ def inside(name: str, executions: int, calls: int) -> list[Figures]:
 def _pages(client: object) -> Iterator[tuple[str, str]]:
     """What is visited, in words, and its address."""
     from executions.ledger.models import LedgerEntry
-    from executions.models.execution import Execution
+    from executions.runs.models import Execution
 
     newest = Execution.objects.latest("pk")
     middle = Execution.objects.order_by("-created_at")[Execution.objects.count() // 2]

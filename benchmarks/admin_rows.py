@@ -15,7 +15,7 @@ def fill(executions: int) -> None:
     from django.db import connection
 
     from executions.models.code_text import CodeSearchProgress
-    from executions.models.execution import Execution
+    from executions.runs.models import Execution
     from executions.tenants.models import Tenant
 
     tenant = Tenant.objects.create(slug="bench", name="Bench")

@@ -53,9 +53,9 @@ def _measure(calls: int) -> list[Figures]:
     from django.utils import timezone
 
     from executions.ledger.append import append
-    from executions.models.execution import Execution
-    from executions.services.record import Caller, close_record, open_record
-    from executions.services.requests import ExecutionRequest
+    from executions.runs.models import Execution
+    from executions.runs.record import Caller, close_record, open_record
+    from executions.runs.requests import ExecutionRequest
     from executions.tenants.service import create_tenant
 
     call_command("migrate", verbosity=0)

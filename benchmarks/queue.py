@@ -85,10 +85,10 @@ def inside(name: str, calls: int) -> list[Figures]:
 
     django.setup()
     from executions.kernel.text import uuid7
-    from executions.models.execution import Execution
-    from executions.services.queue import claim_next
-    from executions.services.record import Caller, close_record, open_record
-    from executions.services.requests import ExecutionRequest
+    from executions.runs.models import Execution
+    from executions.runs.queue import claim_next
+    from executions.runs.record import Caller, close_record, open_record
+    from executions.runs.requests import ExecutionRequest
     from executions.tenants.models import Tenant
 
     tenants = [

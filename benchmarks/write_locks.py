@@ -73,7 +73,7 @@ def fill(programs: int) -> None:
 
     from executions.kernel.text import first_uuid7
     from executions.ledger.entry_format import text_hash
-    from executions.models.execution import Execution
+    from executions.runs.models import Execution
     from executions.tenants.models import Tenant
 
     rng = random.Random(7)

@@ -19,8 +19,9 @@ class ExecutionsConfig(AppConfig):
         )
         from executions.kernel.audit import current_actor
         from executions.models.spending import Budget
-        from executions.services import journal_files, payloads, telemetry
-        from executions.services.deaths import has_ended
+        from executions.runs import journal_files, payloads
+        from executions.runs.process_reaper import has_ended
+        from executions.services import telemetry
         from executions.services.holds import HOLDS
         from executions.services.policies.rows import POLICIES
         from executions.tenants.key_escalation import KEYS
@@ -54,26 +55,28 @@ def _compose_heartbeat() -> None:
 
     The lease knows none of this: records ask for the lease, and the steps close records.
     """
-    from executions.services import deaths, leases, ongoing, signals
-    from executions.services.leases import PeriodicStep
+    from executions.runs import active_runs, heartbeat, process_reaper
+    from executions.runs.heartbeat import PeriodicStep
     from executions.services.workspaces.waking import give_back_left
 
     def create_steps() -> list[PeriodicStep]:
-        watcher, unattended = deaths.Watcher(), deaths.UnattendedRuns()
+        watcher, unattended = process_reaper.Watcher(), process_reaper.UnattendedRuns()
         return [
-            PeriodicStep("signals", signals.attend),
+            PeriodicStep("signals", active_runs.attend),
             PeriodicStep("deaths", watcher.look, is_behind=lambda: watcher.is_behind),
             PeriodicStep("waking", lambda lease: give_back_left()),
-            PeriodicStep("unattended", unattended.close, deaths.UNATTENDED_LOOK_SECONDS),
-            PeriodicStep("forget", lambda lease: deaths.forget_ended(), deaths.FORGET_SECONDS),
+            PeriodicStep("unattended", unattended.close, process_reaper.UNATTENDED_LOOK_SECONDS),
+            PeriodicStep(
+                "forget", lambda lease: process_reaper.forget_ended(), process_reaper.FORGET_SECONDS
+            ),
         ]
 
-    leases.register_steps(create_steps)
-    ongoing.register_shutdown_step(leases.end)
+    heartbeat.register_steps(create_steps)
+    active_runs.register_shutdown_step(heartbeat.end)
 
 
 def _worker_started(**signal: Any) -> None:
     """In a process of `qcluster` that takes tasks, and in no other."""
-    from executions.services.worker import run_queue_in_background
+    from executions.runs.worker import run_queue_in_background
 
     run_queue_in_background()

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from executions.services.record import Caller
-from executions.services.requests import ExecutionRequest
-from executions.services.routes import Route
-from executions.services.run import run_execution
+from executions.runs.record import Caller
+from executions.runs.requests import ExecutionRequest
+from executions.runs.routes import Route
+from executions.runs.service import run_execution
 from executions.tenants.service import internal_tenant
 from providers.errors import ProviderUnavailable
 from providers.values import ExecutionResult

@@ -15,7 +15,7 @@ from executions.api.errors import error_response, render_error
 from executions.api.later import LATER, Later
 from executions.kernel.audit import SYSTEM, acting_as
 from executions.kernel.database import RETRY_SECONDS, DatabaseAway, problem_of
-from executions.services.rights import right_of
+from executions.runs.rights import right_of
 
 _API = ("/api/", "/v1/")
 # What is below these is for people, and all else for programs.

@@ -7,16 +7,8 @@ from django.conf import settings
 from executions.kernel.background import begin_alone
 from executions.ledger import checkpoints, checks
 from executions.ledger.verification import verify_entries
-from executions.services import (
-    code_search,
-    compaction,
-    kept_events,
-    removal,
-    retention,
-    signals,
-    spending,
-    stale,
-)
+from executions.runs import active_runs, event_log, expiry
+from executions.services import code_search, compaction, removal, retention, spending
 from executions.services.alerts import watching
 from executions.services.audit_export import exporting
 from executions.services.recurring import beginning
@@ -27,11 +19,11 @@ from executions.services.workspaces import blobs, uploads
 
 
 def end_stale_executions() -> int:
-    return stale.end_stale_executions()
+    return expiry.end_stale_executions()
 
 
 def forget_events() -> int:
-    return kept_events.forget_old() + signals.forget_ended()
+    return event_log.forget_old() + active_runs.forget_ended()
 
 
 def tend_sessions() -> int:

@@ -1,6 +1,6 @@
 """Redis as django-q's broker, where Redis may be away or hang.
 
-Executions do not pass through a broker (see `executions.services.queue`); what does are the tasks
+Executions do not pass through a broker (see `executions.runs.queue`); what does are the tasks
 of the schedule. So a Redis that does not answer must cost a worker nothing but these.
 """
 

@@ -1,7 +1,7 @@
 """django-q's cluster with an end in order: told once it finishes, told twice it ends now.
 
 django-q waits for its worker processes without end, and tells them to end only when each is about
-to take its next task. They learn of it from `draining`, and keep the time (`services/worker.py`).
+to take its next task. They learn of it from `draining`, and keep the time (`runs/worker.py`).
 """
 
 from __future__ import annotations

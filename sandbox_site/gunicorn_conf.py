@@ -99,8 +99,8 @@ def post_worker_init(worker: Any) -> None:
     """Have warm sandboxes before the first request; without them it is slower, not wrong."""
     from django.urls import get_resolver
 
-    from executions.models.process import Process
-    from executions.services import journal, leases
+    from executions.runs import heartbeat, journal
+    from executions.runs.process_models import Process
     from executions.services.alerts.standing_in import watch_in_background
     from executions.services.sessions import due
     from providers.manager import manager
@@ -119,7 +119,7 @@ def post_worker_init(worker: Any) -> None:
     gc.freeze()
     renew_in_background()
     start_ahead()
-    leases.begin(Process.Kind.WEB)
+    heartbeat.begin(Process.Kind.WEB)
     journal.start()
     due.begin()
     watch_in_background()
@@ -137,9 +137,9 @@ def _refuse_foreign_instance() -> None:
 
 def worker_exit(server: Any, worker: Any) -> None:
     """Whatever ends the worker, runs are ended and recorded first."""
-    from executions.services import ongoing
+    from executions.runs import active_runs
 
-    ongoing.end_all(DRAIN_SECONDS)
+    active_runs.end_all(DRAIN_SECONDS)
     if (bridge := getattr(worker, "asgi", None)) and not bridge.drain(DRAIN_SECONDS):
         logger.warning("%d requests were cut off", bridge.open)
-    ongoing.finish()
+    active_runs.finish()

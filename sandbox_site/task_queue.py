@@ -1,6 +1,6 @@
 """The Q_CLUSTER setting: django-q's workers, and the queue of the schedule's tasks.
 
-Executions wait in their own table (see `executions.services.queue`), not in this queue.
+Executions wait in their own table (see `executions.runs.queue`), not in this queue.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from django_q.signals import call_hook, post_execute
 from django_q.worker import worker as run_worker
 
 from executions import tasks as of_executions
-from executions.services.schedules import enqueue_due, note_done
+from executions.runs.worker import enqueue_due, note_done
 from providers import tasks as of_providers
 
 logger = logging.getLogger(__name__)

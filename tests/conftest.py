@@ -20,7 +20,7 @@ from rest_framework.test import APIClient
 
 from executions.kernel import background
 from executions.ledger import entry
-from executions.services import leases
+from executions.runs import heartbeat
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import ApiKey, Tenant
 from providers.services import probing, trial
@@ -172,11 +172,11 @@ def _no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def lease(monkeypatch: pytest.MonkeyPatch) -> leases.Keeper:
+def lease(monkeypatch: pytest.MonkeyPatch) -> heartbeat.Keeper:
     """Each test is a process of its own. Its rows go with the test, so nobody keeps its lease."""
-    keeper = leases.Keeper()
+    keeper = heartbeat.Keeper()
     monkeypatch.setattr(keeper, "_start_thread", lambda: None)
-    monkeypatch.setattr(leases, "_keeper", keeper)
+    monkeypatch.setattr(heartbeat, "_keeper", keeper)
     return keeper
 
 

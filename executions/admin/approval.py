@@ -9,9 +9,9 @@ from django.contrib import admin
 from executions.admin.deciding import DecidedByHand
 from executions.kernel.text import to_json
 from executions.models.approval import Approval
+from executions.runs.record import file_facts
+from executions.runs.requests import ExecutionRequest
 from executions.services.policies.approvals import decide, request_of
-from executions.services.record import file_facts
-from executions.services.requests import ExecutionRequest
 from executions.services.tools.declaring import stored
 from providers.errors import SandboxError
 from providers.fields import DecryptionError

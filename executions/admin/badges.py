@@ -5,7 +5,7 @@ from __future__ import annotations
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 
 _S = Execution.Status
 _TONES = {

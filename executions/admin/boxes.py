@@ -13,9 +13,9 @@ from django.utils.safestring import SafeString, mark_safe
 from executions.admin.display import coloured
 from executions.kernel.page_time import PageTime
 from executions.kernel.presentation import shown
-from executions.models.execution import Execution
-from executions.services.following import in_order
-from executions.services.live import STREAMS
+from executions.runs.event_log import STREAMS
+from executions.runs.event_stream import in_order
+from executions.runs.models import Execution
 
 # What is shown in its order. A page of more would be slow, and nobody reads it so.
 _MAX_PIECES = 500

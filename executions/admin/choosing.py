@@ -9,13 +9,8 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 
-from executions.models.execution import Execution
-from executions.services.key_bounds import (
-    MOST_NAMED,
-    check_languages,
-    check_providers,
-    none_of_this_name,
-)
+from executions.runs.models import Execution
+from executions.runs.routing import MOST_NAMED, check_languages, check_providers, none_of_this_name
 from executions.tenants.models import Tenant
 from providers.admin.choosing import choice, once
 from providers.errors import InvalidConfiguration

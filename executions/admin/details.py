@@ -27,9 +27,9 @@ from executions.kernel.page_time import PageTime
 from executions.kernel.storage import INERT
 from executions.ledger.models import LedgerEntry
 from executions.middleware import away_answer
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
-from executions.services.cancelling import HasEnded, cancelling
+from executions.runs.models import Artifact, Execution
+from executions.runs.results import rich_outputs
+from executions.runs.service import HasEnded, cancelling
 from executions.services.replay import (
     Difference,
     differences_of,
@@ -37,7 +37,6 @@ from executions.services.replay import (
     recorded_request,
     replaying,
 )
-from executions.services.rich_outputs import rich_outputs
 from executions.services.saved_filters import remove_filter, save_filter
 from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxError
 from providers.hidden_characters import visible

@@ -17,10 +17,9 @@ from executions.kernel.storage import ARTIFACTS, kept
 from executions.ledger.executions import Erasures, alteration_of
 from executions.ledger.trust import trusted_keys
 from executions.ledger.verification import verify_entry
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
-from executions.services.late_results import late_result_of
-from executions.services.rich_outputs import (
+from executions.runs.late_results import late_result_of
+from executions.runs.models import Artifact, Execution
+from executions.runs.results import (
     MOST_VALUES,
     SIGNATURE_BYTES,
     image_type,

@@ -35,7 +35,7 @@ from executions.admin.filters import (
 from executions.admin.fragments import fragment_of
 from executions.kernel.presentation import in_time
 from executions.ledger.models import LedgerEntry
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.services.export import FORMATS
 from executions.services.saved_filters import SHARE, filters_for
 from providers.admin.keyset import KeysetAdmin, KeysetList

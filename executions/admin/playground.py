@@ -23,10 +23,10 @@ from executions.api.later import answer
 from executions.kernel.coroutines import Waits
 from executions.kernel.database import DatabaseAway
 from executions.models.approval import Approval
-from executions.models.execution import Execution
 from executions.models.session import Session
+from executions.runs.models import Execution
+from executions.runs.requests import API_ENTRYPOINTS
 from executions.services.playground import opening_by_hand, playing
-from executions.services.requests import API_ENTRYPOINTS
 from executions.services.sessions.errors import NoSuchSession
 from executions.services.sessions.finding import session_of
 from executions.services.snippets import KEY, snippets_of

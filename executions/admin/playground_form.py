@@ -12,9 +12,8 @@ from django.http import HttpRequest
 
 from executions.kernel.declarations import refuse
 from executions.kernel.text import from_json
-from executions.models.execution import Execution
-from executions.services.input_files import MAX_FILES_BYTES
-from executions.services.requests import CELL, RUN, ExecutionRequest
+from executions.runs.models import Execution
+from executions.runs.requests import CELL, MAX_FILES_BYTES, RUN, ExecutionRequest
 from executions.services.sessions.requests import OPEN, SessionRequest
 from executions.tenants.service import INTERNAL
 from providers.values import InputFile

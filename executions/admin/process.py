@@ -9,8 +9,8 @@ from django.http import HttpRequest
 from django.utils.safestring import SafeString
 
 from executions.admin.bases import ProcessModelAdmin
-from executions.models.execution import Execution
-from executions.models.process import Process
+from executions.runs.models import Execution
+from executions.runs.process_models import Process
 from providers.admin.read_only import ReadOnly
 from providers.moments import shown_moment
 

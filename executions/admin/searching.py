@@ -7,7 +7,7 @@ from uuid import UUID
 
 from django.db.models import Q
 
-from executions.services.claims import CLAIMS
+from executions.runs.requests import CLAIMS
 from executions.services.code_search import MOST as MOST_PROGRAMS
 from executions.services.code_search import SHORTEST, not_taken_in, programs_with
 from providers.admin.sifting import MOST, Condition

@@ -14,9 +14,9 @@ from executions.admin.naming import refuse_hidden
 from executions.admin.tenant_overview import overview
 from executions.models.schedule import Schedule
 from executions.models.webhook import WebhookSecret
+from executions.runs.requests import LIMIT_COLUMNS, default_limit
 from executions.services import removal
 from executions.services.consequences import inactive_tenant, without_tenant
-from executions.services.requests import LIMIT_COLUMNS, default_limit
 from executions.tenants.models import ApiKey, Tenant
 from executions.tenants.quotas import COLUMNS, installed_in_column
 from executions.tenants.tenant_scope import snapshots_of

@@ -14,8 +14,8 @@ from django.utils.safestring import SafeString
 
 from executions.admin.display import code_block, outputs_block, text_block
 from executions.kernel.page_time import PageTime
-from executions.models.execution import Execution
-from executions.services.rich_outputs import MOST_VALUES, values_in
+from executions.runs.models import Execution
+from executions.runs.results import MOST_VALUES, values_in
 from providers.hidden_characters import visible
 
 CELLS_PER_PAGE = 20

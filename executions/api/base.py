@@ -33,7 +33,7 @@ from executions.api.later import answer
 from executions.api.scopes import is_entered
 from executions.kernel.bodies import BODY, SMALL, BodyTooLarge, reading, requests_of, value_of
 from executions.kernel.coroutines import Waits
-from executions.services.record import Caller
+from executions.runs.record import Caller
 from executions.tenants.models import ApiKey
 from executions.tenants.rate_limit import ENTRY_COUNTS_AS, Rate, take
 from providers.errors import InvalidConfiguration

@@ -10,8 +10,14 @@ from pydantic import Field
 from rest_framework.request import Request
 
 from executions.kernel.declarations import Body, Query, declared, refuse
-from executions.services.claims import Agent, ConversationName, Model, OnBehalfOf, Traceparent
-from executions.services.requests import IdempotencyKey
+from executions.runs.requests import (
+    Agent,
+    ConversationName,
+    IdempotencyKey,
+    Model,
+    OnBehalfOf,
+    Traceparent,
+)
 
 T = TypeVar("T")
 

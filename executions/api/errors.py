@@ -19,7 +19,7 @@ from rest_framework import exceptions
 
 from executions.api.rendering import json_response
 from executions.kernel.database import DatabaseAway, nothing_ran, problem_of
-from executions.services.record import Outcome
+from executions.runs.record import Outcome
 from providers.errors import SandboxError
 
 logger = logging.getLogger(__name__)

@@ -14,10 +14,9 @@ from django.views.decorators.http import require_safe
 from executions.api.downloading import ranged_download
 from executions.api.errors import error_response
 from executions.kernel.storage import INERT, disposition
-from executions.models.artifact import Artifact
 from executions.models.workspace import Blob
-from executions.services.artifacts import artifact_for_token
-from executions.services.signed_links import BadLink
+from executions.runs.artifacts import BadLink, artifact_for_token
+from executions.runs.models import Artifact
 from executions.services.workspaces import blobs, links
 from providers.errors import ProviderUnavailable
 

@@ -22,7 +22,7 @@ from rest_framework.request import Request
 from executions.api.authentication import place_of
 from executions.api.streams import EventStream
 from executions.kernel.coroutines import Waits, wait_for
-from executions.services.rights import Right
+from executions.runs.rights import Right
 
 LATER = "cofferdam.later"
 # Longer than most runs take, and so short that nobody can hold the threads by it.

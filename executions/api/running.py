@@ -27,12 +27,12 @@ from executions.api.scopes import has_scopes
 from executions.api.streams import DOCUMENT, NDJSON, SSE, Document, EventStream, wanted_form
 from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import END, Query, Rule, declared, refuse, shown
-from executions.models.execution import Execution
-from executions.services import ongoing
-from executions.services.following import Listener, following
-from executions.services.live import EventLog
-from executions.services.record import Outcome
-from executions.services.requests import ExecutionRequest, run_limits
+from executions.runs import active_runs
+from executions.runs.event_log import EventLog
+from executions.runs.event_stream import Listener, following
+from executions.runs.models import Execution
+from executions.runs.record import Outcome
+from executions.runs.requests import ExecutionRequest, run_limits
 from executions.tenants.models import ApiKey
 from executions.tenants.tenant_scope import executions_of
 
@@ -132,7 +132,7 @@ def run_stream(
     log.is_kept = may_leave
 
     def leave() -> None:
-        found = ongoing.find(log.execution_id) if log.execution_id else None
+        found = active_runs.find(log.execution_id) if log.execution_id else None
         if found is not None and not may_leave:
             found.cancel("its client, which left the stream")
 

@@ -14,8 +14,8 @@ from executions.api.authentication import ApiKeyAuthentication
 from executions.api.observation_schema import ObservationSerializer
 from executions.api.streams import NDJSON, SSE
 from executions.kernel.declarations import Body, Query
-from executions.models.execution import Execution
-from executions.services.requests import MODES, PRIORITIES
+from executions.runs.models import Execution
+from executions.runs.requests import MODES, PRIORITIES
 
 ERRORS = {
     400: "The request is invalid. The error names the field. No code ran.",

@@ -31,7 +31,7 @@ from executions.kernel.bodies import LARGE
 from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import refuse
 from executions.models.session import Session
-from executions.services.key_bounds import COMMANDS, require_language
+from executions.runs.routing import COMMANDS, require_language
 from executions.services.sessions import processes
 from executions.services.sessions.commands import (
     RESIZE,

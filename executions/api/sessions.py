@@ -33,11 +33,11 @@ from executions.kernel.audit import SUCCESS, log_operation
 from executions.kernel.bodies import LARGE
 from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import Query
-from executions.models.execution import Execution
 from executions.models.session import Session
-from executions.services.key_bounds import require_language
-from executions.services.requests import CELL
-from executions.services.run import running
+from executions.runs.models import Execution
+from executions.runs.requests import CELL
+from executions.runs.routing import require_language
+from executions.runs.service import running
 from executions.services.sessions import control
 from executions.services.sessions.ending import close
 from executions.services.sessions.finding import (

@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from django.http import StreamingHttpResponse
 
-from executions.services.live import Entry, Moment, Source, tell
+from executions.runs.event_log import Entry, Moment, Source, tell
 from providers.slices import json_text
 
 logger = logging.getLogger(__name__)

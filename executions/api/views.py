@@ -34,17 +34,14 @@ from executions.api.streams import wanted_form
 from executions.kernel.bodies import LARGE
 from executions.kernel.coroutines import Waits
 from executions.ledger.sealing import receipt_of
-from executions.models.execution import Execution
-from executions.services.cancelling import HasEnded, cancelling
-from executions.services.key_bounds import allowed_languages
-from executions.services.listing import LIST, list_executions
+from executions.runs.listing import LIST, execution_summary, list_executions
+from executions.runs.models import Execution
+from executions.runs.record import Outcome
+from executions.runs.requests import RUN, ExecutionRequest
+from executions.runs.routing import allowed_languages, languages_for
+from executions.runs.service import HasEnded, cancelling, running
 from executions.services.policies.enforcing import languages_of
-from executions.services.record import Outcome
-from executions.services.requests import RUN, ExecutionRequest
-from executions.services.routing import languages_for
-from executions.services.run import running
 from executions.services.sessions.errors import CONFLICT
-from executions.services.summaries import execution_summary
 from executions.tenants.models import Scope
 from executions.tenants.tenant_scope import artifacts_of, executions_of
 from providers.errors import CODES

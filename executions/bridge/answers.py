@@ -17,10 +17,9 @@ from typing import Any
 from executions.api.rendering import execution_detail
 from executions.kernel.database import DatabaseAway
 from executions.kernel.text import from_json
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
-from executions.services.key_bounds import FORBIDDEN
-from executions.services.record import Outcome
+from executions.runs.models import Artifact, Execution
+from executions.runs.record import Outcome
+from executions.runs.routing import FORBIDDEN
 from providers.errors import INVALID_CONFIGURATION, SandboxError
 
 logger = logging.getLogger(__name__)

@@ -15,11 +15,11 @@ from executions.bridge.answers import answer_of, unrun
 from executions.bridge.requests import read_request
 from executions.kernel.coroutines import wait_for
 from executions.kernel.database import nothing_ran, problem_of
-from executions.services.key_bounds import BeyondKey
-from executions.services.live import EventLog
-from executions.services.record import Caller
-from executions.services.routes import Route, lender
-from executions.services.run import running
+from executions.runs.event_log import EventLog
+from executions.runs.record import Caller
+from executions.runs.routes import Route, lender
+from executions.runs.routing import BeyondKey
+from executions.runs.service import running
 from executions.tenants.keys import Unauthenticated, authenticate, note_refusal
 from executions.tenants.models import Scope
 from executions.tenants.service import internal_tenant

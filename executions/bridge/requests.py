@@ -11,7 +11,7 @@ from pydantic import Field
 
 from executions.kernel.declarations import Body, at_most, declared, refuse, shown
 from executions.kernel.text import from_json
-from executions.services.requests import API_ENTRYPOINTS, ExecutionRequest
+from executions.runs.requests import API_ENTRYPOINTS, ExecutionRequest
 from providers.errors import InvalidConfiguration
 from providers.json_reading import MOST_DEPTH, MOST_VALUES
 from providers.json_values import check

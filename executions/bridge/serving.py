@@ -22,9 +22,9 @@ from executions.bridge.calling import Bridge
 from executions.bridge.channel import Answers, TooLong, lines_of
 from executions.bridge.requests import Frame, read_frame, too_long
 from executions.kernel.declarations import refuse
-from executions.services import ongoing
-from executions.services.live import EventLog
-from executions.services.requests import run_limits
+from executions.runs import active_runs
+from executions.runs.event_log import EventLog
+from executions.runs.requests import run_limits
 from providers.errors import InvalidConfiguration, ProviderUnavailable
 
 # Calls that are carried out at once. A tenant's own bound counts as well.
@@ -53,7 +53,7 @@ class _Call:
     def cancel(self) -> None:
         self.is_cancelled = True
         if self.log.execution_id is not None:
-            run = ongoing.find(self.log.execution_id)
+            run = active_runs.find(self.log.execution_id)
             if run is not None:
                 run.cancel(_CLIENT)
 

@@ -22,8 +22,8 @@ from executions.ledger.findings import Verification
 from executions.ledger.keyring import LedgerUnavailable
 from executions.ledger.models import LedgerCheck, LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.process import Process
-from executions.services import leases
+from executions.runs import heartbeat
+from executions.runs.process_models import Process
 from providers.services.kept import Kept
 
 logger = logging.getLogger(__name__)
@@ -65,14 +65,14 @@ def begin_waiting() -> None:
     """Have a thread of this process read what waits, and close what was left unfinished."""
     close_left()
     check = under_way()
-    if check and (check.state == State.WAITING or check.process_id == leases.mine()):
+    if check and (check.state == State.WAITING or check.process_id == heartbeat.mine()):
         begin_alone("ledger check", _carry_out_alone)
 
 
 def _carry_out_alone() -> None:
     """Nobody else reads in this process: what it is said to read broke off without being closed,
     as where the database was away just then."""
-    left = LedgerCheck.objects.filter(state=State.RUNNING, process_id=leases.mine())
+    left = LedgerCheck.objects.filter(state=State.RUNNING, process_id=heartbeat.mine())
     problem = "The result of the verification could not be stored. Run the verification again."
     if _end(left, State.FAILED, problem=problem):
         logger.warning("a verification that this process had left unfinished was closed")
@@ -92,7 +92,7 @@ def close_left() -> int:
 
 def carry_out() -> LedgerCheck | None:
     """Read the ledger for whoever waits for it; None where nobody does, or another reads it."""
-    mine = leases.mine()
+    mine = heartbeat.mine()
     check = LedgerCheck.objects.filter(active_key=LedgerCheck.ONE, state=State.WAITING).first()
     if check is None or mine is None:
         return None

@@ -17,9 +17,8 @@ from executions.ledger.entry_format import moment, parse, schema_of, signed_byte
 from executions.ledger.keyring import is_signed_by
 from executions.ledger.models import LedgerEntry
 from executions.ledger.sealing import artifact_content, body_hashes, details_hash, record_hash
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
-from executions.services.observations import kinds_in
+from executions.runs.models import Artifact, Execution
+from executions.runs.results import kinds_in
 from executions.tenants.models import ApiKey, Tenant
 
 _KIND, _MODEL = "legal_hold", "executions.legalhold"

@@ -23,8 +23,7 @@ from executions.ledger.entry_format import (
     text_hash,
 )
 from executions.ledger.models import LedgerEntry
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
+from executions.runs.models import Artifact, Execution
 from executions.services.policies.told import policy_of
 
 

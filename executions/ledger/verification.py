@@ -25,7 +25,7 @@ from executions.ledger.findings import Finding, Verification
 from executions.ledger.keyring import is_signed_by
 from executions.ledger.models import LedgerEntry
 from executions.ledger.trust import trusted_keys
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 
 __all__ = (
     "Finding",

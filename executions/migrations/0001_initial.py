@@ -6,7 +6,7 @@ import django.db.models.functions.datetime
 import django.utils.timezone
 import executions.kernel.text
 import executions.tenants.models
-import executions.models.artifact
+import executions.runs.models
 import executions.models.policy
 import executions.models.workspace
 import providers.fields
@@ -539,7 +539,7 @@ class Migration(migrations.Migration):
                 ('mime_type', models.CharField(max_length=127)),
                 ('size_bytes', models.PositiveBigIntegerField()),
                 ('sha256', models.CharField(max_length=64)),
-                ('file', models.FileField(max_length=255, storage=executions.models.artifact.artifact_storage, upload_to='')),
+                ('file', models.FileField(max_length=255, storage=executions.runs.models.artifact_storage, upload_to='')),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False)),
                 ('execution', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='artifacts', to='executions.execution')),
             ],

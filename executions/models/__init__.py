@@ -1,17 +1,11 @@
 from executions.ledger.models import LedgerCheck, LedgerEntry
 from executions.models.alert import Alert
 from executions.models.approval import Approval
-from executions.models.artifact import Artifact
 from executions.models.audit_export import AuditExport
 from executions.models.code_text import CodeSearchProgress, CodeText
-from executions.models.execution import Execution
-from executions.models.execution_event import ExecutionEvent
-from executions.models.late_result import LateResult
 from executions.models.legal_hold import LegalHold
 from executions.models.policy import Policy
-from executions.models.process import Process
 from executions.models.report import Report
-from executions.models.run_signal import RunSignal
 from executions.models.saved_filter import SavedFilter
 from executions.models.schedule import Schedule
 from executions.models.session import Session
@@ -32,6 +26,9 @@ from executions.models.workspace import (
     Workspace,
     WorkspaceFile,
 )
+from executions.runs.models import Artifact, Execution, ExecutionEvent, LateResult
+from executions.runs.process_models import Process
+from executions.runs.signal_models import RunSignal
 from executions.tenants.models import ApiKey, KeyRefusal, RequestWindow, Scope, Tenant
 
 __all__ = (

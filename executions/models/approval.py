@@ -4,7 +4,7 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 
 
 class Approval(models.Model):

@@ -7,7 +7,7 @@ from django.db.models import Q
 from django.utils import timezone
 
 from executions.kernel.text import uuid7
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.tenants.models import Tenant
 from providers.fields import EncryptedTextField
 

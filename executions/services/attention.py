@@ -19,11 +19,10 @@ from executions.ledger.checks import last_told
 from executions.ledger.models import LedgerCheck
 from executions.models.alert import Alert
 from executions.models.approval import Approval
-from executions.models.execution import Execution
 from executions.models.spending import Budget
 from executions.models.tool_call import ToolCall
-from executions.services.queue import WAITS_FOR_APPROVAL
-from executions.services.queue_state import queue_state
+from executions.runs.models import Execution
+from executions.runs.queue import WAITS_FOR_APPROVAL, queue_state
 from executions.services.spending import budgets_near
 from providers.models import CircuitBreaker, PendingChange, ProviderConfig, ProviderHealth
 from providers.services.kept import Kept

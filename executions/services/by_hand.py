@@ -15,8 +15,8 @@ from django.db.models import Model
 
 from executions.ledger.entry_format import parse
 from executions.ledger.models import LedgerEntry
-from executions.models.execution import Execution
 from executions.models.session import Session
+from executions.runs.models import Execution
 from executions.tenants.models import ApiKey
 
 

@@ -20,7 +20,7 @@ from django.utils import timezone
 from executions.kernel.batches import let_others_write
 from executions.kernel.text import first_uuid7, time_of
 from executions.models.code_text import CodeSearchProgress, CodeText
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 
 SHORTEST = 3
 # Programs a search looks through the executions of, the newest ones first.

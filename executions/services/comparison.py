@@ -11,8 +11,8 @@ from django.db.models import Q, Sum
 from django.utils import timezone
 
 from executions.kernel.database import one_moment
-from executions.models.execution import Execution
 from executions.models.statistic import ExecutionCount, ExecutionLatency
+from executions.runs.models import Execution
 from executions.services.statistics import hour_of, percentiles
 
 # Of so many of its last executions it is said how long their sandboxes took to be there.

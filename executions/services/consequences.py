@@ -8,10 +8,10 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 from django.utils.translation import ngettext
 
-from executions.models.execution import Execution
 from executions.models.schedule import Schedule
 from executions.models.session import Session
 from executions.models.spending import Budget
+from executions.runs.models import Execution
 from executions.tenants.models import ApiKey, Tenant
 from providers.hidden_characters import visible
 

@@ -19,11 +19,11 @@ from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import refuse
 from executions.kernel.paths import from_text, is_path, key_of, to_text
 from executions.kernel.text import storable
-from executions.models.execution import Execution
 from executions.models.session import Session
 from executions.models.workspace import WorkspaceFile
-from executions.services.record import Caller
-from executions.services.requests import ExecutionRequest
+from executions.runs.models import Execution
+from executions.runs.record import Caller
+from executions.runs.requests import ExecutionRequest
 from executions.services.sessions import bells
 from executions.services.sessions.ending import close_if_due
 from executions.services.sessions.errors import Conflict

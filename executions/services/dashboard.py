@@ -12,8 +12,8 @@ from django.db.models import Case, CharField, F, Sum, Value, When
 from django.utils import timezone
 
 from executions.kernel.database import one_moment
-from executions.models.execution import Execution
 from executions.models.statistic import ExecutionCount, ExecutionLatency, ExecutionTenantCount
+from executions.runs.models import Execution
 from executions.services.statistics import LEFT, percentiles
 from providers import errors
 

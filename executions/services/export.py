@@ -16,7 +16,7 @@ from django.db.models import OuterRef, QuerySet, Subquery
 from executions.kernel.text import to_json
 from executions.ledger.entry_format import moment
 from executions.ledger.models import LedgerEntry
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from providers.slices import escape_line_ends
 
 FACTS = (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from django.contrib.auth.models import User
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.tenants.models import ApiKey
 from executions.tenants.service import AUDITOR
 from providers.models import ConfigVersion, ProviderConfig

@@ -12,8 +12,8 @@ from uuid import UUID
 
 from executions.ledger.executions import Holds, authentic, entries_of_holds, note_hold
 from executions.ledger.trust import trusted_keys
-from executions.models.execution import Execution
 from executions.models.legal_hold import LegalHold
+from executions.runs.models import Execution
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration
 from providers.guarded import Change, Guarded

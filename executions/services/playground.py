@@ -12,12 +12,12 @@ from executions.kernel.audit import current_actor
 from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import refuse
 from executions.kernel.text import is_storable
-from executions.models.execution import Execution
 from executions.models.session import Session
+from executions.runs.models import Execution
+from executions.runs.record import Caller
+from executions.runs.requests import ExecutionRequest
+from executions.runs.service import running
 from executions.services import by_hand
-from executions.services.record import Caller
-from executions.services.requests import ExecutionRequest
-from executions.services.run import running
 from executions.services.sessions.errors import tenant_of
 from executions.services.sessions.finding import living_session_of
 from executions.services.sessions.opening import opening

@@ -16,8 +16,8 @@ from django.db.models import F, Model
 
 from executions.kernel.batches import let_others_write
 from executions.kernel.database import one_moment
-from executions.models.execution import Execution
 from executions.models.statistic import ExecutionCount, ExecutionLatency, ExecutionTenantCount
+from executions.runs.models import Execution
 from executions.services.retention import records_erased_until
 from executions.services.statistics import ADD, HAS_COST, KEYS, bucket_of, hour_of
 

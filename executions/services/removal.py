@@ -17,11 +17,11 @@ from django.db.models import ManyToOneRel, Model, QuerySet
 from django.utils import timezone
 
 from executions.kernel import batches
-from executions.models.execution import Execution
 from executions.models.schedule import Schedule
 from executions.models.session import Session
 from executions.models.webhook import WebhookDelivery, WebhookSecret
 from executions.models.workspace import Blob, LooseFile, Snapshot, Workspace
+from executions.runs.models import Execution
 from executions.services.holds import held_of, keep_held_tenant
 from executions.services.workspaces import blobs, drafts
 from executions.tenants.models import ApiKey, Tenant

@@ -17,12 +17,12 @@ from executions.kernel.declarations import refuse
 from executions.kernel.page_time import PageTime
 from executions.kernel.text import from_json
 from executions.ledger.append import append
-from executions.models.execution import Execution
-from executions.services.choosing import choices_for, require_choice
-from executions.services.record import Caller, Outcome
-from executions.services.requests import ExecutionRequest
-from executions.services.routes import Route
-from executions.services.run import running
+from executions.runs.models import Execution
+from executions.runs.record import Caller, Outcome
+from executions.runs.requests import ExecutionRequest
+from executions.runs.routes import Route
+from executions.runs.routing import choices_for, require_choice
+from executions.runs.service import running
 from executions.tenants.service import internal_tenant
 from providers.manager import Lease, manager
 from providers.models import ProviderConfig

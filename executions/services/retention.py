@@ -27,13 +27,11 @@ from executions.ledger.entry_format import moment
 from executions.ledger.executions import ERASURE
 from executions.ledger.models import LedgerEntry
 from executions.models.approval import Approval
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
-from executions.models.execution_event import ExecutionEvent
 from executions.models.tool_call import ToolCall
+from executions.runs.late_results import erase_late_results
+from executions.runs.models import Artifact, Execution, ExecutionEvent
 from executions.services.code_search import forget_code
 from executions.services.holds import Held, held_by_ledger, held_of
-from executions.services.late_results import erase_late_results
 from executions.tenants.models import Tenant
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from executions.services.requests import ExecutionRequest
+from executions.runs.requests import ExecutionRequest
 
 # The variable that the key is taken from.
 KEY = "API_KEY"

@@ -15,8 +15,8 @@ from django.db import connection
 from django.db.models import Model
 from django.utils import timezone
 
-from executions.models.execution import Execution
 from executions.models.statistic import ExecutionCount, ExecutionLatency, ExecutionTenantCount
+from executions.runs.models import Execution
 from executions.services import totals
 
 _GROWTH = 1.1

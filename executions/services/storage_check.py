@@ -10,10 +10,9 @@ from itertools import islice
 from uuid import UUID
 
 from executions.kernel.storage import ARTIFACTS, WORKSPACES, Entry, kept
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
 from executions.models.workspace import Blob, LooseFile
-from executions.services import payloads
+from executions.runs import payloads
+from executions.runs.models import Artifact, Execution
 
 logger = logging.getLogger(__name__)
 

@@ -8,9 +8,9 @@ from datetime import datetime, timedelta
 from django.db.models import F, QuerySet, Sum
 from django.utils import timezone
 
-from executions.models.execution import Execution
 from executions.models.session import Session
 from executions.models.statistic import ExecutionTenantCount
+from executions.runs.models import Execution
 from executions.services.dashboard import Series
 from executions.tenants.models import ApiKey, Tenant
 from executions.tenants.tenant_scope import executions_of, sessions_of

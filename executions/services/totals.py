@@ -12,8 +12,8 @@ from collections import Counter
 from functools import lru_cache
 from typing import Any
 
-from executions.models.execution import Execution
 from executions.models.statistic import ExecutionTotal
+from executions.runs.models import Execution
 from providers.services.breaker import ILL
 
 # Upper bounds in seconds of the buckets of a duration; what is longer is in "+Inf".

@@ -11,7 +11,7 @@ from django.db.models import Model
 from executions.kernel.empty_lists import EMPTY
 from executions.kernel.presentation import in_time
 from executions.ledger.models import LedgerEntry
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.services.first_steps import NEW_BELOW, Step
 from executions.services.first_steps import first_steps as steps_of
 from providers.models import ConfigVersion, ProviderConfig

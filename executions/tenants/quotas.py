@@ -13,8 +13,8 @@ from django.conf import settings
 from django.db import connection, transaction
 from django.utils import timezone
 
-from executions.models.execution import Execution
 from executions.models.statistic import ExecutionTenantCount
+from executions.runs.models import Execution
 from executions.tenants.models import Tenant
 from providers.errors import RateLimited
 from providers.services.kept import Kept

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from django.conf import settings
 
-from executions.models.artifact import Artifact, artifact_storage
+from executions.runs.models import Artifact, artifact_storage
 from sandbox_site import bootstrap, keys
 from sandbox_site.database import files_of
 

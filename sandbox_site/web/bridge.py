@@ -28,7 +28,7 @@ from executions.api.authentication import PLACE, key_text_in
 from executions.api.later import LATER, Later, Placeholder
 from executions.api.streams import LOST_RIGHT, MOST_IN_MEMORY_BYTES, Document, EventStream
 from executions.kernel.bodies import BODY, HELD, submit_read
-from executions.services.rights import open_answers
+from executions.runs.rights import open_answers
 from providers.errors import RateLimited
 from providers.json_reading import Read
 from sandbox_site import draining, strangers

@@ -94,9 +94,9 @@ class Stopping:
             self._next_line = now + TELL_SECONDS
             left = f", {self._grace_ends - now:.0f} s are left" if self._grace_ends > now else ""
             # The master imports this module, and has no Django.
-            from executions.services import ongoing
+            from executions.runs import active_runs
 
-            told = (ongoing.count(), self._worker.nr_conns, left)
+            told = (active_runs.count(), self._worker.nr_conns, left)
             logger.info("stopping: %d runs and %d connections are still open%s", *told)
 
     def _is_all_answered(self) -> bool:
@@ -132,9 +132,9 @@ async def _turn() -> None:
 
 
 def _end_all() -> None:
-    from executions.services import ongoing
+    from executions.runs import active_runs
 
-    ongoing.end_all(draining.ENDING_SECONDS / 2)
+    active_runs.end_all(draining.ENDING_SECONDS / 2)
 
 
 def is_readable(fd: int) -> bool:

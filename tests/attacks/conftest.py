@@ -16,13 +16,12 @@ from django_otp.plugins.otp_totp.models import TOTPDevice
 
 from executions.ledger.baseline import take_stock
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
-from executions.models.late_result import LateResult
 from executions.models.legal_hold import LegalHold
 from executions.models.policy import Policy
 from executions.models.session import Session
 from executions.models.spending import Budget
 from executions.models.workspace import Snapshot
+from executions.runs.models import Execution, LateResult
 from executions.services.replay import replay
 from executions.services.webhooks.secrets import create_secret
 from executions.tenants.keys import create_api_key, revoke

@@ -11,12 +11,12 @@ from django.test import Client
 from django.urls import reverse
 
 from executions.models.approval import Approval
-from executions.models.execution import Execution
 from executions.models.tool_call import ToolCall
+from executions.runs.models import Execution
+from executions.runs.record import Caller as By
+from executions.runs.record import open_record
+from executions.runs.requests import ExecutionRequest
 from executions.services.policies.approvals import AskedBySame, refuse_whoever_asked
-from executions.services.record import Caller as By
-from executions.services.record import open_record
-from executions.services.requests import ExecutionRequest
 from executions.services.tools import calls
 from executions.services.tools.declaring import Tool
 from executions.tenants.models import ApiKey, Tenant

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from executions.services.following import MOST_OF_EXECUTION
+from executions.runs.event_stream import MOST_OF_EXECUTION
 from tests.support.e2b_door import envelope
 from tests.support.mcp_client import ACCEPT
 from tests.support.processes import ROOT, clean_environment

@@ -10,9 +10,9 @@ import pytest
 
 from executions.api import rendering
 from executions.kernel.text import to_json
-from executions.models.execution import Execution
-from executions.services import live, rich_outputs
-from executions.services.live import EventLog
+from executions.runs import event_log, results
+from executions.runs.event_log import EventLog
+from executions.runs.models import Execution
 from executions.tenants.keys import create_api_key
 from providers.values import Event, RunLimits
 from tests.conftest import Caller
@@ -161,8 +161,8 @@ def test_a_stream_leaves_what_has_too_many_values_to_the_record(
 ) -> None:
     shown = [{"application/json": [[]] * 30, "text/plain": "x"}]
     for most, told in ((1000, shown), (20, [])):
-        monkeypatch.setattr(rich_outputs, "MOST_VALUES", most)
-        monkeypatch.setattr(live, "MOST_VALUES", most)
+        monkeypatch.setattr(results, "MOST_VALUES", most)
+        monkeypatch.setattr(event_log, "MOST_VALUES", most)
         execution = queued(alice, "async")
         ended(execution, outputs=to_json(shown))
         events = b"".join(bob.client.get(f"{EXECUTIONS}/{execution.pk}/events")).splitlines()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from executions.services.following import MOST_OF_EXECUTION
+from executions.runs.event_stream import MOST_OF_EXECUTION
 from tests.support.raw_http import ask, connect, request
 from tests.support.sandboxes import wait_until
 from tests.support.site import EXECUTIONS, Site, sleeper

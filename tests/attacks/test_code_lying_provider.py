@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from django.conf import settings
 
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
-from executions.services import asking
-from executions.services.gate import REFUSED
+from executions.runs import provider_calls
+from executions.runs.models import Artifact, Execution
+from executions.runs.results import REFUSED
 from providers.errors import ConnectionFailed, SandboxError
 from providers.models import CircuitBreaker
 from providers.values import ArtifactFile, RunLimits
@@ -111,7 +110,9 @@ def test_an_exception_of_its_own_ends_no_service(
 ) -> None:
     liar.does("run", raising(error))
     assert_started_error(run(alice, "print(1)"))
-    logged = [record for record in caplog.records if record.name == "executions.services.asking"]
+    logged = [
+        record for record in caplog.records if record.name == "executions.runs.provider_calls"
+    ]
     assert any(record.exc_info for record in logged)
     liar.does("run", lambda: None)
     liar.answers()
@@ -183,7 +184,7 @@ def test_a_run_that_outlasts_its_time_is_answered_all_the_same(
     liar: Liar, alice: Caller, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`timeout: 2` and a provider that takes as long as it likes, here until the test lets go."""
-    monkeypatch.setattr("executions.services.attempt.RUN_SLACK_SECONDS", 0.5)
+    monkeypatch.setattr("executions.runs.provider_calls.RUN_SLACK_SECONDS", 0.5)
     go, gone = threading.Event(), threading.Event()
 
     def late() -> Any:
@@ -201,13 +202,13 @@ def test_a_run_that_outlasts_its_time_is_answered_all_the_same(
     assert 2 < time.monotonic() - began < 60
     assert_started_error(response)
     assert "did not answer within 2.5 s" in response.json()["error"]["message"]
-    assert asking._overdue["liar", alice.tenant.slug] == 1
+    assert provider_calls._overdue["liar", alice.tenant.slug] == 1
     go.set()
     assert gone.wait(60)
     deadline = time.monotonic() + 30
-    while asking._overdue["liar", alice.tenant.slug] and time.monotonic() < deadline:
+    while provider_calls._overdue["liar", alice.tenant.slug] and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert asking._overdue["liar", alice.tenant.slug] == 0
+    assert provider_calls._overdue["liar", alice.tenant.slug] == 0
     execution = last_execution()
     assert (execution.status, execution.stdout) == ("error", "")
 
@@ -215,7 +216,7 @@ def test_a_run_that_outlasts_its_time_is_answered_all_the_same(
 def test_a_sandbox_that_comes_too_late_is_destroyed(
     liar: Liar, alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executions.services.attempt.CREATE_SECONDS", 0.3)
+    monkeypatch.setattr("executions.runs.provider_calls.CREATE_SECONDS", 0.3)
     go = threading.Event()
 
     def late() -> Any:
@@ -236,8 +237,8 @@ def test_a_sandbox_that_comes_too_late_is_destroyed(
 def test_a_provider_with_too_many_calls_overdue_is_not_asked_again(
     liar: Liar, alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    most = asking.MOST_OVERDUE_OF_ONE
-    monkeypatch.setitem(asking._overdue, ("liar", alice.tenant.slug), most)
+    most = provider_calls.MOST_OVERDUE_OF_ONE
+    monkeypatch.setitem(provider_calls._overdue, ("liar", alice.tenant.slug), most)
     assert run(alice, "print(1)").status_code == 429
     assert "open" not in liar.calls
 
@@ -245,13 +246,13 @@ def test_a_provider_with_too_many_calls_overdue_is_not_asked_again(
 def test_what_one_tenant_leaves_overdue_costs_the_others_nothing(
     liar: Liar, alice: Caller, charlie: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert 2 * asking.MOST_OVERDUE_OF_ONE <= asking.MOST_OVERDUE
-    most = asking.MOST_OVERDUE_OF_ONE
-    monkeypatch.setitem(asking._overdue, ("liar", alice.tenant.slug), most)
+    assert 2 * provider_calls.MOST_OVERDUE_OF_ONE <= provider_calls.MOST_OVERDUE
+    most = provider_calls.MOST_OVERDUE_OF_ONE
+    monkeypatch.setitem(provider_calls._overdue, ("liar", alice.tenant.slug), most)
     assert run(alice, "print(1)").status_code == 429
     assert run(charlie, "print(1)").json()["status"] == "succeeded"
-    shares = {("liar", f"tenant {number}"): 1 for number in range(asking.MOST_OVERDUE)}
-    monkeypatch.setattr(asking, "_overdue", Counter(shares))
+    shares = {("liar", f"tenant {number}"): 1 for number in range(provider_calls.MOST_OVERDUE)}
+    monkeypatch.setattr(provider_calls, "_overdue", Counter(shares))
     assert run(charlie, "print(1)").status_code == 429
 
 
@@ -259,8 +260,8 @@ def test_what_was_begun_is_ended_however_many_calls_are_overdue(
     liar: Liar, alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def create(*args: Any, **options: Any) -> Any:
-        most = asking.MOST_OVERDUE_OF_ONE
-        monkeypatch.setitem(asking._overdue, ("liar", alice.tenant.slug), most)
+        most = provider_calls.MOST_OVERDUE_OF_ONE
+        monkeypatch.setitem(provider_calls._overdue, ("liar", alice.tenant.slug), most)
         return liar.module.LiarsSandbox()
 
     liar.does("open", create)

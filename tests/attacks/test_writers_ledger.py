@@ -15,7 +15,7 @@ from executions.ledger.entry_format import digest, signed_bytes, write
 from executions.ledger.keyring import LedgerUnavailable, SigningKey, _load
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify, verify_entries
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from tests.attacks.conftest import RUN
 from tests.conftest import Caller
 from tests.support.running import run

@@ -19,7 +19,7 @@ import pytest
 from django_q.models import Schedule
 
 from executions import tasks
-from executions.services.schedules import EVERY_MINUTES, ensure_schedules
+from executions.runs.worker import EVERY_MINUTES, ensure_schedules
 from sandbox_site import keys
 from sandbox_site.task_queue import queue_name
 from sandbox_site.worker import TASKS, admitted

@@ -24,8 +24,7 @@ from executions.ledger.baseline import take_stock
 from executions.ledger.bindings import BINDINGS, NOT_PROVEN, columns_of, model_of
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
+from executions.runs.models import Artifact, Execution
 from executions.services.replay import replay
 from executions.tenants.models import Tenant
 from providers.fields import EncryptedTextField

@@ -20,7 +20,7 @@ from executions.ledger.last_entries import rows_called
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.models.approval import Approval
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.services.by_hand import key_made_by
 from executions.services.reports.making import make
 from executions.services.reports.scope import Scope

@@ -20,9 +20,9 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.models.alert import Alert
 from executions.models.audit_export import AuditExport
-from executions.models.process import Process
 from executions.models.spending import SpendingAlert
 from executions.models.statistic import ExecutionCount, ExecutionLatency
+from executions.runs.process_models import Process
 from executions.services.alerts import sending
 from executions.services.alerts.acknowledging import acknowledge
 from executions.services.alerts.watching import QUIET, watch, watch_without_workers

@@ -11,7 +11,7 @@ from django.utils import timezone
 
 from executions.kernel.text import first_uuid7
 from executions.models.alert import Alert
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.services.alerts import rules
 from executions.services.alerts.of_runs import SHARED_CODE
 from executions.services.alerts.watching import QUIET, watch

@@ -17,15 +17,15 @@ from django.utils import timezone
 from executions.ledger.models import LedgerCheck
 from executions.models.alert import Alert
 from executions.models.approval import Approval
-from executions.models.execution import Execution
-from executions.models.process import Process
 from executions.models.spending import Budget, Spending
 from executions.models.tool_call import ToolCall
+from executions.runs.models import Execution
+from executions.runs.process_models import Process
+from executions.runs.queue import queue_state
 from executions.services.alerts import standing_in
 from executions.services.alerts.rules import RULES
 from executions.services.alerts.watching import watch_without_workers
 from executions.services.attention import MOST, attention
-from executions.services.queue_state import queue_state
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import _own_running
 from executions.tenants.service import AUDITOR, OPERATOR

@@ -20,11 +20,11 @@ from executions.ledger.keyring import is_signed_by
 from executions.ledger.models import LedgerEntry
 from executions.ledger.trust import trusted_keys
 from executions.models.audit_export import AuditExport
-from executions.models.execution import Execution
+from executions.runs.models import Execution
+from executions.runs.record import close_record
 from executions.services.audit_export import exporting, syslog
 from executions.services.audit_export.events import event_of
 from executions.services.audit_export.exporting import export_for
-from executions.services.record import close_record
 from executions.tasks import export_ledger
 from sandbox_site.observability import AuditDestination
 from tests.capabilities.collectors import Receiver, Silent, SyslogCollector

@@ -13,10 +13,10 @@ from django.utils import timezone
 
 from executions.kernel.text import first_uuid7
 from executions.models.code_text import CodeSearchProgress, CodeText
-from executions.models.execution import Execution
+from executions.runs.models import Execution
+from executions.runs.record import close_record
 from executions.services import code_search, retention
 from executions.services.code_search import forget_code, search_code
-from executions.services.record import close_record
 from executions.tasks import index_new_code
 from tests.capabilities.write_transactions import write_transactions
 from tests.conftest import Caller

@@ -20,7 +20,7 @@ from django.core.management import CommandError, call_command
 from django.test import Client
 
 from executions.ledger.models import LedgerEntry
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.services import export as service
 from executions.services.export import BODIES, FACTS, export
 from tests.conftest import Caller

@@ -13,9 +13,9 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.models.process import Process
 from executions.models.session import Session
 from executions.models.statistic import ExecutionCount, ExecutionTenantCount, ExecutionTotal
+from executions.runs.process_models import Process
 from executions.services.metrics.collecting import TENANTS, collect
 from executions.services.metrics.exposition import Family, write
 from executions.services.statistics import hour_of

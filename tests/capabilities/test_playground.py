@@ -14,8 +14,8 @@ from django.utils import timezone
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.models.approval import Approval
-from executions.models.execution import Execution
 from executions.models.spending import Budget, Spending
+from executions.runs.models import Execution
 from executions.tenants.service import ADMINISTRATOR, AUDITOR, OPERATOR
 from providers.models import ConfigVersion, PendingChange, ProviderConfig
 from providers.services.approvers import hold

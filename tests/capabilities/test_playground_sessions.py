@@ -9,8 +9,8 @@ from django.contrib.admin.models import ADDITION, LogEntry
 from django.test import Client
 
 from executions.ledger.models import LedgerEntry
-from executions.models.execution import Execution
 from executions.models.session import Session
+from executions.runs.models import Execution
 from providers.models import ProviderConfig
 from tests.conftest import Caller
 from tests.support.approvals import signed_in

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from executions.models.execution import Execution
-from executions.services.requests import ExecutionRequest
+from executions.runs.models import Execution
+from executions.runs.requests import ExecutionRequest
 from executions.services.snippets import snippets_of
 from executions.tenants.service import OPERATOR
 from providers.values import InputFile

@@ -10,8 +10,8 @@ import pytest
 from django.db import connection, connections
 from django.db.models import Sum
 
-from executions.models.execution import Execution
 from executions.models.statistic import ExecutionCount, ExecutionLatency, ExecutionTenantCount
+from executions.runs.models import Execution
 from executions.services import recounting
 from executions.services.recounting import Recounting, recount
 from tests.capabilities.write_transactions import write_transactions

@@ -14,11 +14,11 @@ from django.utils import timezone
 from executions.ledger.bindings import BINDINGS
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
 from executions.models.schedule import Schedule
+from executions.runs.models import Execution
+from executions.runs.post_restore import RESTORED, pause_schedules
 from executions.services.recurring import beginning
 from executions.services.recurring.beginning import begin_due
-from executions.services.restored import RESTORED, pause_schedules
 from executions.tasks import begin_schedules
 from executions.tenants.keys import create_api_key, revoke
 from executions.tenants.models import Tenant

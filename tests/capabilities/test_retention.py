@@ -18,12 +18,10 @@ from executions.ledger.append import append
 from executions.ledger.executions import ERASURE
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
-from executions.models.late_result import LateResult
 from executions.models.tool_call import ToolCall
+from executions.runs.late_results import attach
+from executions.runs.models import Artifact, Execution, LateResult
 from executions.services import retention
-from executions.services.late_results import attach
 from executions.services.retention import apply_retention
 from executions.tasks import apply_retention as scheduled
 from tests.capabilities.write_transactions import write_transactions

@@ -11,8 +11,8 @@ from django.db import connection
 
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
 from executions.models.schedule import Schedule
+from executions.runs.models import Execution
 from executions.services.recurring.beginning import begin_due
 from executions.services.recurring.cron import next_time
 from executions.tenants.keys import create_api_key

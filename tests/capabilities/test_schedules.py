@@ -11,7 +11,7 @@ from django.utils import timezone
 from django_q.models import Schedule
 
 from executions import tasks
-from executions.services.schedules import EVERY_MINUTES, enqueue_due, ensure_schedules
+from executions.runs.worker import EVERY_MINUTES, enqueue_due, ensure_schedules
 from sandbox_site.task_queue import queue_name
 from sandbox_site.worker import _note_done
 from tests.support.broker import empty_queue, payloads, queued_tasks
@@ -105,7 +105,7 @@ def test_a_broker_that_takes_nothing_leaves_them_due(monkeypatch: pytest.MonkeyP
         raise ConnectionError
 
     with monkeypatch.context() as away:
-        away.setattr("executions.services.schedules.async_task", refuse)
+        away.setattr("executions.runs.worker.async_task", refuse)
         enqueue_due()
     assert queued() == []
 

@@ -15,8 +15,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from executions.models.execution import Execution
-from executions.services import ongoing, telemetry
+from executions.runs import active_runs
+from executions.runs.models import Execution
+from executions.services import telemetry
 from executions.services.metrics.collecting import collect
 from executions.services.telemetry.metrics import send
 from executions.services.telemetry.sending import Traces
@@ -57,7 +58,7 @@ def traces(collector: Receiver, settings: Any, monkeypatch: pytest.MonkeyPatch) 
 def asked(caller: Caller, code: str, trace: str = SAMPLED, **body: Any) -> Any:
     path = "/api/v1/executions"
     answer = caller.client.post(path, {"code": code, **body}, HTTP_TRACEPARENT=trace)
-    assert ongoing.wait_for_ends(20)
+    assert active_runs.wait_for_ends(20)
     return answer
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from executions.client import execute_code
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.tenants.models import Tenant
 from providers.errors import (
     ConnectionFailed,

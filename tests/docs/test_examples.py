@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import Tenant
 from tests.conftest import require

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.services.webhooks.signing import signed_headers
 from providers.errors import CODES
 from tests.support.processes import ROOT, Service, clean_environment, free_port, started

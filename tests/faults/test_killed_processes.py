@@ -14,10 +14,10 @@ import pytest
 from django.db import connection
 
 from executions.ledger.models import LedgerEntry
-from executions.models.execution import Execution
-from executions.models.process import Process
-from executions.services.deaths import Watcher
-from executions.services.leases import Keeper
+from executions.runs.heartbeat import Keeper
+from executions.runs.models import Execution
+from executions.runs.process_models import Process
+from executions.runs.process_reaper import Watcher
 from tests.conftest import Caller, require
 from tests.support.held import opened
 from tests.support.processes import ROOT
@@ -214,7 +214,7 @@ def test_a_sweeper_whose_clock_is_off_closes_nothing_that_lives(
 ) -> None:
     require("faketime")
     survivor.take()
-    monkeypatch.setattr("executions.services.leases._keeper", survivor)
+    monkeypatch.setattr("executions.runs.heartbeat._keeper", survivor)
     running, queued = opened(alice, timeout=1), opened(alice, "async")
 
     sweeper = start(

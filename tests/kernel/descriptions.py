@@ -13,7 +13,7 @@ from drf_spectacular.generators import SchemaGenerator
 from executions.api import admin_sandbox, claims, running
 from executions.api.agent_sandbox import requests as agent_sandbox_requests
 from executions.kernel.declarations import Body
-from executions.services import listing, requests
+from executions.runs import listing, requests
 from executions.services.recurring import requests as recurring_requests
 from executions.services.sessions import commands, file_requests, finding
 from executions.services.sessions import requests as session_requests

@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 
-from executions.models.execution import Execution
-from executions.services.input_files import MAX_FILE_BYTES, MAX_FILES_BYTES
-from executions.services.requests import RUN, ExecutionRequest
+from executions.runs.models import Execution
+from executions.runs.requests import MAX_FILE_BYTES, MAX_FILES_BYTES, RUN, ExecutionRequest
 from providers.errors import InvalidConfiguration
 from providers.values import InputFile
 from tests.conftest import Caller

@@ -11,7 +11,7 @@ import pytest
 from executions.kernel import disk
 from executions.kernel.disk import disk_problem, look_again_at_disk
 from executions.ledger.models import LedgerEntry
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from providers.errors import ProviderUnavailable
 from tests.conftest import Caller
 from tests.support.held import ended, opened

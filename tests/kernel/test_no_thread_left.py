@@ -14,10 +14,10 @@ import pytest
 
 from executions.kernel import background
 from executions.ledger.checkpoint_store import Behind
-from executions.models.process import Process
-from executions.services import journal, process_figures
-from executions.services.journal import start as start_journal
-from executions.services.leases import Keeper
+from executions.runs import heartbeat, journal
+from executions.runs.heartbeat import Keeper
+from executions.runs.journal import start as start_journal
+from executions.runs.process_models import Process
 from executions.services.policies import analysts
 from providers import waiting
 from providers.errors import ProviderUnavailable, RateLimited
@@ -63,11 +63,11 @@ def test_work_that_nobody_waits_for() -> None:
 
 
 def test_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_figures, "process_figures", lambda: {"found": 1})
-    monkeypatch.setattr(process_figures, "_latest", {})
+    monkeypatch.setattr(heartbeat, "process_figures", lambda: {"found": 1})
+    monkeypatch.setattr(heartbeat, "_latest", {})
     with no_thread_left():
-        assert process_figures.latest_figures() == {}
-    wait_until(lambda: process_figures.latest_figures() == {"found": 1}, seconds=20)
+        assert heartbeat.latest_figures() == {}
+    wait_until(lambda: heartbeat.latest_figures() == {"found": 1}, seconds=20)
 
 
 def test_checkpoints() -> None:

@@ -18,7 +18,7 @@ from django.test import Client
 from django_q.tasks import async_task
 
 from executions.ledger.models import LedgerEntry
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.services.export import export
 from executions.services.replay import replay
 from executions.tenants.keys import create_api_key, revoke

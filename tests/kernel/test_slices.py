@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from executions.api.base import RecordRenderer
-from executions.models.execution import Execution
-from executions.services import payloads, requests
-from executions.services.requests import ExecutionRequest
+from executions.runs import payloads, requests
+from executions.runs.models import Execution
+from executions.runs.requests import ExecutionRequest
 from providers import aes_gcm, key_ring, slices
 from providers.errors import ProviderUnavailable
 from providers.pool.service import messages

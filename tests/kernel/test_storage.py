@@ -19,9 +19,9 @@ from executions.ledger.append import append
 from executions.ledger.keyring import LedgerUnavailable
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify, verify_entries
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
-from executions.services import journal, payloads, storage_check
+from executions.runs import journal, payloads
+from executions.runs.models import Artifact, Execution
+from executions.services import storage_check
 from executions.services.retention import apply_retention
 from providers.values import InputFile
 from sandbox_site import installation, storage_settings

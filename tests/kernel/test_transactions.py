@@ -26,10 +26,6 @@ from executions.api.scopes import NEEDS
 from executions.kernel import background, batches
 from executions.models.alert import Alert
 from executions.models.code_text import CodeText
-from executions.models.execution import Execution
-from executions.models.execution_event import ExecutionEvent
-from executions.models.process import Process
-from executions.models.run_signal import RunSignal
 from executions.models.schedule import Schedule
 from executions.models.session import Session
 from executions.models.tool_call import ToolCall
@@ -42,7 +38,10 @@ from executions.models.workspace import (
     Workspace,
     WorkspaceFile,
 )
-from executions.services import schedules
+from executions.runs import worker
+from executions.runs.models import Execution, ExecutionEvent
+from executions.runs.process_models import Process
+from executions.runs.signal_models import RunSignal
 from executions.services.sessions import followers
 from executions.services.workspaces import blobs, drafts, saving
 from executions.tenants.keys import create_api_key
@@ -373,7 +372,7 @@ def old_rows(caller: Caller, size: int) -> None:
     )
 
 
-TASKS = [task for task in schedules.EVERY_MINUTES if task.startswith("executions.tasks.")]
+TASKS = [task for task in worker.EVERY_MINUTES if task.startswith("executions.tasks.")]
 
 
 @pytest.mark.usefixtures("kept_here")

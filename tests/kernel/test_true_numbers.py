@@ -12,8 +12,8 @@ from django.db import connection, connections
 from django.test import Client
 from django.utils import timezone
 
-from executions.models.execution import Execution
 from executions.models.statistic import ExecutionCount, ExecutionTenantCount
+from executions.runs.models import Execution
 from executions.services.comparison import compare_providers
 from executions.services.dashboard import figures
 from executions.services.recounting import recount

@@ -20,8 +20,8 @@ from pypdf import PdfReader
 
 from executions.ledger.entry_format import canonical
 from executions.ledger.models import LedgerEntry
-from executions.models.execution import Execution
 from executions.models.legal_hold import LegalHold
+from executions.runs.models import Execution
 from executions.services.reports import paper, scope
 from executions.services.reports.fonts import spelled
 from executions.services.reports.making import make

@@ -12,14 +12,14 @@ import pytest
 from django.db.models import F
 
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
-from executions.services import journal
-from executions.services.attempt import Attempt
-from executions.services.journal_files import Ended
-from executions.services.leases import Keeper
-from executions.services.queue import claim, hand_over, put_back
-from executions.services.record import close_record
-from executions.services.requests import ExecutionRequest
+from executions.runs import journal
+from executions.runs.attempt import Attempt
+from executions.runs.heartbeat import Keeper
+from executions.runs.journal_files import Ended
+from executions.runs.models import Execution
+from executions.runs.queue import claim, hand_over, put_back
+from executions.runs.record import close_record
+from executions.runs.requests import ExecutionRequest
 from executions.services.sessions.ending import end_leftovers
 from providers.errors import ProviderUnavailable
 from tests.conftest import Caller

@@ -11,9 +11,9 @@ from contextlib import closing
 import pytest
 from django.db import connection
 
+from executions.runs.worker import ensure_schedules
 from executions.services import compaction
 from executions.services.compaction import SLICE_PAGES, give_space_back, sizes
-from executions.services.schedules import ensure_schedules
 from executions.tasks import give_space_back as scheduled
 from sandbox_site.database import JOURNAL_BYTES
 from tests.support.sandboxes import wait_until

@@ -27,8 +27,8 @@ from executions.ledger.append import append
 from executions.ledger.keyring import LedgerUnavailable, keyring
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
 from executions.models.spending import Budget
+from executions.runs.models import Execution
 from executions.tenants.keys import create_api_key, revoke
 from executions.tenants.models import ApiKey, Tenant
 from executions.tenants.service import create_tenant

@@ -22,7 +22,7 @@ from executions.ledger.checks import ask, begin_waiting, carry_out, close_left
 from executions.ledger.models import LedgerCheck, LedgerEntry
 from executions.ledger.verification import verify_entries
 from executions.models.alert import Alert
-from executions.services import leases
+from executions.runs import heartbeat
 from executions.services.alerts.rules import RULES
 from executions.services.alerts.watching import watch
 from executions.tenants.service import AUDITOR
@@ -37,7 +37,7 @@ START, STATE = "/admin/executions/ledgercheck/start/", "/admin/executions/ledger
 
 
 @pytest.fixture(autouse=True)
-def _has_a_lease(lease: leases.Keeper, _django_db_helper: None) -> None:
+def _has_a_lease(lease: heartbeat.Keeper, _django_db_helper: None) -> None:
     """As a worker has. In a transaction none is taken by itself."""
     lease.take()
 

@@ -12,9 +12,9 @@ from executions.ledger.append import append
 from executions.ledger.entry import require_ledger
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
-from executions.services.journal_files import waiting
-from executions.services.queue import claim_next
+from executions.runs.journal_files import waiting
+from executions.runs.models import Execution
+from executions.runs.queue import claim_next
 from tests.conftest import Caller
 from tests.support.running import run
 

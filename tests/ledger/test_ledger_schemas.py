@@ -14,7 +14,7 @@ from executions.ledger.entry_format import CURRENT, SCHEMAS
 from executions.ledger.keyring import LedgerUnavailable, signing_key
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from tests.conftest import Caller
 from tests.support.running import run
 

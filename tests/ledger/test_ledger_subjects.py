@@ -18,14 +18,14 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.trust import trusted_keys
 from executions.ledger.verification import verify
 from executions.models.approval import Approval
-from executions.models.execution import Execution
+from executions.runs.models import Execution
+from executions.runs.requests import ExecutionRequest
 from executions.services.by_hand import key_made_by
 from executions.services.policies import approvals
 from executions.services.reports.entered import entry_of
 from executions.services.reports.making import make
 from executions.services.reports.scope import Scope
 from executions.services.reports.signing import Signed
-from executions.services.requests import ExecutionRequest
 from tests.conftest import Caller
 from tests.support.approvals import ASKED, RULES, decided, signed_in
 from tests.support.policies import in_force

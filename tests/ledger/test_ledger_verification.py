@@ -18,7 +18,7 @@ from executions.ledger.entry_format import digest, signed_bytes, write
 from executions.ledger.keyring import LedgerUnavailable, _load
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import ApiKey
 from tests.conftest import Caller

@@ -18,14 +18,13 @@ from django.utils import timezone
 from executions.kernel.audit import acting_as
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
-from executions.models.late_result import LateResult
 from executions.models.legal_hold import LegalHold
 from executions.models.spending import Budget
 from executions.models.workspace import Workspace
+from executions.runs.late_results import attach
+from executions.runs.models import Execution, LateResult
 from executions.services import retention
 from executions.services.holds import Held, OnHold
-from executions.services.late_results import attach
 from executions.services.recounting import recount
 from executions.services.retention import apply_retention
 from executions.services.statistics import KEYS

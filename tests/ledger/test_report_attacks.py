@@ -16,9 +16,8 @@ from executions.kernel.text import uuid7
 from executions.ledger.append import append
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
 from executions.models.legal_hold import LegalHold
+from executions.runs.models import Artifact, Execution
 from executions.services.reports import document, held
 from executions.services.reports.making import make
 from executions.services.reports.reading import Reading

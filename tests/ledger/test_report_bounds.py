@@ -15,7 +15,7 @@ from pypdf import PdfReader
 
 from executions.kernel.text import time_of
 from executions.ledger.models import LedgerEntry
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.services.reports import paper, scope
 from executions.services.reports.making import make
 from executions.services.reports.scope import Scope

@@ -21,8 +21,8 @@ from executions.kernel.storage import REPORTS, kept
 from executions.ledger.entry_format import canonical
 from executions.ledger.keyring import signing_key
 from executions.ledger.models import LedgerEntry
-from executions.models.execution import Execution
 from executions.models.report import Report
+from executions.runs.models import Execution
 from executions.services.reports import asking, scope
 from executions.services.reports.asking import name_of
 from executions.services.reports.making import make

@@ -12,7 +12,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from executions.ledger.models import LedgerEntry
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from tests.conftest import Caller
 from tests.ledger.ledger_entries import TABLE, entries, kept, sql
 from tests.support.running import run

@@ -19,12 +19,12 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.models.alert import Alert
 from executions.models.approval import Approval
-from executions.models.execution import Execution
 from executions.models.policy import Policy
+from executions.runs.expiry import end_stale_executions
+from executions.runs.models import Execution
 from executions.services import retention
 from executions.services.alerts.watching import QUIET, watch
 from executions.services.policies import approvals
-from executions.services.stale import end_stale_executions
 from executions.tenants.keys import revoke
 from providers.errors import SandboxError
 from providers.services.kept import forget_all

@@ -12,9 +12,9 @@ from django.db import IntegrityError, transaction
 from examples.receipts import verify_receipt
 from executions.client import execute_code
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
 from executions.models.policy import Policy
 from executions.models.session import Session
+from executions.runs.models import Execution
 from executions.services.policies.in_force import rules_for
 from executions.services.replay import replay
 from providers.errors import SandboxError

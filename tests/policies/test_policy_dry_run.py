@@ -17,8 +17,8 @@ from django.utils import timezone
 from executions.kernel.text import first_uuid7
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
 from executions.models.policy import Policy
+from executions.runs.models import Execution
 from executions.services.policies.dry_run import dry_run
 from executions.services.policies.in_force import rules_for
 from executions.tenants.models import Tenant

@@ -11,7 +11,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import IntegrityError, connection, transaction
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from providers import registry
 from providers.errors import InvalidConfiguration
 from providers.models import ConfigVersion, PendingChange, ProviderConfig

@@ -11,7 +11,7 @@ from typing import Any
 import docker
 import pytest
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.sandbox import get_sandbox
 from providers.errors import ProviderUnavailable
 from providers.models import ProviderConfig

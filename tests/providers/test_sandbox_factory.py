@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from executions import sandbox
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.sandbox import SandboxResult, get_sandbox
 from providers import named as providers_named
 from providers.errors import InvalidConfiguration, ProviderUnavailable

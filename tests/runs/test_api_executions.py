@@ -14,7 +14,7 @@ from django.test.utils import CaptureQueriesContext
 
 from executions.ledger.entry_format import text_hash
 from executions.ledger.sealing import receipt_of
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from tests.conftest import Caller, require
 from tests.runs.execution_shape import SHAPE
 from tests.support.running import run

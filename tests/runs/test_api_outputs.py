@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from providers.errors import InvalidConfiguration
 from providers.local.provider import LocalProvider
 from providers.values import ExecutionResult

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from django.test import Client
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from tests.conftest import Caller
 from tests.support.running import run
 

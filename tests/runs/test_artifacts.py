@@ -11,9 +11,8 @@ from urllib.parse import quote
 import pytest
 
 from executions.kernel.text import uuid7
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
-from executions.services.artifacts import remove_files, store_files
+from executions.runs.artifacts import remove_files, store_files
+from executions.runs.models import Artifact, Execution
 from providers.guest.names import MOST_CHARACTERS
 from providers.values import ArtifactFile
 from tests.conftest import Caller

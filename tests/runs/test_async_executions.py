@@ -17,8 +17,8 @@ from django.db import connection, connections
 from django.utils import timezone
 from django_q.brokers import get_broker
 
-from executions.models.execution import Execution
-from executions.services.queue import claim
+from executions.runs.models import Execution
+from executions.runs.queue import claim
 from executions.tenants.models import ApiKey
 from tests.conftest import Caller
 from tests.support.processes import ROOT

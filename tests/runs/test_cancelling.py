@@ -15,14 +15,12 @@ from django.test import Client
 
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
-from executions.models.late_result import LateResult
-from executions.models.run_signal import RunSignal
-from executions.services import cancelling as service
-from executions.services import ongoing, signals
-from executions.services.leases import Keeper
-from executions.services.queue import claim_next
-from executions.services.worker import run_claimed
+from executions.runs import active_runs, service
+from executions.runs.heartbeat import Keeper
+from executions.runs.models import Execution, LateResult
+from executions.runs.queue import claim_next
+from executions.runs.signal_models import RunSignal
+from executions.runs.worker import run_claimed
 from tests.conftest import Caller
 from tests.support.held import ended, opened
 from tests.support.running import run
@@ -112,11 +110,11 @@ def test_what_has_ended_is_a_conflict(alice: Caller) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_the_process_that_runs_it_is_told(alice: Caller, lease: Keeper) -> None:
     execution, other = opened(alice), opened(alice)
-    signals.leave(execution.pk, RunSignal.Kind.CANCEL, "key:x")
+    active_runs.leave(execution.pk, RunSignal.Kind.CANCEL, "key:x")
 
     runs = ElsewhereRun(execution.pk), ElsewhereRun(other.pk)
-    with ongoing.counted(runs[0]), ongoing.counted(runs[1]):
-        signals.attend(lease.mine())
+    with active_runs.counted(runs[0]), active_runs.counted(runs[1]):
+        active_runs.attend(lease.mine())
 
     assert [run.cancelled_by for run in runs] == [["key:x"], []]
 
@@ -129,7 +127,7 @@ def test_what_its_process_does_not_end_is_closed_and_its_result_comes_late(
     monkeypatch.setattr(service, "PATIENCE_SECONDS", 0.0)
     code = (
         "from executions.models import Execution\n"
-        "from executions.services.cancelling import cancelling\n"
+        "from executions.runs.service import cancelling\n"
         "from executions.kernel.coroutines import wait_for\n"
         "told = wait_for(cancelling(Execution.objects.get(), 'key:x'))\n"
         "answer = ExecutionResult(told.status, '', 0, 0.0)"
@@ -152,7 +150,7 @@ def test_a_result_that_was_first_stands(alice: Caller, monkeypatch: pytest.Monke
         ended(Execution.objects.get())
         return True
 
-    monkeypatch.setattr(signals, "leave", end_meanwhile)
+    monkeypatch.setattr(active_runs, "leave", end_meanwhile)
 
     assert cancel(alice, execution.pk).status_code == 409
     assert Execution.objects.get().status == "succeeded"
@@ -172,7 +170,7 @@ def test_a_run_of_this_process_ends_at_once_and_its_sandbox_with_it(
 
     worker = threading.Thread(target=work)
     worker.start()
-    wait_until(lambda: any(each.handed_over for each in ongoing.runs()), 20)
+    wait_until(lambda: any(each.handed_over for each in active_runs.runs()), 20)
 
     answer = cancel(alice, execution.pk)
     worker.join(20)
@@ -180,7 +178,7 @@ def test_a_run_of_this_process_ends_at_once_and_its_sandbox_with_it(
     assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
     assert answer.json()["provider"] == "local"
     assert not worker.is_alive()
-    assert ongoing.wait_for_ends(20)
+    assert active_runs.wait_for_ends(20)
     assert verify().is_intact
 
 

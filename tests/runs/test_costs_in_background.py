@@ -11,8 +11,8 @@ import pytest
 from django.utils import timezone
 
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
 from executions.models.spending import Budget, Spending
+from executions.runs.models import Execution
 from executions.services.sessions import followers, stopping
 from executions.services.sessions.ending import end_leftovers
 from executions.services.sessions.tending import tend

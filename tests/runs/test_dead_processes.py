@@ -17,16 +17,16 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from executions.ledger.models import LedgerEntry
-from executions.models.execution import Execution
-from executions.models.process import Process
 from executions.models.session import Session
-from executions.services import deaths, journal_files
-from executions.services.deaths import KEPT, Watcher, forget_ended
-from executions.services.journal import record_kept
-from executions.services.journal_files import Ended
-from executions.services.leases import Keeper, PeriodicStep
-from executions.services.record import close_record
-from executions.services.stale import end_stale_executions
+from executions.runs import journal_files, process_reaper
+from executions.runs.expiry import end_stale_executions
+from executions.runs.heartbeat import Keeper, PeriodicStep
+from executions.runs.journal import record_kept
+from executions.runs.journal_files import Ended
+from executions.runs.models import Execution
+from executions.runs.process_models import Process
+from executions.runs.process_reaper import KEPT, Watcher, forget_ended
+from executions.runs.record import close_record
 from providers.living import birth
 from providers.remote.owner import process_tag
 from sandbox_site.standby import HELD_SECONDS
@@ -226,7 +226,7 @@ def test_what_cannot_be_closed_is_not_tried_without_a_pause(
         clock.now += 2
         return False
 
-    monkeypatch.setattr(deaths, "try_to_close", refuse)
+    monkeypatch.setattr(process_reaper, "try_to_close", refuse)
     watcher.look(None)
 
     assert not watcher.is_behind

@@ -20,11 +20,11 @@ from django.db import connections
 from django.http import HttpResponse
 from django.test import Client
 
-from executions.models.execution import Execution
-from executions.services import ongoing
-from executions.services.record import Caller as RecordCaller
-from executions.services.requests import ExecutionRequest
-from executions.services.run import run_execution
+from executions.runs import active_runs
+from executions.runs.models import Execution
+from executions.runs.record import Caller as RecordCaller
+from executions.runs.requests import ExecutionRequest
+from executions.runs.service import run_execution
 from providers import registry
 from providers.manager import manager
 from sandbox_site import draining, health
@@ -209,9 +209,9 @@ def test_a_run_at_a_provider_that_does_not_answer_is_ended_too(
     caller.start()
     assert hanging.began.wait(30)
     step("_SERVING")  # so that what follows is undone
-    ongoing.end_all(30)
+    active_runs.end_all(30)
     caller.join(30)
-    assert ongoing.count() == 0
+    assert active_runs.count() == 0
     (outcome,) = outcomes
     record = Execution.objects.get()
     assert (record.status, record.error_code, record.retryable) == ("error", "SB009", retryable)
@@ -219,7 +219,7 @@ def test_a_run_at_a_provider_that_does_not_answer_is_ended_too(
     assert outcome.error.started is not retryable
     assert "stopped" in record.error_message
     # Nobody waits for the sandbox's end but the end of the process.
-    assert ongoing.wait_for_ends(30)
+    assert active_runs.wait_for_ends(30)
     assert hanging.asked == asked
 
 
@@ -236,7 +236,7 @@ def test_what_a_stopping_worker_has_not_handed_over_is_queued_again(
     worker.start()
     assert hanging.began.wait(30)
     step("_SERVING")  # so that what follows is undone
-    ongoing.end_all(30)
+    active_runs.end_all(30)
     worker.join(30)
     waiting = Execution.objects.get()
     assert (waiting.pk, waiting.status, waiting.process_id) == (queued.pk, "queued", None)

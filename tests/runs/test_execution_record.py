@@ -15,12 +15,12 @@ from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from executions.kernel.text import uuid7
-from executions.models.execution import Execution
-from executions.services.gate import Checked
-from executions.services.record import Caller as By
-from executions.services.record import close_record, open_record
-from executions.services.requests import ExecutionRequest
-from executions.services.run import run_execution
+from executions.runs.models import Execution
+from executions.runs.record import Caller as By
+from executions.runs.record import close_record, open_record
+from executions.runs.requests import ExecutionRequest
+from executions.runs.results import Checked
+from executions.runs.service import run_execution
 from tests.conftest import Caller
 from tests.support.refusing_table import refusing_rows
 from tests.support.running import run
@@ -104,7 +104,7 @@ def test_an_attempt_ends_even_when_its_outcome_is_one_no_record_takes(
         answer.exit_code = 10**30
         return Checked(answer, "", "", "")
 
-    monkeypatch.setattr("executions.services.attempt.check", unfit)
+    monkeypatch.setattr("executions.runs.results.check", unfit)
     answer = run(alice, "print(1)")
 
     assert answer.status_code == 503

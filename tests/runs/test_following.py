@@ -14,11 +14,10 @@ from django.contrib.auth.models import Permission
 from django.test import Client
 from django.utils import timezone
 
-from executions.models.execution import Execution
-from executions.models.execution_event import ExecutionEvent
-from executions.models.run_signal import RunSignal
-from executions.services import kept_events, signals
-from executions.services.live import EventLog
+from executions.runs import active_runs, event_log
+from executions.runs.event_log import EventLog
+from executions.runs.models import Execution, ExecutionEvent
+from executions.runs.signal_models import RunSignal
 from executions.tasks import forget_events
 from providers.values import Event, RunLimits
 from tests.conftest import Caller
@@ -207,12 +206,12 @@ def test_what_somebody_asked_for_is_kept_in_batches(alice: Caller) -> None:
     log = EventLog(RunLimits())
     log.begin(execution.pk)
     log.emit(Event("stdout", b"a\x00\xff"))
-    kept_events.write(log)
-    kept_events.write(log)
+    event_log.write(log)
+    event_log.write(log)
     log.emit(Event("stdout", b"b"))
     log.is_kept = True
     log.finish()
-    kept_events.write_rest(log)
+    event_log.write_rest(log)
 
     assert list(ExecutionEvent.objects.values_list("first", "last")) == [(1, 2), (3, 3)]
     ended(execution)
@@ -243,8 +242,8 @@ def test_what_is_as_deep_as_it_may_be_is_kept_and_its_run_is_closed(
 def test_a_signal_goes_with_its_execution(alice: Caller) -> None:
     execution, other = opened(alice), opened(alice)
     for each in (execution, other):
-        assert signals.leave(each.pk, RunSignal.Kind.FOLLOW, "x")
-        assert not signals.leave(each.pk, RunSignal.Kind.FOLLOW, "y")
+        assert active_runs.leave(each.pk, RunSignal.Kind.FOLLOW, "x")
+        assert not active_runs.leave(each.pk, RunSignal.Kind.FOLLOW, "y")
     ended(execution)
 
     assert forget_events() == 1

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from executions.services.gate import METADATA_BYTES, REFUSED, check, check_sandbox
+from executions.runs.results import METADATA_BYTES, REFUSED, check, check_sandbox
 from providers.errors import CreationFailed, ProviderUnavailable
 from providers.sandbox import Sandbox
 from providers.values import ArtifactFile, Emit, ExecutionResult, Job, RunLimits

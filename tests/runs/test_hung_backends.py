@@ -10,11 +10,11 @@ import pytest
 from django.db import connection
 
 from executions.kernel.coroutines import wait_for
-from executions.models.execution import Execution
-from executions.services import ongoing
-from executions.services.record import Caller as By
-from executions.services.requests import ExecutionRequest
-from executions.services.run import running
+from executions.runs import active_runs
+from executions.runs.models import Execution
+from executions.runs.record import Caller as By
+from executions.runs.requests import ExecutionRequest
+from executions.runs.service import running
 from providers.errors import ConnectionFailed
 from providers.manager import StillStarting, manager
 from providers.models import CircuitBreaker
@@ -192,12 +192,12 @@ def test_an_answer_does_not_wait_for_the_end_of_its_sandbox(
     outcome = wait_for(running(request, By.of_key(alice.api_key)))
     assert Execution.objects.get(pk=outcome.execution.pk).status == "succeeded"
     assert destroy.begun.wait(60)
-    assert not ongoing.wait_for_ends(0.01)
+    assert not active_runs.wait_for_ends(0.01)
     # Whoever ends the process waits, and the provider is kept open for it.
     [slot] = manager._slots
     assert slot.users == 1
     destroy.let_go.set()
-    assert ongoing.wait_for_ends(60)
+    assert active_runs.wait_for_ends(60)
     assert slot.users == 0
 
 

@@ -10,8 +10,8 @@ import pytest
 from django.db import IntegrityError, connection, connections
 from rest_framework.test import APIClient
 
-from executions.models.execution import Execution
-from executions.services.record import close_unrun
+from executions.runs.models import Execution
+from executions.runs.record import close_unrun
 from providers.errors import ProviderUnavailable
 from tests.conftest import Caller
 from tests.support.held import opened

@@ -24,17 +24,15 @@ from executions.kernel.database import DatabaseAway
 from executions.kernel.text import uuid7
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
-from executions.models.late_result import LateResult
 from executions.models.spending import Spending
-from executions.services import artifacts, journal, journal_files, record, worker
-from executions.services.deaths import UnattendedRuns
-from executions.services.journal import keep, record_kept
-from executions.services.journal_files import Ended, waiting, write
-from executions.services.leases import Keeper
-from executions.services.queue import claim_next
-from executions.services.record import close_record, error_changes
+from executions.runs import artifacts, journal, journal_files, record, worker
+from executions.runs.heartbeat import Keeper
+from executions.runs.journal import keep, record_kept
+from executions.runs.journal_files import Ended, waiting, write
+from executions.runs.models import Artifact, Execution, LateResult
+from executions.runs.process_reaper import UnattendedRuns
+from executions.runs.queue import claim_next
+from executions.runs.record import close_record, error_changes
 from executions.services.retention import apply_retention
 from providers.models import ProviderPrice
 from providers.services import rotate_elsewhere
@@ -119,7 +117,7 @@ def test_a_run_that_ends_after_its_record_was_closed_is_attached_too(
 ) -> None:
     closes = (
         "from executions.models import Execution\n"
-        "from executions.services.record import close_record, error_changes\n"
+        "from executions.runs.record import close_record, error_changes\n"
         "close_record(Execution.objects.get(), 'error', error_changes('SB009', 'lost'))\n"
         "answer = ExecutionResult('came late', '', 0, 0.0)"
     )

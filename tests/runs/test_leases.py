@@ -15,16 +15,16 @@ import pytest
 from django.db import OperationalError, connection, connections
 from django.db.models.functions import Now
 
-from executions.models.execution import Execution
-from executions.models.process import Process
-from executions.services import leases, ongoing
-from executions.services.attempt import Attempt
-from executions.services.deaths import UnattendedRuns
-from executions.services.leases import Keeper, PeriodicStep
-from executions.services.queue import claim_next
-from executions.services.record import Caller as By
-from executions.services.requests import ExecutionRequest
-from executions.services.run import run_execution
+from executions.runs import active_runs, heartbeat
+from executions.runs.attempt import Attempt
+from executions.runs.heartbeat import Keeper, PeriodicStep
+from executions.runs.models import Execution
+from executions.runs.process_models import Process
+from executions.runs.process_reaper import UnattendedRuns
+from executions.runs.queue import claim_next
+from executions.runs.record import Caller as By
+from executions.runs.requests import ExecutionRequest
+from executions.runs.service import run_execution
 from providers.manager import Lease, manager
 from sandbox_site import draining
 from tests.conftest import Caller
@@ -94,16 +94,16 @@ def test_a_process_takes_its_lease_once_whatever_runs_at_the_same_time(lease: Ke
 
 @pytest.mark.django_db(transaction=True)
 def test_a_forked_process_has_no_part_in_its_parents_lease() -> None:
-    mine = leases.mine()
+    mine = heartbeat.mine()
     child = os.fork()
     if child == 0:
         # The connection is the parent's: it is put aside unclosed, and the end is at once.
         kept, connection.connection = connection.connection, None
-        other = leases._keeper._lease is None and leases.mine()
+        other = heartbeat._keeper._lease is None and heartbeat.mine()
         os._exit(0 if other and other != mine and kept else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
-    assert leases.mine() == mine
+    assert heartbeat.mine() == mine
     assert Process.objects.count() == 2
 
 
@@ -124,16 +124,16 @@ def test_after_a_while_without_renewal_the_row_is_read_again(
 ) -> None:
     lease.take()
     execution, closed, of_a_dead = opened(alice), opened(alice), opened(alice)
-    lease._lease.renewed_at -= leases.FRESH_SECONDS  # type: ignore[union-attr]
+    lease._lease.renewed_at -= heartbeat.FRESH_SECONDS  # type: ignore[union-attr]
 
     with django_assert_num_queries(1):
         lease.confirm(execution)
     ended(closed)
     closed.process_id = lease.mine()
-    with pytest.raises(leases.NotOurs):
+    with pytest.raises(heartbeat.NotOurs):
         lease.confirm(closed)
     taken(lease.mine())
-    with pytest.raises(leases.NotOurs):
+    with pytest.raises(heartbeat.NotOurs):
         lease.confirm(of_a_dead)
 
 
@@ -145,7 +145,7 @@ def test_code_is_not_handed_over_once_the_lease_was_taken(
     @contextmanager
     def slow(*, wait: bool = True) -> Iterator[Lease]:
         """As if the process had been stopped while it waited for a sandbox."""
-        if lease._lease is None or not ongoing.count():
+        if lease._lease is None or not active_runs.count():
             # Asked what it can run.
             with manager.lease(wait=wait) as lent:
                 yield lent
@@ -183,7 +183,7 @@ def test_a_process_that_lost_its_lease_ends_its_runs_and_takes_another(
     first = lease.mine()
     caller = threading.Thread(target=call)
     caller.start()
-    wait_until(lambda: any(run.handed_over for run in ongoing.runs()), seconds=30)
+    wait_until(lambda: any(run.handed_over for run in active_runs.runs()), seconds=30)
     taken(first)
 
     with caplog.at_level(logging.ERROR):
@@ -206,7 +206,7 @@ def test_a_process_that_ends_while_its_lease_is_taken_takes_no_other(
     taken(lease.mine())
     # What is ended for it is the last that the process has to do.
     ends = SimpleNamespace(execution_id=None, lose=lease.end)
-    monkeypatch.setattr(ongoing, "runs", lambda: [ends])
+    monkeypatch.setattr(active_runs, "runs", lambda: [ends])
     lease.renew()
     assert not Process.objects.filter(ended_at=None).exists()
 
@@ -235,7 +235,7 @@ def test_what_nothing_here_runs_any_more_is_closed_by_its_own_process(
     attempt = Attempt(running, ExecutionRequest("pass"), 0.0, 0.0)
 
     unattended = UnattendedRuns()
-    with ongoing.counted(attempt):
+    with active_runs.counted(attempt):
         assert unattended.close(lease.mine(), seconds=60) == 0
         assert unattended.close(lease.mine(), seconds=0) == 1
 
@@ -246,7 +246,7 @@ def test_what_nothing_here_runs_any_more_is_closed_by_its_own_process(
 
 
 def test_the_service_registers_its_periodic_steps_in_this_order() -> None:
-    steps = leases.registered_steps()
+    steps = heartbeat.registered_steps()
 
     found = [(step.name, step.seconds) for step in steps]
     assert found == [
@@ -257,7 +257,7 @@ def test_the_service_registers_its_periodic_steps_in_this_order() -> None:
         ("forget", 3600.0),
     ]
     # No thread goes on with what another one has seen.
-    assert steps[1].run != leases.registered_steps()[1].run
+    assert steps[1].run != heartbeat.registered_steps()[1].run
 
 
 @pytest.mark.django_db
@@ -319,12 +319,12 @@ def test_a_process_gives_its_lease_back_after_its_sandboxes_have_ended(
     def note(name: str) -> Callable[[], None]:
         return lambda: done.append(name if draining.is_ending() else f"{name} too early")
 
-    monkeypatch.setattr(ongoing, "wait_for_ends", note("ends"))
+    monkeypatch.setattr(active_runs, "wait_for_ends", note("ends"))
     monkeypatch.setattr(manager, "close", note("manager"))
-    monkeypatch.setattr(ongoing, "close_all", note("others"))
+    monkeypatch.setattr(active_runs, "close_all", note("others"))
     monkeypatch.setattr(lease, "end", note("lease"))
 
-    ongoing.finish()
+    active_runs.finish()
 
     assert done == ["ends", "manager", "others", "lease"]
 
@@ -366,7 +366,7 @@ def test_a_database_that_fails_takes_no_lease_and_is_told_of_once(
 ) -> None:
     wait_until(Process.objects.exists, seconds=20)
     mine = kept.mine()
-    with caplog.at_level(logging.INFO, "executions.services.leases"):
+    with caplog.at_level(logging.INFO, "executions.runs.heartbeat"):
         with connection.cursor() as cursor:
             cursor.execute("ALTER TABLE executions_process RENAME TO executions_process_away")
         wait_until(lambda: "cannot be renewed" in caplog.text, seconds=20)

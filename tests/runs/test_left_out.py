@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from executions.api.rendering import execution_for
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import Tenant
 from executions.tenants.service import AUDITOR

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from executions.services.live import MOST_KEPT, MOST_UNREAD, EventLog, whole_characters
+from executions.runs.event_log import MOST_KEPT, MOST_UNREAD, EventLog, whole_characters
 from providers.values import Event, ExecutionResult, RunLimits
 
 MUCH = 10**9

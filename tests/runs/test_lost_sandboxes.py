@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from executions.kernel.storage import Folder
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.services.sessions.tending import tend
 from tests.conftest import Caller
 from tests.support import kept_here

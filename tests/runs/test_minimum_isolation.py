@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executions.client import execute_code
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.sandbox import get_sandbox
 from executions.services.replay import replay
 from executions.tenants.models import ApiKey, Tenant

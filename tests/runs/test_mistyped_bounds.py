@@ -8,8 +8,8 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from executions.models.execution import Execution
 from executions.models.policy import Policy
+from executions.runs.models import Execution
 from executions.tenants.models import ApiKey
 from providers.models import ProviderConfig
 from tests.conftest import Caller

@@ -12,9 +12,9 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
+from executions.runs.models import Execution
+from executions.runs.results import kinds_in
 from executions.services.metrics.collecting import collect
-from executions.services.observations import kinds_in
 from executions.tenants.service import AUDITOR
 from providers.observations import KINDS, OBSERVATIONS
 from providers.pool.cgroup import Evidence

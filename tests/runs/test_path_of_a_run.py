@@ -35,7 +35,7 @@ def _no_lookup_grows_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept for a second would be looked up once more on a slow machine."""
     for name in (
         "providers.services.kept.KEPT_SECONDS",
-        "executions.services.rights.CHECK_SECONDS",
+        "executions.runs.rights.CHECK_SECONDS",
         "executions.kernel.disk.LOOKED_AT_SECONDS",
     ):
         monkeypatch.setattr(name, 3600)

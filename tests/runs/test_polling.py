@@ -15,12 +15,11 @@ from django.test.utils import CaptureQueriesContext
 from executions.api.streams import NDJSON, EventStream
 from executions.kernel.background import Ticker
 from executions.kernel.text import to_json
-from executions.models.execution import Execution
-from executions.models.execution_event import ExecutionEvent
-from executions.models.run_signal import RunSignal
-from executions.services import following, kept_events, polling
-from executions.services.following import Listener, Relay
-from executions.services.polling import Poll, Reader, Waiter
+from executions.runs import event_log, event_stream, polling
+from executions.runs.event_stream import Listener, Relay
+from executions.runs.models import Execution, ExecutionEvent
+from executions.runs.polling import Poll, Reader, Waiter
+from executions.runs.signal_models import RunSignal
 from providers.errors import RateLimited
 from sandbox_site import draining
 from tests.conftest import Caller
@@ -51,7 +50,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def reader_of(execution: Execution, after: int = 0, *, is_patient: bool = True) -> Reader:
-    return Reader(execution.pk, after, Relay(), lambda: is_patient, following._may_be_told)
+    return Reader(execution.pk, after, Relay(), lambda: is_patient, event_stream._may_be_told)
 
 
 def say(execution: Execution, first: int, *texts: str) -> None:
@@ -134,7 +133,7 @@ def test_a_slow_reader_is_not_read_for_and_holds_up_nobody(
     slow, quick = reader_of(execution), reader_of(execution)
     for each in (slow, quick):
         stack.enter_context(poll.joined(each))
-    large = "x" * following.AHEAD_BYTES
+    large = "x" * event_stream.AHEAD_BYTES
     found: list[int] = []
     for first in (1, 2, 3):
         say(execution, first, large)
@@ -247,7 +246,9 @@ def test_one_follower_asks_for_the_events_of_an_execution(
 ) -> None:
     monkeypatch.setattr(polling, "poll", Poll())
     execution, listener = opened(alice), Listener("key:1", "wonderland")
-    told = [following.following(execution.pk, EventStream(NDJSON), 0, listener) for _ in range(3)]
+    told = [
+        event_stream.following(execution.pk, EventStream(NDJSON), 0, listener) for _ in range(3)
+    ]
     next(told[0])
     with CaptureQueriesContext(connection) as asked:
         next(told[1])
@@ -261,9 +262,9 @@ def test_one_follower_asks_for_the_events_of_an_execution(
 
 
 BOUNDS: list[tuple[int, Callable[[int], tuple[Listener, int]]]] = [
-    (following.MOST_OF_EXECUTION, lambda n: (Listener(f"key:{n}", "wonderland"), 0)),
-    (following.MOST_OF_CALLER, lambda n: (Listener("key:1", "wonderland"), n)),
-    (following.MOST_OF_TENANT, lambda n: (Listener(f"key:{n}", "wonderland"), n)),
+    (event_stream.MOST_OF_EXECUTION, lambda n: (Listener(f"key:{n}", "wonderland"), 0)),
+    (event_stream.MOST_OF_CALLER, lambda n: (Listener("key:1", "wonderland"), n)),
+    (event_stream.MOST_OF_TENANT, lambda n: (Listener(f"key:{n}", "wonderland"), n)),
 ]
 
 
@@ -287,10 +288,10 @@ def test_followers_have_bounds_which_others_do_not_share(
 
 def test_places_are_given_back() -> None:
     listener, execution = Listener("key:1", "wonderland"), uuid4()
-    for _ in range(2 * following.MOST_OF_EXECUTION):
+    for _ in range(2 * event_stream.MOST_OF_EXECUTION):
         with listener.counted(execution):
             pass
-    assert not following._followers
+    assert not event_stream._followers
 
 
 def test_who_follows_beyond_the_bound_is_told_so(
@@ -299,7 +300,7 @@ def test_who_follows_beyond_the_bound_is_told_so(
     execution = opened(alice)
     ended(execution)
     path = f"/api/v1/executions/{execution.pk}/events"
-    monkeypatch.setattr(following, "MOST_OF_CALLER", 1)
+    monkeypatch.setattr(event_stream, "MOST_OF_CALLER", 1)
     stack.enter_context(Listener.of_key(alice.api_key).counted())
 
     refused = alice.client.get(path)
@@ -324,4 +325,4 @@ def test_the_thread_finds_what_comes_and_goes_when_nobody_waits(
     with poll.joined(waiter := Waiter(execution.pk)):
         waiter.ended.result(30)
     wait_until(lambda: not poll._ticker._is_running, 30)
-    assert kept_events.are_kept(execution.pk)
+    assert event_log.are_kept(execution.pk)

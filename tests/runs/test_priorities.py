@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from executions.models.execution import Execution
-from executions.services.queue import claim_next
+from executions.runs.models import Execution
+from executions.runs.queue import claim_next
 from tests.conftest import Caller
 from tests.support.held import bounded, ended
 from tests.support.running import run

@@ -12,22 +12,15 @@ from django.utils import timezone
 
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
-from executions.models.process import Process
-from executions.services import journal, leases, payloads
-from executions.services.deaths import close_lost, try_to_close
-from executions.services.journal_files import Ended, write
-from executions.services.leases import NotOurs
-from executions.services.queue import (
-    MOST_PUT_BACK,
-    claim,
-    claim_next,
-    hand_over,
-    move,
-    put_back,
-)
-from executions.services.record import close_unrun, error_changes
-from executions.services.stale import end_stale_executions
+from executions.runs import heartbeat, journal, payloads
+from executions.runs.expiry import end_stale_executions
+from executions.runs.heartbeat import NotOurs
+from executions.runs.journal_files import Ended, write
+from executions.runs.models import Execution
+from executions.runs.process_models import Process
+from executions.runs.process_reaper import close_lost, try_to_close
+from executions.runs.queue import MOST_PUT_BACK, claim, claim_next, hand_over, move, put_back
+from executions.runs.record import close_unrun, error_changes
 from providers.errors import ProviderUnavailable
 from providers.values import InputFile
 from tests.conftest import Caller
@@ -46,7 +39,7 @@ def folder(tmp_path: Path, settings: Any) -> Path:
 
 
 @pytest.fixture
-def taken(alice: Caller, folder: Path, lease: leases.Keeper) -> Execution:
+def taken(alice: Caller, folder: Path, lease: heartbeat.Keeper) -> Execution:
     """By a process that is dead now, while this one is another."""
     lease.take()
     opened(alice, "async", files=FILES)

@@ -12,7 +12,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.tenants.models import ApiKey
 from tests.support.query_budgets import BUDGETS, GOOD
 

@@ -14,9 +14,9 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from executions.models.execution import Execution
-from executions.services.queue import claim_next
-from executions.services.worker import Runner
+from executions.runs.models import Execution
+from executions.runs.queue import claim_next
+from executions.runs.worker import Runner
 from executions.tenants.quotas import counted_alone
 from tests.conftest import Caller
 from tests.support.held import bounded, ended, opened
@@ -55,7 +55,7 @@ def test_of_several_processes_each_makes_a_newcomer_wait_for_one(
     order = []
 
     def serve(turns: dict[str, int]) -> None:
-        monkeypatch.setattr("executions.services.queue._turns", turns)
+        monkeypatch.setattr("executions.runs.queue._turns", turns)
         order.extend(served(1))
 
     for _ in range(30):
@@ -146,7 +146,7 @@ def test_the_disk_that_is_full_is_not_filled_from_the_queue(
     scripted: object, alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened(alice, "async")
-    monkeypatch.setattr("executions.services.queue.disk_problem", lambda: "full")
+    monkeypatch.setattr("executions.kernel.disk.disk_problem", lambda: "full")
     assert run_queued() is None
     monkeypatch.undo()
     assert run_queued() is not None

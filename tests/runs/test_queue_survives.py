@@ -18,7 +18,7 @@ import pytest
 from django_q.brokers import get_broker
 from django_q.tasks import async_task
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.tenants.models import Tenant
 from sandbox_site.task_queue import queue_name
 from tests.conftest import Caller, require

@@ -16,11 +16,11 @@ from django.db import connection
 
 from executions.kernel.storage import QUEUE
 from executions.kernel.storage import kept as kept_at
-from executions.models.execution import Execution
-from executions.services import payloads
-from executions.services.queue import claim, claim_next, hand_over
-from executions.services.record import close_unrun
-from executions.services.stale import end_stale_executions
+from executions.runs import payloads
+from executions.runs.expiry import end_stale_executions
+from executions.runs.models import Execution
+from executions.runs.queue import claim, claim_next, hand_over
+from executions.runs.record import close_unrun
 from providers.errors import ProviderUnavailable, RateLimited
 from providers.values import InputFile
 from tests.conftest import Caller
@@ -66,7 +66,7 @@ def test_files_arrive_as_they_were_sent(alice: Caller) -> None:
     execution = claim_next()
     assert execution is not None
 
-    from executions.services.requests import ExecutionRequest
+    from executions.runs.requests import ExecutionRequest
 
     request = ExecutionRequest.from_stored(payloads.read(execution))
     assert (request.files, request.arguments) == (FILES, {"a": 1})

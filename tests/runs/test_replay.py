@@ -15,7 +15,7 @@ from django.test import Client
 from executions.kernel.page_time import PageTime
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.services import replay as service
 from executions.services.replay import differences_of, recorded_request, replay, route_to
 from providers.errors import InvalidConfiguration

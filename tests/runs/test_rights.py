@@ -22,8 +22,8 @@ from django.utils import timezone
 
 from executions.api.later import LATER, Later
 from executions.kernel.background import Ticker
-from executions.services import rights
-from executions.services.rights import KeyRight, OpenAnswers, Right
+from executions.runs import rights
+from executions.runs.rights import KeyRight, OpenAnswers, Right
 from executions.tenants.keys import create_api_key, revoke
 from executions.tenants.models import ApiKey, Tenant
 from sandbox_site.web import bridge

@@ -9,7 +9,7 @@ from decimal import Decimal
 import pytest
 from django.db import DatabaseError
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from providers.errors import ConnectionFailed, ProviderUnavailable
 from providers.manager import manager
 from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from executions.models.execution import Execution
-from executions.services.record import Caller
-from executions.services.requests import ExecutionRequest
-from executions.services.run import run_execution
+from executions.runs.models import Execution
+from executions.runs.record import Caller
+from executions.runs.requests import ExecutionRequest
+from executions.runs.service import run_execution
 from providers.errors import CreationFailed
 from providers.local.provider import LocalProvider, LocalSandbox
 from providers.models import CircuitBreaker

@@ -13,13 +13,13 @@ from django.db import connection
 from django.utils import timezone
 
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
 from executions.models.spending import Budget
+from executions.runs.expiry import end_stale_executions
+from executions.runs.models import Execution
+from executions.runs.queue import claim, claim_next
 from executions.services.metrics.collecting import collect
-from executions.services.queue import claim, claim_next
 from executions.services.replay import recorded_request
 from executions.services.spending import spend
-from executions.services.stale import end_stale_executions
 from executions.tenants.keys import create_api_key, revoke
 from tests.conftest import Caller
 from tests.support.approvals import ASKED, RULES, decided, page, signed_in
@@ -148,7 +148,7 @@ def test_a_repeated_key_is_answered_after_its_time(
     at = in_seconds(60)
     first = run(alice, CODE, mode="async", run_at=at, idempotency_key="once").json()
     an_hour_on = timezone.now() + timedelta(hours=1)
-    monkeypatch.setattr("executions.services.later.timezone.now", lambda: an_hour_on)
+    monkeypatch.setattr("executions.runs.requests.timezone.now", lambda: an_hour_on)
     again = run(alice, CODE, mode="async", run_at=at, idempotency_key="once")
     assert (again.status_code, again.json()["id"]) == (202, first["id"])
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from providers.errors import (
     ConnectionFailed,
     InvalidConfiguration,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from tests.conftest import Caller
 from tests.runs.execution_shape import SHAPE
 from tests.support.sessions import URL, cell, opened

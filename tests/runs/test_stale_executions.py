@@ -10,14 +10,14 @@ from django.core.management import call_command
 from django.utils import timezone
 from django_q.models import Schedule
 
-from executions.models.execution import Execution
-from executions.services.leases import Keeper
-from executions.services.queue import claim
-from executions.services.record import Caller as By
-from executions.services.record import open_record
-from executions.services.requests import ExecutionRequest
-from executions.services.schedules import ensure_schedules
-from executions.services.stale import end_stale_executions
+from executions.runs.expiry import end_stale_executions
+from executions.runs.heartbeat import Keeper
+from executions.runs.models import Execution
+from executions.runs.queue import claim
+from executions.runs.record import Caller as By
+from executions.runs.record import open_record
+from executions.runs.requests import ExecutionRequest
+from executions.runs.worker import ensure_schedules
 from executions.tasks import end_stale_executions as scheduled
 from tests.conftest import Caller
 from tests.support.running import run

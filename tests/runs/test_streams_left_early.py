@@ -19,10 +19,10 @@ from executions.api.running import run_stream
 from executions.api.streams import NDJSON, EventStream
 from executions.kernel.coroutines import Waits
 from executions.kernel.text import uuid7
-from executions.models.execution import Execution
-from executions.services import ongoing
-from executions.services.live import EventLog
-from executions.services.record import Outcome
+from executions.runs import active_runs
+from executions.runs.event_log import EventLog
+from executions.runs.models import Execution
+from executions.runs.record import Outcome
 from providers.errors import RateLimited
 from tests.conftest import Caller
 
@@ -30,7 +30,7 @@ from tests.conftest import Caller
 @contextmanager
 def one_run() -> Iterator[Mock]:
     run = Mock(execution_id=uuid7())
-    with ongoing.counted(run):
+    with active_runs.counted(run):
         yield run
 
 

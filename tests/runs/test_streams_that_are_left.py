@@ -16,10 +16,10 @@ from executions.api.e2b.process_stream import ProcessEvents, told_of
 from executions.api.e2b.watchers import Told, WatchEvents
 from executions.api.streams import NDJSON, EventStream
 from executions.kernel.coroutines import Waits
-from executions.models.execution import Execution
-from executions.services import following, ongoing
-from executions.services.following import Listener
-from executions.services.live import EventLog, Moment, tell
+from executions.runs import active_runs, event_stream
+from executions.runs.event_log import EventLog, Moment, tell
+from executions.runs.event_stream import Listener
+from executions.runs.models import Execution
 from executions.services.sessions import followers
 from executions.services.sessions.watching import Watch
 from providers.values import Event, RunLimits
@@ -49,7 +49,7 @@ def by_e2b(events: EventStream, log: EventLog) -> Waits[object]:
 
 
 def by_the_native_api(events: EventStream, log: EventLog) -> Waits[object]:
-    return following.following(uuid4(), events, 0, LISTENER)
+    return event_stream.following(uuid4(), events, 0, LISTENER)
 
 
 def held() -> int:
@@ -67,7 +67,7 @@ def silent() -> ProcessEvents:
 def test_who_has_gone_leaves_nothing_in_the_log_and_who_stays_is_told(
     follow: Followed, log: EventLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ongoing, "find", lambda _: SimpleNamespace(log=log))
+    monkeypatch.setattr(active_runs, "find", lambda _: SimpleNamespace(log=log))
     stays = silent()
     over = next(follow(stays, log))
     changed = stays.changed()
@@ -119,7 +119,7 @@ def test_who_looks_again_and_again_leaves_nothing_for_each_look(
     if isinstance(events, ProcessEvents):
         told = process_stream._until_recorded(execution, events, None)
     else:
-        told = following.following(execution.pk, events, 0, LISTENER)
+        told = event_stream.following(execution.pk, events, 0, LISTENER)
     tell([next(told)])
     before = held()
     for _ in range(MANY):

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from executions.models.execution import Execution
-from executions.services.record import Caller as Asker
+from executions.runs.models import Execution
+from executions.runs.record import Caller as Asker
+from executions.runs.requests import ExecutionRequest
+from executions.runs.service import run_execution
 from executions.services.replay import recorded_request
-from executions.services.requests import ExecutionRequest
-from executions.services.run import run_execution
 from providers.manager import manager
 from providers.models import ProviderConfig
 from providers.services import save_config

@@ -9,7 +9,7 @@ from django.test import Client
 
 from executions.kernel.empty_lists import EMPTY
 from executions.ledger.models import LedgerEntry
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.services.first_steps import NEW_BELOW, first_steps
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import Tenant

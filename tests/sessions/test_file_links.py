@@ -11,7 +11,7 @@ import requests
 
 from executions.kernel.storage import WORKSPACES, kept
 from executions.models.workspace import Blob
-from executions.services.signed_links import make_token
+from executions.runs.artifacts import sign_token
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
@@ -83,7 +83,7 @@ def test_a_number_that_is_given_again_is_no_other_tenants_file(
     [theirs] = stored(charlie.tenant, b"other bytes")
     Blob.objects.filter(pk=theirs.pk).update(id=number)
     assert client.get(url).status_code == 404
-    former = make_token("executions.workspace", 60, number, "a", "a/b")
+    former = sign_token("executions.workspace", 60, number, "a", "a/b")
     assert client.get(url[: url.rindex("/") + 1] + former).status_code == 404
 
 

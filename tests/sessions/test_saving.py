@@ -17,9 +17,9 @@ from django.utils import timezone
 
 from executions.kernel import background as kernel_background
 from executions.kernel.storage import WORKSPACES, Folder, kept
-from executions.models.execution import Execution
 from executions.models.session import Session
 from executions.models.workspace import Blob, LooseFile, StoredTotal, Workspace, WorkspaceFile
+from executions.runs.models import Execution
 from executions.services.sessions.tending import tend
 from executions.services.workspaces import background, blobs, saving
 from tests.conftest import Caller

@@ -9,9 +9,9 @@ import pytest
 
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
 from executions.models.session import Session
-from executions.services.leases import Keeper
+from executions.runs.heartbeat import Keeper
+from executions.runs.models import Execution
 from executions.services.sessions import background, ending, followers, place, tending
 from executions.services.sessions.ending import lose
 from executions.services.sessions.place import LEASE_SECONDS, NEW_SECONDS

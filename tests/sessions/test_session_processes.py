@@ -9,10 +9,10 @@ from uuid import UUID
 import pytest
 
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
 from executions.models.session import Session
-from executions.services.deaths import UnattendedRuns
-from executions.services.leases import Keeper
+from executions.runs.heartbeat import Keeper
+from executions.runs.models import Execution
+from executions.runs.process_reaper import UnattendedRuns
 from executions.services.sessions import followers
 from executions.services.sessions.tending import tend
 from executions.services.workspaces.sleeping import put_to_sleep

@@ -11,8 +11,8 @@ import pytest
 from executions.kernel import background as saving_threads
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
-from executions.services.ongoing import wait_for_ends
+from executions.runs.active_runs import wait_for_ends
+from executions.runs.models import Execution
 from executions.services.sessions import place
 from providers.manager import manager
 from providers.named import lease_of, lease_of_version

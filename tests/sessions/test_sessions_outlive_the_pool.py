@@ -13,7 +13,7 @@ import pytest
 
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.services.sessions.tending import tend
 from providers.manager import manager
 from providers.named import close_all

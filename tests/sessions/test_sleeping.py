@@ -11,10 +11,10 @@ from executions.kernel import background
 from executions.kernel.coroutines import wait_for as carry_out
 from executions.kernel.storage import WORKSPACES, kept
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
 from executions.models.session import Session
 from executions.models.workspace import Workspace
-from executions.services.record import Caller as Asker
+from executions.runs.models import Execution
+from executions.runs.record import Caller as Asker
 from executions.services.sessions.ending import lose
 from executions.services.sessions.errors import Conflict
 from executions.services.sessions.opening import opening

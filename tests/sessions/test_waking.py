@@ -14,9 +14,9 @@ from executions.kernel import background as kernel_background
 from executions.kernel.coroutines import Waits
 from executions.kernel.coroutines import wait_for as carry_out
 from executions.kernel.storage import WORKSPACES, kept
-from executions.models.execution import Execution
 from executions.models.session import Session
-from executions.services.leases import Keeper, registered_steps
+from executions.runs.heartbeat import Keeper, registered_steps
+from executions.runs.models import Execution
 from executions.services.sessions.ending import lose
 from executions.services.workspaces import background, saving, sleeping, waking
 from executions.tenants.models import Tenant

@@ -12,7 +12,7 @@ import pytest
 from django.core.management import CommandError, call_command, get_commands
 from django.utils import timezone
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.tenants.keys import authenticate
 from executions.tenants.models import ApiKey, Tenant
 from tests.conftest import Caller

@@ -7,10 +7,9 @@ import re
 import pytest
 
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
-from executions.services.journal import waiting
-from executions.services.journal_files import write
-from executions.services.restored import RESTORED
+from executions.runs.journal_files import waiting, write
+from executions.runs.models import Execution
+from executions.runs.post_restore import RESTORED
 from tests.conftest import Caller
 from tests.support.held import opened
 from tests.support.later_runs import later

@@ -15,8 +15,8 @@ from django.conf import settings
 from django.db import connection
 from django.db.models.functions import Now
 
-from executions.models.process import Process
-from executions.services.leases import Keeper
+from executions.runs.heartbeat import Keeper
+from executions.runs.process_models import Process
 from sandbox_site import gunicorn_conf, standby
 from sandbox_site.standby import Standby, raise_beats
 from tests.support.processes import ROOT

@@ -9,7 +9,7 @@ from django.test import Client
 from django.urls import reverse
 
 from executions.models.approval import Approval
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 
 ANSWER = "answer = ExecutionResult('', '', 0, 0.0)"
 ASKED = f"print('x')\n{ANSWER}"

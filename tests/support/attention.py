@@ -7,7 +7,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from tests.conftest import Caller
 
 NOW = timezone.now()

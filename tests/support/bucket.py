@@ -28,7 +28,7 @@ from django.core.files.storage import storages
 from executions.kernel import bucket
 from executions.kernel.storage import ARTIFACTS
 from executions.ledger import checkpoints
-from executions.models.artifact import Artifact
+from executions.runs.models import Artifact
 from sandbox_site import storage_settings
 from sandbox_site.environment import StrictEnv
 from tests.support.processes import ROOT, free_port

@@ -6,8 +6,8 @@ from typing import Any
 
 from django.utils import timezone
 
-from executions.models.execution import Execution
-from executions.services.record import close_record
+from executions.runs.models import Execution
+from executions.runs.record import close_record
 from tests.conftest import Caller
 
 

@@ -11,7 +11,7 @@ from django.contrib.auth.models import Permission
 from django.test import Client
 from django.utils import timezone
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 
 LIST = "/admin/executions/execution/"
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from executions.models.execution import Execution
-from executions.services.record import Caller as By
-from executions.services.record import close_record, open_record
-from executions.services.requests import ExecutionRequest
+from executions.runs.models import Execution
+from executions.runs.record import Caller as By
+from executions.runs.record import close_record, open_record
+from executions.runs.requests import ExecutionRequest
 from tests.conftest import Caller
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from executions.services import journal
+from executions.runs import journal
 
 
 @pytest.fixture(autouse=True)

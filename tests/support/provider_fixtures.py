@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from executions.services import ongoing
+from executions.runs import active_runs
 from providers import registry
 from providers.manager import manager
 from tests.conftest import require
@@ -46,7 +46,7 @@ def scripted(
     module.events.clear()
 
     def asked() -> list[str]:
-        assert ongoing.wait_for_ends(20)
+        assert active_runs.wait_for_ends(20)
         return list(module.events)
 
     yield asked

@@ -17,9 +17,7 @@ from executions.ledger.models import LedgerCheck, LedgerEntry
 from executions.models.alert import Alert
 from executions.models.approval import Approval
 from executions.models.audit_export import AuditExport
-from executions.models.execution import Execution
 from executions.models.policy import Policy
-from executions.models.process import Process
 from executions.models.report import Report
 from executions.models.schedule import Schedule
 from executions.models.session import Session
@@ -27,6 +25,8 @@ from executions.models.spending import Budget, Spending
 from executions.models.tool_call import ToolCall
 from executions.models.webhook import WebhookDelivery, WebhookSecret
 from executions.models.workspace import Snapshot, Workspace
+from executions.runs.models import Execution
+from executions.runs.process_models import Process
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import Tenant
 from providers import registry

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from providers.manager import manager
 from providers.models import ProviderConfig, Route
 from providers.named import close_all

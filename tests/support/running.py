@@ -6,10 +6,10 @@ import json
 import zlib
 from typing import Any
 
-from executions.services import ongoing
-from executions.services.queue import claim_next
-from executions.services.record import Outcome
-from executions.services.worker import run_claimed
+from executions.runs import active_runs
+from executions.runs.queue import claim_next
+from executions.runs.record import Outcome
+from executions.runs.worker import run_claimed
 from providers.errors import SandboxError
 from providers.manager import manager
 from providers.models import ProviderConfig
@@ -22,7 +22,7 @@ def run(caller: Caller, code: str, **body: Any) -> Any:
     """The answer to POST /api/v1/executions."""
     response = caller.client.post("/api/v1/executions", {"code": code, **body})
     # Nobody waits for the end of a sandbox, but whoever counts them then.
-    assert ongoing.wait_for_ends(60)
+    assert active_runs.wait_for_ends(60)
     return response
 
 

@@ -11,7 +11,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.tenants.keys import Unauthenticated, authenticate, create_api_key, revoke
 from executions.tenants.models import ApiKey
 from providers.errors import InvalidConfiguration

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from executions.bridge.calling import Bridge
 from executions.ledger.entry_format import text_hash
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
+from executions.runs.models import Execution
+from executions.runs.requests import CLAIMS, read_traceparent
 from executions.services import retention
-from executions.services.claims import CLAIMS, read_traceparent
 from executions.services.export import export
 from executions.services.replay import recorded_request
 from tests.conftest import Caller

@@ -10,7 +10,7 @@ from django.core.management import call_command
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from sandbox_site.client_address import client_address, read_forwarded, read_networks
 from tests.conftest import Caller
 

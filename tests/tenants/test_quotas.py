@@ -9,12 +9,12 @@ import pytest
 from django.utils import timezone
 
 from executions.kernel.coroutines import wait_for
-from executions.models.execution import Execution
-from executions.models.process import Process
 from executions.models.statistic import ExecutionTenantCount
-from executions.services import late_results
-from executions.services.cancelling import cancelling
-from executions.services.deaths import close_lost
+from executions.runs import late_results
+from executions.runs.models import Execution
+from executions.runs.process_models import Process
+from executions.runs.process_reaper import close_lost
+from executions.runs.service import cancelling
 from executions.services.workspaces import quota
 from executions.tenants.quotas import held_by
 from providers.errors import RateLimited

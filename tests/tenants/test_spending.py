@@ -11,8 +11,8 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 
 from executions.models.alert import Alert
-from executions.models.execution import Execution
 from executions.models.spending import Budget, Spending, SpendingAlert
+from executions.runs.models import Execution
 from executions.services.alerts.watching import watch
 from executions.services.spending import spend
 from executions.tasks import watch_spending

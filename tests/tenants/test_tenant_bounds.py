@@ -17,12 +17,12 @@ from django.utils import timezone
 
 from executions.client import execute_code
 from executions.ledger.models import LedgerEntry
-from executions.models.execution import Execution
 from executions.models.spending import Budget
 from executions.models.statistic import ExecutionTenantCount
+from executions.runs.expiry import end_stale_executions
+from executions.runs.models import Execution
 from executions.services.recounting import recount
 from executions.services.replay import replay
-from executions.services.stale import end_stale_executions
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import COLUMNS, MIB, Quota, bound
 from executions.tenants.service import internal_tenant

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from executions.services.requests import ExecutionRequest
+from executions.runs.requests import ExecutionRequest
 from executions.services.tools.arguments import MOST_STEPS, read_arguments
 from executions.services.tools.declaring import Tool
 from providers.errors import InvalidConfiguration

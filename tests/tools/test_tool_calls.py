@@ -17,13 +17,13 @@ from django.utils import timezone
 
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
-from executions.models.execution_event import ExecutionEvent
 from executions.models.tool_call import ToolCall
-from executions.services import by_hand, deaths, record, retention
-from executions.services.live import EventLog
+from executions.runs import process_reaper, record
+from executions.runs.event_log import EventLog
+from executions.runs.models import Execution, ExecutionEvent
+from executions.runs.requests import ExecutionRequest, run_limits
+from executions.services import by_hand, retention
 from executions.services.policies.approvals import AlreadyDecided
-from executions.services.requests import ExecutionRequest, run_limits
 from executions.services.tools import calls, desk
 from executions.services.tools.desk import Desk
 from executions.tenants.models import ApiKey
@@ -219,7 +219,7 @@ def test_a_call_whose_process_has_died_waits_for_nobody(
     call = at.until(1)
     execution = Execution.objects.get(pk=at.execution.pk)
     if is_found_dead:
-        assert deaths.close_lost(execution, "it died")
+        assert process_reaper.close_lost(execution, "it died")
     else:
         changes = record.error_changes("SB009", "it died")
         assert record.close_record(execution, Execution.Status.ERROR, changes)

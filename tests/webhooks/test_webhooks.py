@@ -16,8 +16,8 @@ from django.utils import timezone
 
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
 from executions.models.webhook import WebhookDelivery, WebhookSecret
+from executions.runs.models import Execution
 from executions.services.webhooks import outbox
 from executions.services.webhooks.delivering import MOST_OF_ONE, Sender, send_in_background
 from executions.services.webhooks.outbox import GIVE_UP, WAITS, wait_after

@@ -21,11 +21,11 @@ from executions.kernel.bodies import LARGE
 from executions.kernel.coroutines import Waits
 from executions.kernel.database import DatabaseAway
 from executions.kernel.text import storable
-from executions.models.execution import Execution
+from executions.runs.models import Execution
+from executions.runs.results import bundles_of
+from executions.runs.service import running
 from executions.services import conversations
 from executions.services.conversations import path_of
-from executions.services.rich_outputs import bundles_of
-from executions.services.run import running
 from providers.errors import SandboxError
 from providers.guest.display import TEXT_LIMIT
 

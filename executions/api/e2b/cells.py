@@ -11,9 +11,9 @@ from typing import Any
 
 from executions.api.e2b.process_stream import KeptAlive
 from executions.api.streams import NDJSON
-from executions.models.execution import Execution
-from executions.services.live import Entry
-from executions.services.summaries import exception_of, omission_lines
+from executions.runs.event_log import Entry
+from executions.runs.listing import exception_of, omission_lines
+from executions.runs.models import Execution
 from providers.guest.notebook import is_quiet, plain
 
 _FIELDS = {

@@ -21,12 +21,11 @@ from executions.api.rendering import json_response
 from executions.kernel.coroutines import Waits
 from executions.kernel.text import is_storable
 from executions.models.session import Session
-from executions.services import ongoing
-from executions.services.key_bounds import allowed_languages, require_language
-from executions.services.languages import supported_languages
-from executions.services.live import EventLog
-from executions.services.requests import ExecutionRequest, run_limits
-from executions.services.run import running
+from executions.runs import active_runs
+from executions.runs.event_log import EventLog
+from executions.runs.requests import ExecutionRequest, run_limits
+from executions.runs.routing import allowed_languages, require_language, supported_languages
+from executions.runs.service import running
 from executions.services.sessions import control
 from executions.services.sessions.errors import Conflict
 from executions.services.sessions.finding import has_ended
@@ -74,7 +73,7 @@ class ExecuteView(InterpreterView):
         log = EventLog(run_limits())
 
         def leave() -> None:
-            found = ongoing.find(log.execution_id) if log.execution_id else None
+            found = active_runs.find(log.execution_id) if log.execution_id else None
             if found is not None:
                 found.cancel("its client, which left the stream")
 

@@ -12,10 +12,10 @@ from uuid import UUID
 from executions.api.e2b.envelopes import STREAM_TYPE, end, message
 from executions.api.streams import EventStream
 from executions.kernel.coroutines import Waits
-from executions.models.execution import Execution
-from executions.services import polling
-from executions.services.following import Listener, Relay, first_of, following, recorded
-from executions.services.live import STREAMS, Entry, EventLog
+from executions.runs import polling
+from executions.runs.event_log import STREAMS, Entry, EventLog
+from executions.runs.event_stream import Listener, Relay, first_of, following, recorded
+from executions.runs.models import Execution
 from executions.services.sessions.background import record_if_ended
 from executions.services.sessions.finding import has_ended
 from providers.waiting import within

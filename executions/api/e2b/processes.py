@@ -18,9 +18,9 @@ from executions.api.e2b.process_stream import ProcessEvents, followed, told_of
 from executions.kernel.coroutines import Waits
 from executions.kernel.text import storable
 from executions.models.session import Session
-from executions.services.following import Listener
-from executions.services.key_bounds import COMMANDS, require_language
-from executions.services.live import EventLog
+from executions.runs.event_log import EventLog
+from executions.runs.event_stream import Listener
+from executions.runs.routing import COMMANDS, require_language
 from executions.services.sessions import followers, processes
 from executions.services.sessions.commands import CommandRequest, TerminalSize
 from executions.tenants.tenant_scope import executions_of

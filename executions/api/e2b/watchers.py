@@ -19,8 +19,8 @@ from executions.api.e2b.errors import Refused
 from executions.api.e2b.process_stream import KeptAlive
 from executions.kernel.coroutines import Waits
 from executions.models.session import Session
-from executions.services.following import first_of
-from executions.services.live import Entry
+from executions.runs.event_log import Entry
+from executions.runs.event_stream import first_of
 from executions.services.sessions.control import done_in
 from executions.services.sessions.watching import Change, Watch
 from providers.errors import SandboxError

@@ -13,10 +13,10 @@ from typing import Any, Protocol, TypeVar
 from mcp.server.context import ServerRequestContext
 
 from executions.kernel.coroutines import Waits
-from executions.services import ongoing
-from executions.services.live import EventLog
-from executions.services.record import Caller
-from executions.services.requests import run_limits
+from executions.runs import active_runs
+from executions.runs.event_log import EventLog
+from executions.runs.record import Caller
+from executions.runs.requests import run_limits
 from executions.tenants.keys import note_refusal
 from executions.tenants.models import ApiKey, Scope, Tenant
 
@@ -55,7 +55,7 @@ class Run:
 
     def end(self) -> None:
         self._is_unwanted = True
-        if self.log.execution_id and (found := ongoing.find(self.log.execution_id)):
+        if self.log.execution_id and (found := active_runs.find(self.log.execution_id)):
             found.cancel("its client, which cancelled the call or left")
 
     def _begun(self) -> None:

@@ -22,8 +22,8 @@ from django.http.response import HttpResponseBase
 from executions.api.mcp.door import DOOR, Run
 from executions.api.streams import SSE, EventStream
 from executions.kernel.coroutines import Waits
-from executions.services.live import tell
-from executions.services.record import Caller
+from executions.runs.event_log import tell
+from executions.runs.record import Caller
 
 logger = logging.getLogger(__name__)
 

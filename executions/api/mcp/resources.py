@@ -22,9 +22,8 @@ from executions.api.scopes import NEEDS
 from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import Query, refuse
 from executions.kernel.text import is_storable, to_json
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
-from executions.services.listing import ExecutionFilter, list_executions
+from executions.runs.listing import ExecutionFilter, list_executions
+from executions.runs.models import Artifact, Execution
 from executions.services.sessions.finding import SessionFilter, list_sessions, session_of
 from executions.tenants.tenant_scope import artifacts_of, executions_of
 

@@ -14,9 +14,9 @@ import mcp_types as types
 from executions.api.mcp.door import Door, Tell
 from executions.kernel.declarations import refuse, shown
 from executions.kernel.text import from_json
-from executions.models.execution import Execution
-from executions.services.rich_outputs import bundles_of
-from executions.services.summaries import error_of, exception_of, omissions_of
+from executions.runs.listing import error_of, exception_of, omissions_of
+from executions.runs.models import Execution
+from executions.runs.results import bundles_of
 from executions.tenants.models import Scope
 from providers.slices import json_text
 

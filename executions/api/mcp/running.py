@@ -18,16 +18,15 @@ from executions.api.mcp.results import MOST_CHARACTERS, Call, answered, run_answ
 from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import refuse
 from executions.kernel.text import to_json
-from executions.models.execution import Execution
 from executions.models.session import Session
-from executions.services.following import Listener, first_of, following
-from executions.services.key_bounds import allowed_languages
-from executions.services.live import Entry, EventLog, Moment, Source
+from executions.runs.event_log import Entry, EventLog, Moment, Source
+from executions.runs.event_stream import Listener, first_of, following
+from executions.runs.models import Execution
+from executions.runs.record import Outcome
+from executions.runs.requests import CELL, RUN, ExecutionRequest
+from executions.runs.routing import allowed_languages, languages_for
+from executions.runs.service import running
 from executions.services.policies.enforcing import languages_of
-from executions.services.record import Outcome
-from executions.services.requests import CELL, RUN, ExecutionRequest
-from executions.services.routing import languages_for
-from executions.services.run import running
 from executions.services.sessions import processes
 from executions.services.sessions.background import record_if_ended
 from executions.services.sessions.commands import SIGNAL, START

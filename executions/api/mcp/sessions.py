@@ -20,7 +20,7 @@ from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import refuse
 from executions.kernel.paths import to_text
 from executions.models.session import Session
-from executions.services.input_files import decoded
+from executions.runs.requests import decoded
 from executions.services.sessions import control, files
 from executions.services.sessions.ending import close
 from executions.services.sessions.file_requests import FileListing, FileRequest

@@ -13,7 +13,7 @@ from mcp.server.stdio import stdio_server
 from executions.api.mcp.door import Run
 from executions.api.mcp.server import make_server
 from executions.kernel.coroutines import Waits, wait_for
-from executions.services.record import Caller
+from executions.runs.record import Caller
 from executions.tenants import keys
 from executions.tenants.rate_limit import take
 from executions.tenants.service import require_active

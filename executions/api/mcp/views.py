@@ -24,9 +24,9 @@ from executions.api.mcp.session_ids import new_session_id, nonce_of, request_id_
 from executions.api.rendering import json_response
 from executions.kernel.bodies import BODY, CALL, TINY, BodyTooLarge, reading, require_size, value_of
 from executions.kernel.coroutines import Waits
-from executions.models.execution import Execution
-from executions.services.cancelling import HasEnded, cancelling
-from executions.services.record import Caller
+from executions.runs.models import Execution
+from executions.runs.record import Caller
+from executions.runs.service import HasEnded, cancelling
 from executions.tenants.models import ApiKey, Scope
 from executions.tenants.tenant_scope import executions_of
 from providers.errors import InvalidConfiguration

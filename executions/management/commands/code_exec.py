@@ -14,7 +14,7 @@ from executions.bridge.calling import Bridge
 from executions.bridge.channel import Answers, TooLong, take_standard_streams, whole_of
 from executions.bridge.requests import read_arguments, read_frame, too_long
 from executions.bridge.serving import Serving
-from executions.services import ongoing
+from executions.runs import active_runs
 from providers.checks import BEFORE_WORK
 from providers.errors import InvalidConfiguration
 from sandbox_site import draining
@@ -105,7 +105,7 @@ def _serve(bridge: Bridge, requests: int, answers: int) -> None:
         signal.signal(number, lambda *_: serving.stop())
     threading.Thread(target=_warm, args=(bridge,), daemon=True).start()
     serving.run(_end_all)
-    ongoing.finish()
+    active_runs.finish()
 
 
 def _warm(bridge: Bridge) -> None:
@@ -117,4 +117,4 @@ def _warm(bridge: Bridge) -> None:
 
 def _end_all() -> None:
     draining.refuse_new()
-    ongoing.end_all(draining.ENDING_SECONDS)
+    active_runs.end_all(draining.ENDING_SECONDS)

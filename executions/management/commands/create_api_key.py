@@ -6,7 +6,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from executions.services.key_bounds import check_languages, check_providers
+from executions.runs.routing import check_languages, check_providers
 from executions.tenants.keys import OF_E2B, OURS, create_api_key
 from executions.tenants.models import USUAL_SCOPES, Scope, Tenant, as_words
 from providers import isolation

@@ -8,10 +8,10 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from executions.api.rendering import execution_detail
 from executions.kernel.text import from_json
-from executions.models.execution import Execution
-from executions.services.record import Caller
-from executions.services.requests import API_ENTRYPOINTS, ExecutionRequest
-from executions.services.run import run_execution
+from executions.runs.models import Execution
+from executions.runs.record import Caller
+from executions.runs.requests import API_ENTRYPOINTS, ExecutionRequest
+from executions.runs.service import run_execution
 from executions.tenants.service import internal_tenant
 from providers.checks import BEFORE_WORK
 from providers.errors import SandboxError

@@ -8,7 +8,7 @@ from typing import Any
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from executions.ledger.append import append
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.services.export import FORMATS, export
 from providers.checks import BEFORE_WORK
 

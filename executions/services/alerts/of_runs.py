@@ -12,9 +12,9 @@ from datetime import datetime, timedelta
 from django.db.models import Count, Q, QuerySet
 
 from executions.kernel.text import first_uuid7
-from executions.models.execution import Execution
+from executions.runs.models import Execution
+from executions.runs.record import QUEUE_ALLOWANCE
 from executions.services.alerts.found import Found
-from executions.services.record import QUEUE_ALLOWANCE
 from providers.observations import PROCESS_BURST, PROCESS_LIMIT, SIGSYS
 
 HOUR = timedelta(hours=1)

@@ -12,8 +12,8 @@ from executions.ledger.checkpoints import newest_line
 from executions.ledger.checks import last_told, uncheckpointed_since
 from executions.ledger.keyring import LedgerUnavailable
 from executions.ledger.models import LedgerCheck
+from executions.runs.queue import queue_state
 from executions.services.alerts.found import Found
-from executions.services.queue_state import queue_state
 from providers.models import CircuitBreaker, PendingChange, ProviderConfig, ProviderHealth
 
 # One check that failed may be a network's hiccup.

@@ -17,14 +17,14 @@ from django.db.models import Count, Sum
 from executions.ledger.models import LedgerEntry
 from executions.models.alert import Alert
 from executions.models.audit_export import AuditExport
-from executions.models.execution import Execution
-from executions.models.process import Process
 from executions.models.spending import SpendingAlert
 from executions.models.statistic import ExecutionCount, ExecutionLatency
+from executions.runs.models import Execution
+from executions.runs.process_models import Process
+from executions.runs.queue import WAITS_FOR_APPROVAL
 from executions.services.alerts import of_runs, of_service
 from executions.services.alerts.found import Found
 from executions.services.metrics.machines import hosts
-from executions.services.queue import WAITS_FOR_APPROVAL
 from executions.services.statistics import hour_of, milliseconds_of, percentiles
 from executions.tenants.models import Tenant
 from providers.models import CircuitBreaker, ProviderCheckCount, ProviderConfig, ProviderHealth

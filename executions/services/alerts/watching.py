@@ -11,7 +11,7 @@ from django.utils import timezone
 from executions.kernel.batches import delete_in_batches
 from executions.ledger.append import append
 from executions.models.alert import Alert
-from executions.models.process import Process
+from executions.runs.process_models import Process
 from executions.services.alerts.found import Found
 from executions.services.alerts.rules import RULES, Rule
 from executions.services.alerts.sending import WAYS, send_in_background

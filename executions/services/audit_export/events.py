@@ -15,7 +15,7 @@ from django.conf import settings
 
 from executions.ledger.entry_format import parse
 from executions.ledger.models import LedgerEntry
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 
 VERSION = "1.3.0"
 _API_ACTIVITY, _ENTITY_MANAGEMENT = 6003, 3004

@@ -18,10 +18,10 @@ from django.utils import timezone
 from executions.ledger.models import LedgerEntry
 from executions.models.alert import Alert
 from executions.models.audit_export import AuditExport
-from executions.models.execution import Execution
-from executions.models.process import Process
 from executions.models.session import Session
 from executions.models.statistic import ExecutionTenantCount, ExecutionTotal
+from executions.runs.models import Execution
+from executions.runs.process_models import Process
 from executions.services.metrics.exposition import Family
 from executions.services.metrics.machines import of_hosts, of_pools
 from executions.services.statistics import hour_of

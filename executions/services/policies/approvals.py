@@ -21,12 +21,12 @@ from executions.ledger.entry_format import parse
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify_entry
 from executions.models.approval import Approval
-from executions.models.execution import Execution
-from executions.services import payloads
+from executions.runs import payloads
+from executions.runs.listing import log_execution
+from executions.runs.models import Execution
+from executions.runs.record import QUEUE_ALLOWANCE, close_record, error_changes
+from executions.runs.requests import ExecutionRequest
 from executions.services.by_hand import begun_by, key_made_by
-from executions.services.execution_log import log_execution
-from executions.services.record import QUEUE_ALLOWANCE, close_record, error_changes
-from executions.services.requests import ExecutionRequest
 from executions.services.webhooks import outbox
 from providers.errors import BLOCKED, InvalidConfiguration
 from providers.services import two_person_rule

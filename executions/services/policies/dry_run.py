@@ -12,8 +12,8 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from executions.kernel.text import first_uuid7
-from executions.models.execution import Execution
 from executions.models.policy import Policy
+from executions.runs.models import Execution
 from executions.services.policies.analysts import look
 from executions.services.policies.enforcing import (
     may_be_python,

@@ -13,9 +13,11 @@ from typing import Any
 
 from executions.kernel.coroutines import Waits
 from executions.kernel.text import storable
-from executions.models.execution import Execution
-from executions.services.asking import guarded
-from executions.services.key_bounds import COMMANDS
+from executions.runs.models import Execution
+from executions.runs.provider_calls import guarded
+from executions.runs.requests import ExecutionRequest
+from executions.runs.routes import Step
+from executions.runs.routing import COMMANDS
 from executions.services.policies.analysis import LOOKED, MOST_BYTES, UNPARSED
 from executions.services.policies.analysts import submit_look
 from executions.services.policies.approvals import approved
@@ -26,8 +28,6 @@ from executions.services.policies.in_force import (
     rules_for,
     rules_of,
 )
-from executions.services.requests import ExecutionRequest
-from executions.services.routes import Step
 from providers.errors import InvalidConfiguration
 from providers.isolation import NONE
 from providers.languages import language_of, normalize_language

@@ -9,8 +9,8 @@ from typing import Any
 
 from django.db.models import Max
 
-from executions.models.execution import Execution
 from executions.models.policy import Policy
+from executions.runs.models import Execution
 from providers.errors import BLOCKED, SandboxError
 from providers.models import ConfigVersion
 from providers.services.kept import Kept

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.services.policies.in_force import POLICY
 from providers.guest import advice
 

@@ -18,14 +18,14 @@ from django.db.models.functions import Now
 
 from executions.kernel.coroutines import wait_for
 from executions.kernel.database import problem_of
-from executions.models.execution import Execution
 from executions.models.schedule import Schedule
-from executions.services.key_bounds import BeyondKey
-from executions.services.record import Caller
+from executions.runs.models import Execution
+from executions.runs.record import Caller
+from executions.runs.routing import BeyondKey
+from executions.runs.service import running
 from executions.services.recurring.body import read_scheduled
 from executions.services.recurring.changing import pause
 from executions.services.recurring.cron import next_time
-from executions.services.run import running
 from executions.tenants.models import Scope
 from providers.errors import InvalidConfiguration, RateLimited, SandboxError
 from providers.fields import DecryptionError

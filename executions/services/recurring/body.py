@@ -6,8 +6,8 @@ from typing import Any
 
 from executions.kernel.declarations import Body, refuse
 from executions.kernel.text import to_json
-from executions.services.payloads import LARGE_BYTES
-from executions.services.requests import API_ENTRYPOINTS, TOOLS_IN_THESE, ExecutionRequest
+from executions.runs.payloads import LARGE_BYTES
+from executions.runs.requests import API_ENTRYPOINTS, TOOLS_IN_THESE, ExecutionRequest
 from providers.errors import InvalidConfiguration
 
 SCHEDULED = Body(

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from executions.kernel.declarations import END, STORABLE, Body, Query, Rule, declared
-from executions.services.listing import DEFAULT_LIMIT, Cursor, Limit
+from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.services.recurring import body
 from executions.services.recurring.cron import CRON, MOST_CHARACTERS, check_cron, check_zone
 

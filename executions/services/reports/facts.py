@@ -9,8 +9,7 @@ from executions.ledger.entry_format import moment
 from executions.ledger.executions import Erasures
 from executions.ledger.models import LedgerEntry
 from executions.ledger.sealing import body_hashes, sealable
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
+from executions.runs.models import Artifact, Execution
 from executions.services.policies.told import policy_of
 
 # Of a body: it is there, was never kept, was erased as an entry says, or is gone without one.

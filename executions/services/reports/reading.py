@@ -13,8 +13,7 @@ from executions.ledger.findings import Finding, Verification
 from executions.ledger.models import LedgerEntry
 from executions.ledger.trust import trusted_keys
 from executions.ledger.verification import verify_entries
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
+from executions.runs.models import Artifact, Execution
 from executions.services.holds import Held, held_by_ledger, held_of
 from executions.services.reports import scope as scopes
 from executions.services.reports.facts import ERASED, MOVED, REMOVED, gone_facts, run_facts

@@ -14,9 +14,8 @@ from django.db.models.functions import Coalesce, Length
 from executions.kernel.text import first_uuid7
 from executions.ledger.entry_format import column_of, moment
 from executions.ledger.models import LedgerEntry
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
 from executions.models.legal_hold import LegalHold
+from executions.runs.models import Artifact, Execution
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration
 

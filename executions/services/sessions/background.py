@@ -11,18 +11,17 @@ from typing import Any
 from django.db import connection
 
 from executions.kernel.coroutines import Waits, wait_for
-from executions.models.execution import Execution
 from executions.models.session import Session
-from executions.services import kept_events
-from executions.services.charging import end_by_others
-from executions.services.execution_log import log_execution
-from executions.services.live import EventLog, tell
-from executions.services.record import error_changes
+from executions.runs import event_log
+from executions.runs.active_runs import canceller_of, message_for
+from executions.runs.event_log import EventLog, tell
+from executions.runs.listing import log_execution
+from executions.runs.models import Execution
+from executions.runs.record import end_by_others, error_changes
 from executions.services.sessions import followers
 from executions.services.sessions.place import asked, lent_sandbox
 from executions.services.sessions.process_claims import checked_processes
 from executions.services.sessions.process_output import Output
-from executions.services.signals import canceller_of, message_for
 from providers.errors import (
     ConnectionFailed,
     KeptSandboxLost,
@@ -119,7 +118,7 @@ class Follower:
     def _finish(self) -> None:
         """Nothing more of its output is taken."""
         self._output.log.finish()
-        kept_events.write_rest(self._output.log)
+        event_log.write_rest(self._output.log)
 
     def _followed(self, kept: KeptSandbox, pid: int) -> Process:
         """Its end. A provider that is out of reach is asked again for a while: it may have been

@@ -8,12 +8,12 @@ from typing import Any
 from uuid import UUID
 
 from executions.kernel.declarations import refuse
-from executions.models.execution import Execution
 from executions.models.session import Session
-from executions.services.record import Caller
-from executions.services.requests import ExecutionRequest
-from executions.services.routes import Step
-from executions.services.routing import steps_for
+from executions.runs.models import Execution
+from executions.runs.record import Caller
+from executions.runs.requests import ExecutionRequest
+from executions.runs.routes import Step
+from executions.runs.routing import steps_for
 from executions.services.sessions.ending import lose
 from executions.services.sessions.errors import (
     SessionAsleep,

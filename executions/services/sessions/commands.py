@@ -27,13 +27,7 @@ from executions.kernel.declarations import (
     one_of,
     refuse,
 )
-from executions.services.claims import (
-    Agent,
-    ConversationName,
-    Model,
-    OnBehalfOf,
-    Traceparent,
-)
+from executions.runs.requests import Agent, ConversationName, Model, OnBehalfOf, Traceparent
 from providers.values import Command
 
 MOST_ARGUMENTS = 1000

@@ -14,13 +14,13 @@ from executions.kernel.declarations import refuse
 from executions.kernel.text import storable
 from executions.ledger.bound_rows import enter_row, look_at
 from executions.models.session import Session
+from executions.runs.statements import use_session
 from executions.services.sessions import followers
 from executions.services.sessions.due import ends
 from executions.services.sessions.ending import end_leftovers, in_background, lose
 from executions.services.sessions.errors import Conflict, SessionAsleep, refuse_ended
 from executions.services.sessions.place import OPERATION_SECONDS, asked
 from executions.services.sessions.requests import ContextRequest, SessionChanges
-from executions.services.statements import use_session
 from executions.services.workspaces.background import saved_behind
 from executions.services.workspaces.waking import awake
 from providers.errors import KeptSandboxLost, ProviderUnavailable

@@ -16,12 +16,12 @@ from django.db.models.functions import Now
 from executions.kernel import background
 from executions.kernel.coroutines import Waits
 from executions.ledger.bound_rows import enter_row, look_at
-from executions.models.execution import Execution
 from executions.models.session import Session
 from executions.models.workspace import Workspace
-from executions.services import polling
-from executions.services.charging import end_by_others
-from executions.services.execution_log import log_execution
+from executions.runs import polling
+from executions.runs.listing import log_execution
+from executions.runs.models import Execution
+from executions.runs.record import end_by_others
 from executions.services.sessions import bells, followers
 from executions.services.sessions.place import asked, forget
 from executions.services.workspaces.cleaning import clean

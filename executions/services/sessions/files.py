@@ -22,7 +22,7 @@ from executions.kernel.declarations import refuse
 from executions.kernel.paths import is_name, to_text
 from executions.models.session import Session
 from executions.models.workspace import Workspace
-from executions.services.asking import guarded
+from executions.runs.provider_calls import guarded
 from executions.services.sessions.control import done_in
 from executions.services.sessions.ending import lose
 from executions.services.sessions.file_requests import FileListing

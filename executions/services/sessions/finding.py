@@ -17,7 +17,7 @@ from django.db.models.lookups import Exact
 from executions.kernel.declarations import Query, declared, newest_first, oldest_first, one_of
 from executions.kernel.text import uuid7
 from executions.models.session import Session
-from executions.services.listing import DEFAULT_LIMIT, Cursor, Limit
+from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.services.sessions.ending import DUE, close_if_due
 from executions.services.sessions.errors import Conflict, NoSuchSession, refuse_ended
 from executions.tenants.models import Tenant

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable
 from uuid import UUID
 
-from executions.services.live import EventLog
+from executions.runs.event_log import EventLog
 
 # Of one tenant, and of all.
 MOST_OF_ONE, MOST = 32, 256

@@ -19,17 +19,25 @@ from executions.ledger.bound_rows import enter_row, look_at
 from executions.ledger.entry import require_ledger
 from executions.models.session import Session
 from executions.models.workspace import Workspace
-from executions.services import leases
-from executions.services.isolation import floor_for, require_provider, require_sandbox
-from executions.services.key_bounds import allowed_steps, require_template
-from executions.services.languages import refuse_unsupported
-from executions.services.ongoing import refuse_when_stopping
+from executions.runs import heartbeat
+from executions.runs.active_runs import refuse_when_stopping
+from executions.runs.record import Caller
+from executions.runs.requests import ExecutionRequest
+from executions.runs.routes import Step, lender, lent
+from executions.runs.routing import (
+    Hops,
+    Unfit,
+    admitted,
+    allowed_steps,
+    floor_for,
+    refuse_unsupported,
+    require_provider,
+    require_sandbox,
+    require_template,
+    steps_for,
+)
 from executions.services.policies.enforcing import Held
 from executions.services.policies.in_force import rules_for
-from executions.services.record import Caller
-from executions.services.requests import ExecutionRequest
-from executions.services.routes import Step, lender, lent
-from executions.services.routing import Hops, Unfit, admitted, steps_for
 from executions.services.sessions.due import ends
 from executions.services.sessions.ending import fail
 from executions.services.sessions.errors import Conflict, refuse_ended
@@ -157,7 +165,7 @@ def _reserve(
         max_seconds=request.max_seconds,
         saves=request.saves,
         conversation=request.conversation,
-        process_id=leases.mine(),
+        process_id=heartbeat.mine(),
     )
 
     def insert() -> None:

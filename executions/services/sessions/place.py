@@ -23,10 +23,10 @@ from django.conf import settings
 
 from executions.kernel.coroutines import Waits
 from executions.models.session import Session
-from executions.services.asking import CREATE_SECONDS, ask
+from executions.runs.provider_calls import CREATE_SECONDS, ask
+from executions.runs.routes import Step, lent
 from executions.services.policies.enforcing import Held
 from executions.services.policies.in_force import rules_for
-from executions.services.routes import Step, lent
 from providers.base import Health, SandboxProvider
 from providers.errors import (
     CreationFailed,

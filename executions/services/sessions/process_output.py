@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from executions.services.live import STREAMS, EventLog
-from executions.services.requests import run_limits
+from executions.runs.event_log import STREAMS, EventLog
+from executions.runs.requests import run_limits
 from providers.values import Event
 
 

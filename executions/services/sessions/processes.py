@@ -15,21 +15,16 @@ from django.utils import timezone
 
 from executions.kernel.coroutines import Waits
 from executions.ledger.entry import require_ledger
-from executions.models.execution import Execution
 from executions.models.session import Session
-from executions.services.isolation import floor_of, require_isolation
-from executions.services.key_bounds import allowed_steps
-from executions.services.live import EventLog
+from executions.runs.event_log import EventLog
+from executions.runs.models import Execution
+from executions.runs.record import Caller, Outcome, close_unrun, open_record
+from executions.runs.requests import ExecutionRequest
+from executions.runs.routes import Step, lent
+from executions.runs.routing import allowed_steps, floor_of, require_isolation
+from executions.runs.service import running
+from executions.runs.statements import use_session
 from executions.services.policies.enforcing import Held
-from executions.services.record import (
-    Caller,
-    Outcome,
-    close_unrun,
-    open_record,
-)
-from executions.services.requests import ExecutionRequest
-from executions.services.routes import Step, lent
-from executions.services.run import running
 from executions.services.sessions.background import Follower
 from executions.services.sessions.cells import PID
 from executions.services.sessions.commands import CommandRequest
@@ -40,7 +35,6 @@ from executions.services.sessions.finding import ends_by
 from executions.services.sessions.place import SHARING, lender_of, step_in
 from executions.services.sessions.process_claims import MOST_PID, checked_pid, checked_processes
 from executions.services.sessions.process_output import Output
-from executions.services.statements import use_session
 from providers.errors import (
     SandboxError,
 )

@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 
 from executions.kernel.coroutines import Waits
-from executions.models.execution import Execution
-from executions.services import polling
+from executions.runs import polling
+from executions.runs.models import Execution
 from executions.services.sessions.background import record_if_ended
 from executions.services.sessions.control import done_in
 from providers.errors import SandboxError

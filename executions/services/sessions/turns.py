@@ -16,10 +16,10 @@ from django.conf import settings
 from django.db.models import OuterRef, Subquery
 
 from executions.kernel.coroutines import Waits
-from executions.models.execution import Execution
 from executions.models.session import Session
-from executions.services import ongoing, polling, statements
-from executions.services.live import Moment, tell
+from executions.runs import active_runs, polling, statements
+from executions.runs.event_log import Moment, tell
+from executions.runs.models import Execution
 from executions.services.sessions import bells
 from executions.services.sessions.errors import Conflict, refuse_ended
 from providers.waiting import within
@@ -81,11 +81,11 @@ def turn_of(
             awaited = within(left, _first_of(bell, record.ended))
             with (
                 polling.poll.joined(record),
-                ongoing.given_up_at_the_end(awaited),
+                active_runs.given_up_at_the_end(awaited),
                 waiting(awaited),
             ):
                 yield awaited
-        ongoing.refuse_when_ending()
+        active_runs.refuse_when_ending()
 
 
 def _first_of(bell: Future[None], end: Moment) -> Future[None]:

@@ -20,9 +20,9 @@ from django.db import connection
 from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import MAX_PATH_BYTES
 from executions.models.session import Session
-from executions.services.asking import guarded
-from executions.services.following import Relay
-from executions.services.live import Entry, Moment
+from executions.runs.event_log import Entry, Moment
+from executions.runs.event_stream import Relay
+from executions.runs.provider_calls import guarded
 from executions.services.sessions.ending import lose
 from executions.services.sessions.errors import SessionLost, refuse_ended
 from executions.services.sessions.place import OPERATION_SECONDS, lent_sandbox

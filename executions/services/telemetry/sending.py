@@ -21,7 +21,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from executions.services.telemetry.spans import Span, admission_spans, ended_spans, is_sampled
 from sandbox_site.observability import Telemetry
 

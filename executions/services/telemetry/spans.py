@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 
 REQUEST, ADMISSION, EXECUTION = "request", "admission", "execution"
 QUEUE, ATTEMPT, START, RUN, CLOSE = (

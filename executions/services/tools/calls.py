@@ -20,8 +20,8 @@ from executions.ledger.append import append
 from executions.ledger.entry_format import parse
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify_entry
-from executions.models.execution import Execution
 from executions.models.tool_call import ToolCall
+from executions.runs.models import Execution
 from executions.services.policies.approvals import DECIDE, AlreadyDecided, refuse_whoever_asked
 from executions.services.sessions.errors import Conflict
 from executions.services.tools.declaring import Tool

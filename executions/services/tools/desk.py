@@ -21,9 +21,9 @@ from django.db import Error as DatabaseFailure
 from django.db import close_old_connections, connection
 
 from executions.kernel.text import from_json, to_json
-from executions.models.execution import Execution
 from executions.models.tool_call import ToolCall
-from executions.services.live import EventLog
+from executions.runs.event_log import EventLog
+from executions.runs.models import Execution
 from executions.services.tools import calls
 from executions.services.tools.declaring import Tool
 from executions.services.tools.telling import tell

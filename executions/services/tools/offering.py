@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from executions.models.execution import Execution
-from executions.services.live import EventLog
-from executions.services.requests import ExecutionRequest
-from executions.services.routing import takes_tools
+from executions.runs.event_log import EventLog
+from executions.runs.models import Execution
+from executions.runs.requests import ExecutionRequest
+from executions.runs.routing import takes_tools
 from executions.services.tools.desk import Desk
 from providers.errors import InvalidConfiguration
 from providers.manager import Lease

@@ -22,9 +22,9 @@ from django.views.decorators.debug import sensitive_variables
 from executions.kernel.addresses import Budget, FetchError, Reason
 from executions.kernel.http import exchange
 from executions.ledger.sealing import receipt_of
-from executions.models.execution import Execution
 from executions.models.webhook import WebhookDelivery
-from executions.services.summaries import execution_summary
+from executions.runs.listing import execution_summary
+from executions.runs.models import Execution
 from executions.services.webhooks import outbox
 from executions.services.webhooks.receivers import read_receiver, rules
 from executions.services.webhooks.secrets import in_force

@@ -20,8 +20,8 @@ from django.db.models.functions import Now
 from executions.kernel.batches import delete_in_batches
 from executions.kernel.database import NOW
 from executions.kernel.declarations import refuse
-from executions.models.execution import Execution
 from executions.models.webhook import WebhookDelivery
+from executions.runs.models import Execution
 from executions.services.webhooks.receivers import Webhook, origin_of, read_receiver
 from executions.services.webhooks.secrets import in_force
 from executions.tenants.models import Tenant

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import TimeoutError as NotYet
 from typing import Any
 
-from executions.services.asking import guarded
+from executions.runs.provider_calls import guarded
 from executions.services.workspaces.claims import BLIND, Claimed, claimed
 from providers.errors import ProviderUnavailable
 from providers.sandbox import KeptSandbox

@@ -12,9 +12,9 @@ from uuid import UUID
 
 from executions.kernel import background
 from executions.kernel.coroutines import Waits
-from executions.models.execution import Execution
 from executions.models.session import Session
-from executions.services import ongoing
+from executions.runs import active_runs
+from executions.runs.models import Execution
 from executions.services.sessions.ending import lose
 from executions.services.sessions.errors import Conflict
 from executions.services.workspaces.saving import Saved, save
@@ -52,7 +52,7 @@ def saved_behind(session: Session) -> Waits[Saved | None]:
     if not is_waited_for:
         return None
     awaited = within(ANSWER_SECONDS, saved)
-    with ongoing.given_up_at_the_end(awaited):
+    with active_runs.given_up_at_the_end(awaited):
         yield awaited
     if awaited.cancelled() or awaited.exception() is not None:
         return None

@@ -26,7 +26,7 @@ from executions.kernel.coroutines import Waits
 from executions.kernel.paths import from_text
 from executions.models.session import Session
 from executions.models.workspace import Blob, Workspace
-from executions.services import ongoing
+from executions.runs import active_runs
 from executions.services.sessions.errors import Conflict, tenant_of
 from executions.services.workspaces import blobs, quota
 from executions.services.workspaces.edit import Edit
@@ -219,7 +219,7 @@ def storing(session: Session, change: Callable[[], T]) -> Waits[T]:
         return context.run(change)
 
     awaited = within(STORING_SECONDS, background.submit(object(), session.tenant_slug, begin))
-    with ongoing.given_up_at_the_end(awaited):
+    with active_runs.given_up_at_the_end(awaited):
         yield awaited
     if awaited.cancelled() or isinstance(awaited.exception(), DeadlinePassed):
         is_given_up.set()

@@ -11,7 +11,7 @@ from django.urls import reverse
 from executions.kernel.declarations import refuse
 from executions.kernel.storage import MOST_LINK_SECONDS, WORKSPACES, clean_filename, kept, safe_type
 from executions.models.workspace import Blob
-from executions.services.signed_links import BadLink, make_token, read_token
+from executions.runs.artifacts import BadLink, read_token, sign_token
 from executions.services.workspaces import blobs
 from executions.tenants.models import Tenant
 
@@ -61,7 +61,7 @@ def _url(wanted: Wanted, expires_in: int, absolute: Callable[[str], str]) -> str
         clean_filename(wanted.filename),
         safe_type(wanted.mime_type),
     ]
-    return absolute(reverse("workspace-link", args=[make_token(_SALT, expires_in, *facts)]))
+    return absolute(reverse("workspace-link", args=[sign_token(_SALT, expires_in, *facts)]))
 
 
 def target_of(token: str) -> tuple[Blob, str, str]:

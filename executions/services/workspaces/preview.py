@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from executions.kernel.presentation import Shown, shown
 from executions.models.workspace import Blob
-from executions.services.rich_outputs import SIGNATURE_BYTES, image_type
+from executions.runs.results import SIGNATURE_BYTES, image_type
 from executions.services.workspaces import browsing
 from providers.hidden_characters import visible
 

@@ -22,9 +22,9 @@ from django.db.models.functions import Length, Now
 from executions.kernel import batches
 from executions.kernel.paths import from_text, key_of, to_text
 from executions.kernel.text import storable
-from executions.models.execution import Execution
 from executions.models.session import Session
 from executions.models.workspace import Workspace, WorkspaceFile
+from executions.runs.models import Execution
 from executions.services.sessions.errors import Conflict, refuse_ended
 from executions.services.sessions.place import lent_sandbox
 from executions.services.workspaces import blobs, drafts, quota, tar

@@ -11,9 +11,9 @@ from django.db.models import Q
 from executions.kernel import background
 from executions.kernel.coroutines import Waits, wait_for
 from executions.ledger.bound_rows import enter_row, look_at
-from executions.models.execution import Execution
 from executions.models.session import Session
 from executions.models.workspace import Workspace
+from executions.runs.models import Execution
 from executions.services.sessions import bells
 from executions.services.sessions.ending import (
     OVER_AGE,

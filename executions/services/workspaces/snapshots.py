@@ -21,10 +21,10 @@ from executions.ledger.bindings import DELETED
 from executions.ledger.bound_rows import enter_row, look_at
 from executions.models.session import Session
 from executions.models.workspace import Snapshot, Workspace
-from executions.services import ongoing
+from executions.runs import active_runs
+from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
+from executions.runs.record import Caller
 from executions.services.holds import held_of
-from executions.services.listing import DEFAULT_LIMIT, Cursor, Limit
-from executions.services.record import Caller
 from executions.services.sessions.ending import lose
 from executions.services.sessions.errors import NOT_FOUND, Conflict, refuse_ended
 from executions.services.sessions.requests import SessionName
@@ -102,7 +102,7 @@ def _saved(session: Session) -> Waits[None]:
         ("snapshot", session.pk), session.tenant_slug, lambda: save(session, thorough=True)
     )
     awaited = within(SAVE_SECONDS, saved)
-    with ongoing.given_up_at_the_end(awaited):
+    with active_runs.given_up_at_the_end(awaited):
         yield awaited
     error = None if awaited.cancelled() else awaited.exception()
     if awaited.cancelled() or isinstance(error, DeadlinePassed):

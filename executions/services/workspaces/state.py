@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from executions.models.execution import Execution
 from executions.models.session import Session
 from executions.models.workspace import Workspace
+from executions.runs.models import Execution
 
 # The key of a record's metadata under which it says that files were restored for it.
 RESTORED = "restored"

@@ -24,11 +24,11 @@ from executions.ledger.bound_rows import enter_row, look_at
 from executions.ledger.entry import require_ledger
 from executions.models.session import Session
 from executions.models.workspace import Workspace
-from executions.services import leases
-from executions.services.asking import ask
-from executions.services.isolation import floor_for, require_provider, require_sandbox
-from executions.services.ongoing import refuse_when_ending, refuse_when_stopping
-from executions.services.routes import Step, lent
+from executions.runs import heartbeat
+from executions.runs.active_runs import refuse_when_ending, refuse_when_stopping
+from executions.runs.provider_calls import ask
+from executions.runs.routes import Step, lent
+from executions.runs.routing import floor_for, require_provider, require_sandbox
 from executions.services.sessions import bells
 from executions.services.sessions.due import ends
 from executions.services.sessions.errors import Conflict, SessionClosed, refuse_ended, tenant_of
@@ -106,7 +106,7 @@ def _claim(session: Session) -> Waits[datetime | None]:
     )
     if not free.exists():
         return None
-    mine = {"waking_since": now, "process": leases.mine()}
+    mine = {"waking_since": now, "process": heartbeat.mine()}
     try:
         won = yield from making_room(tenant, lambda: free.update(**mine))
     except DatabaseFailure:

@@ -10,7 +10,7 @@ from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
 from executions.ledger.baseline import take_stock
-from executions.services.schedules import ensure_schedules
+from executions.runs.worker import ensure_schedules
 from providers.errors import InvalidConfiguration
 from providers.services import two_person_rule
 from providers.services.approvers import can_approve

@@ -124,7 +124,7 @@ class Command(BaseCommand):
 
 def _has_runs() -> bool:
     """Whether anything runs in a process of this host, as far as the database tells."""
-    from executions.models.execution import Execution
+    from executions.runs.models import Execution
 
     running = Execution.objects.filter(
         finished_at=None, process__instance=settings.INSTANCE, process__ended_at=None

@@ -9,7 +9,7 @@ import re
 
 from playwright.sync_api import Page, expect
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from providers.models import ProviderConfig
 from tests.conftest import Caller
 from tests.support.browser import keep_picture

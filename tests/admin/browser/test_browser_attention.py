@@ -13,7 +13,7 @@ from executions.ledger.models import LedgerCheck
 from executions.ledger.verification import verify
 from executions.models.alert import Alert
 from executions.models.statistic import ExecutionTenantCount
-from executions.services import leases
+from executions.runs import heartbeat
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import Tenant
 from providers.models import PendingChange
@@ -23,7 +23,7 @@ from tests.support.browser import keep_picture
 def test_the_front_page_says_what_waits_and_a_verification_shows_itself(
     page: Page,
     complaints: list[str],
-    lease: leases.Keeper,
+    lease: heartbeat.Keeper,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = timezone.now()

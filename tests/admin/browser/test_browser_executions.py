@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from providers.manager import manager
 from providers.models import ConfigVersion
 from providers.services import activate as switch_to

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from playwright.sync_api import Page, expect
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.browser import keep_picture, look_on_every_screen

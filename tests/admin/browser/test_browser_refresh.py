@@ -8,8 +8,8 @@ from typing import Any
 from django.utils import timezone
 from playwright.sync_api import Page, expect
 
-from executions.models.execution import Execution
 from executions.models.statistic import ExecutionCount
+from executions.runs.models import Execution
 from tests.support.execution_rows import LIST, make_rows
 
 # Coming back to the page looks at once, where the clock would be waited for.

@@ -17,11 +17,11 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.models.execution import Execution
 from executions.models.statistic import ExecutionCount, ExecutionLatency, ExecutionTenantCount
+from executions.runs.models import Execution
+from executions.runs.record import close_record
 from executions.services import statistics
 from executions.services.dashboard import figures
-from executions.services.record import close_record
 from tests.conftest import Caller
 from tests.support.ended_runs import ended
 from tests.support.running import run

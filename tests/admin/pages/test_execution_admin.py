@@ -13,8 +13,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
+from executions.runs.models import Artifact, Execution
 from executions.tenants.models import ApiKey, Tenant
 from providers.admin.sifting import MOST
 from tests.conftest import Caller

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 from executions.kernel.presentation import MAX_CHARACTERS, MAX_LINE, shown
 from executions.models.approval import Approval
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
+from executions.runs.models import Artifact, Execution
 from providers.hidden_characters import visible
 from tests.admin.pages.execution_pages import page_of
 from tests.conftest import Caller

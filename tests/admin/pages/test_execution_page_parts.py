@@ -17,8 +17,7 @@ from executions.admin.boxes import code_box
 from executions.admin.execution_page import in_time
 from executions.kernel.page_time import PageTime
 from executions.kernel.presentation import shown
-from executions.models.artifact import Artifact
-from executions.models.execution import Execution
+from executions.runs.models import Artifact, Execution
 from executions.tenants.models import Tenant
 from providers.hidden_characters import visible
 from providers.services import save_config

@@ -6,7 +6,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
 
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from tests.support.execution_rows import LIST, make_rows
 
 FIGURES = "/admin/figures/"

@@ -15,8 +15,8 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from executions.models.execution import Execution
 from executions.models.schedule import Schedule
+from executions.runs.models import Execution
 from executions.tenants.models import ApiKey
 from executions.tenants.service import AUDITOR
 from tests.admin.pages.key_pages import KEYS, SENT, shown_key

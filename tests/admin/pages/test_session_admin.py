@@ -14,8 +14,8 @@ from django.test.utils import CaptureQueriesContext
 from executions.admin.transcript import CELLS_PER_PAGE, MOST_CHARACTERS
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.execution import Execution
 from executions.models.session import Session
+from executions.runs.models import Execution
 from executions.tenants.service import AUDITOR, OPERATOR
 from tests.conftest import Caller
 from tests.support import kept_here

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from executions.models.execution import Execution
 from executions.models.session import Session
+from executions.runs.models import Execution
 from providers.guest.display import TEXT_LIMIT
 from providers.values import RunLimits
 from tests.conftest import Caller
@@ -120,7 +120,7 @@ def test_a_link_lives_as_long_as_was_asked(
     for url, seconds in ((short, 300), (again["download_url"], 600)):
         for now, status in ((asked + seconds - 2, 200), (answered + seconds + 1, 404)):
             with monkeypatch.context() as patched:
-                patched.setattr("executions.services.signed_links.time.time", lambda: now)  # noqa: B023
+                patched.setattr("executions.runs.artifacts.time.time", lambda: now)  # noqa: B023
                 assert Client().get(url).status_code == status
     middle = len(short) - 20
     other = "A" if short[middle] != "A" else "B"

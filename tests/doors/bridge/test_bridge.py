@@ -17,9 +17,9 @@ from executions.bridge.answers import LARGE_BYTES, exit_code_of
 from executions.bridge.calling import Bridge
 from executions.bridge.requests import read_arguments, read_frame
 from executions.ledger.models import LedgerEntry
-from executions.models.execution import Execution
+from executions.runs.models import Execution
+from executions.runs.routes import lender
 from executions.services.replay import recorded_request
-from executions.services.routes import lender
 from executions.tenants.keys import create_api_key, revoke
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller

@@ -10,7 +10,7 @@ import pytest
 
 from executions.bridge.answers import exit_code_of
 from executions.bridge.calling import Bridge
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from providers.executor_manager.provider import route_to
 from tests.conftest import Caller
 from tests.doors.bridge.executor_server import ExecutorServer

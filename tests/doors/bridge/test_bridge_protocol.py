@@ -17,7 +17,7 @@ from hypothesis import strategies as some
 from executions.bridge.calling import Bridge
 from executions.bridge.channel import TooLong, whole_of
 from executions.bridge.serving import THREADS, Serving
-from executions.models.execution import Execution
+from executions.runs.models import Execution
 from tests.support.wire_server import eventually
 
 pytestmark = pytest.mark.one_database

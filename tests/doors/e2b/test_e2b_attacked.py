@@ -17,7 +17,7 @@ from executions.api.e2b.watchers import Told, WatchEvents
 from executions.kernel.coroutines import wait_for
 from executions.kernel.text import uuid7
 from executions.models.session import Session
-from executions.services.following import AHEAD_BYTES
+from executions.runs.event_stream import AHEAD_BYTES
 from executions.services.sessions.watching import Watch
 from providers.errors import KeptSandboxLost
 from providers.sandbox import FileChange, FileEntry

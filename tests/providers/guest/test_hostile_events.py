@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from executions.services.gate import check
+from executions.runs.results import check
 from providers.guest import wire
 from providers.pool.sandbox import Sandbox
 from providers.values import SANDBOX_ENDED, Event, ExecutionResult, RunLimits

@@ -1,0 +1,232 @@
+"""The runs of this process that have not ended, requests to them, and their end at shutdown."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+from uuid import UUID
+
+from django.db.models import Exists, OuterRef
+
+from executions.kernel.batches import delete_in_batches
+from executions.runs import event_log
+from executions.runs.models import Execution
+from executions.runs.signal_models import RunSignal
+from executions.services.sessions import followers
+from providers.errors import ProviderUnavailable, SandboxError
+from providers.manager import manager
+from providers.named import close_all
+from sandbox_site import draining
+
+if TYPE_CHECKING:
+    from executions.runs.event_log import EventLog
+
+logger = logging.getLogger(__name__)
+
+# How long a caller should wait who is told that nothing of his has run: another instance may be
+# there at once, this one after its start.
+RETRY_AFTER_SECONDS = 5.0
+# Of the time for ending: what a sandbox that is asked to end may take, so that the record follows.
+DESTROY_SECONDS = 3.0
+
+
+class Run(Protocol):
+    """What can be ended from outside."""
+
+    @property
+    def handed_over(self) -> bool: ...
+
+    @property
+    def execution_id(self) -> UUID: ...
+
+    @property
+    def log(self) -> EventLog | None: ...
+
+    def lose(self) -> None: ...
+
+    def cancel(self, asked_by: str) -> None: ...
+
+    def end_with_error(self, error: SandboxError) -> object: ...
+
+
+_runs: set[Run] = set()
+_waits: set[Future[Any]] = set()
+_ends: set[Future[Any]] = set()
+_changed = threading.Condition()
+_shutdown_steps: list[Callable[[], object]] = []
+
+
+@contextmanager
+def counted(run: Run) -> Iterator[None]:
+    """Have the process not end before this run, or end it."""
+    with _changed:
+        _runs.add(run)
+    try:
+        yield
+    finally:
+        with _changed:
+            _runs.discard(run)
+            _changed.notify_all()
+
+
+@contextmanager
+def given_up_at_the_end(awaited: Future[Any]) -> Iterator[None]:
+    """Have a run's waiting for `awaited` be cancelled when the process ends its runs."""
+    _waits.add(awaited)
+    try:
+        # Either this is seen here, or the future there.
+        if draining.is_ending():
+            awaited.cancel()
+        yield
+    finally:
+        _waits.discard(awaited)
+
+
+def expect(end: Future[Any]) -> None:
+    """Have the process not end before this end of a sandbox, which no run waits for."""
+    _ends.add(end)
+    end.add_done_callback(_ends.discard)
+
+
+def wait_for_ends(seconds: float = DESTROY_SECONDS) -> bool:
+    """Wait until the sandboxes of runs that are over have ended. Whether all have."""
+    left = wait(list(_ends), seconds).not_done
+    if left:
+        logger.warning("%d sandboxes were still being ended", len(left))
+    return not left
+
+
+def count() -> int:
+    return len(_runs)
+
+
+def find(execution_id: UUID) -> Run | None:
+    """The run of an execution, where it is one of this process."""
+    return next((run for run in runs() if run.execution_id == execution_id), None)
+
+
+def runs() -> list[Run]:
+    with _changed:
+        return list(_runs)
+
+
+def refuse_when_stopping() -> None:
+    """Raises ProviderUnavailable where nothing new is begun any more."""
+    if draining.refuses_new():
+        raise stopped(started=False)
+
+
+def refuse_when_ending() -> None:
+    """Raises ProviderUnavailable where what has begun goes no further."""
+    if draining.is_ending():
+        raise stopped(started=False)
+
+
+def stopped(*, started: bool) -> ProviderUnavailable:
+    if started:
+        return ProviderUnavailable(
+            "The service was stopped during the run and ended its sandbox; the code may have run "
+            "in part.",
+            started=True,
+        )
+    return ProviderUnavailable(
+        "The service is being stopped. Nothing was run; try again.",
+        retry_after=RETRY_AFTER_SECONDS,
+    )
+
+
+def end_all(seconds: float) -> None:
+    """End every run: its sandbox, then its record, and so its answer. Blocks for `seconds` at most.
+
+    A run that hangs elsewhere, such as in a provider's start, has its record closed from here.
+    """
+    draining.begin_ending()
+    if count():
+        logger.warning("%d runs did not end in time and are ended", count())
+    for awaited in list(_waits):
+        awaited.cancel()
+    with _changed:
+        if _changed.wait_for(lambda: not _runs, seconds):
+            return
+        left = list(_runs)
+    for run in left:
+        try:
+            run.end_with_error(stopped(started=run.handed_over))
+        except Exception:
+            logger.exception("a run could not be recorded at the end")
+
+
+def register_shutdown_step(step: Callable[[], object]) -> None:
+    """Have `finish` call this when the sandboxes have ended, after what was registered before."""
+    _shutdown_steps.append(step)
+
+
+def finish() -> None:
+    """The last thing a process does in order: its records are closed, and its sandboxes end."""
+    draining.begin_ending()
+    wait_for_ends()
+    manager.close()
+    close_all()
+    for step in _shutdown_steps:
+        step()
+
+
+# Registered after the managers, so that it comes before they close the providers.
+atexit.register(wait_for_ends)
+os.register_at_fork(after_in_child=_ends.clear)
+
+
+def leave(execution_id: UUID, kind: RunSignal.Kind, asked_by: str) -> bool:
+    """Have whoever runs it find the signal within about a second. False when it was there."""
+    return RunSignal.objects.get_or_create(
+        execution_id=execution_id, kind=kind, defaults={"asked_by": asked_by[:200]}
+    )[1]
+
+
+def message_for(asked_by: str) -> str:
+    return f"Cancelled by {asked_by}."
+
+
+def canceller_of(execution_id: UUID) -> str:
+    """Who wants it cancelled, "" where nobody does."""
+    found = RunSignal.objects.filter(execution=execution_id, kind=RunSignal.Kind.CANCEL)
+    return found.values_list("asked_by", flat=True).first() or ""
+
+
+def attend(lease_id: UUID | None) -> None:
+    """Pass on what others want of the runs of this process. Raises what the database does."""
+    _tell_of_processes()
+    if lease_id is None or not count():
+        return
+    found = RunSignal.objects.filter(execution__process_id=lease_id, execution__finished_at=None)
+    for execution_id, kind, asked_by in found.values_list("execution_id", "kind", "asked_by"):
+        run = find(execution_id)
+        if run is None:
+            continue
+        if kind == RunSignal.Kind.CANCEL:
+            run.cancel(asked_by)
+        elif run.log is not None:
+            event_log.follow(run.log)
+
+
+def _tell_of_processes() -> None:
+    """Those in the background of a session belong to no process of ours; one follows them."""
+    if not (followed := followers.ids()):
+        return
+    wanted = RunSignal.objects.filter(kind=RunSignal.Kind.FOLLOW, execution__in=followed)
+    for execution_id in wanted.values_list("execution_id", flat=True):
+        if (log := followers.log_of(execution_id)) is not None:
+            event_log.follow(log)
+
+
+def forget_ended() -> int:
+    """Remove the signals of executions that have ended. How many."""
+    still_open = Execution.objects.filter(pk=OuterRef("execution_id"), finished_at=None)
+    old = RunSignal.objects.exclude(Exists(still_open))
+    return delete_in_batches(old)

@@ -1,0 +1,494 @@
+"""One try at running a recorded execution: the providers in their order, and the record's end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from time import perf_counter
+from typing import Any
+from uuid import UUID
+
+from django.db import Error as DatabaseFailure
+from django.utils import timezone
+
+from executions.kernel.coroutines import Waits
+from executions.kernel.database import DatabaseAway
+from executions.kernel.text import storable
+from executions.ledger.keyring import LedgerUnavailable
+from executions.models.session import Session
+from executions.runs import active_runs, event_log, heartbeat, journal
+from executions.runs import artifacts as artifact_service
+from executions.runs.active_runs import message_for
+from executions.runs.event_log import EventLog
+from executions.runs.journal_files import Ended
+from executions.runs.listing import log_execution
+from executions.runs.models import Artifact, Execution
+from executions.runs.provider_calls import CREATE_SECONDS, RUN_SLACK_SECONDS, ask, guarded
+from executions.runs.queue import hand_over, move, put_back
+from executions.runs.record import PLACE, Outcome, error_changes
+from executions.runs.requests import ExecutionRequest, run_limits
+from executions.runs.results import Checked, check, check_sandbox, kinds_in
+from executions.runs.routes import Step
+from executions.runs.routing import (
+    Hops,
+    admitted,
+    floor_of,
+    require_lease,
+    require_provider,
+    require_sandbox,
+    seconds_at,
+)
+from executions.services.policies.enforcing import Held
+from executions.services.policies.in_force import POLICY, BlockedByPolicy
+from executions.services.sessions.cells import end_of, facts_of_cell
+from executions.services.sessions.errors import SessionClosed
+from executions.services.tools.desk import Desk
+from executions.services.tools.offering import TOOL_CALLS, kept_for, offer_tools, require_tools
+from executions.services.workspaces.state import RESTORED, is_first_after_wake, wake_is_told
+from providers import errors
+from providers.errors import ErrorCode, ProviderUnavailable, SandboxError
+from providers.manager import Lease
+from providers.sandbox import Sandbox
+from providers.values import SANDBOX_ENDED, Emit, ExecutionResult, Job, RunLimits, SandboxSpec
+from providers.waiting import submit, within
+from sandbox_site import draining
+
+logger = logging.getLogger(__name__)
+
+# How long a provider may take to end one. After that it is its own to see to.
+DESTROY_SECONDS = 10.0
+
+
+def end_behind(lease: Lease, sandbox: Sandbox, held: ExitStack) -> None:
+    """Have the sandbox ended. What `held` lends stays lent until it is, or DESTROY_SECONDS long.
+
+    Never raises SandboxError: the result is there and belongs to the caller, whatever becomes of
+    the sandbox.
+    """
+    try:
+        ending = guarded(lease.provider_id, lambda: sandbox.submit_close())
+    except SandboxError as error:
+        _complain(sandbox, error)
+        return
+    ended = within(DESTROY_SECONDS, ending)
+    if ended.done():
+        _look_at(ended, sandbox)
+        return
+    lent, given_back = held.pop_all(), Future[None]()
+    active_runs.expect(given_back)
+
+    def give_back() -> None:
+        # A provider that was lent to nobody else is closed by this, which takes its time.
+        try:
+            lent.close()
+        finally:
+            given_back.set_result(None)
+
+    def done(_: Future[Any]) -> None:
+        _look_at(ended, sandbox)
+        submit(give_back)
+
+    ended.add_done_callback(done)
+
+
+def _look_at(ended: Future[Any], sandbox: Sandbox) -> None:
+    try:
+        ended.result()
+    except BaseException as error:  # what was raised elsewhere, SystemExit included
+        _complain(sandbox, error)
+
+
+def _complain(sandbox: Sandbox, error: BaseException) -> None:
+    logger.error("sandbox %s could not be destroyed", sandbox.ref, exc_info=error)
+
+
+VERDICTS: dict[ErrorCode, Execution.Status] = {
+    errors.TIMEOUT: Execution.Status.TIMED_OUT,
+    errors.OUT_OF_MEMORY: Execution.Status.OUT_OF_MEMORY,
+    errors.BLOCKED: Execution.Status.BLOCKED,
+}
+
+
+def verdict_of(result: ExecutionResult, seconds: float) -> tuple[Execution.Status, dict[str, Any]]:
+    if result.timed_out:
+        message = f"The code ran longer than {seconds:g} s and was ended."
+        return Execution.Status.TIMED_OUT, error_changes(errors.TIMEOUT.code, message)
+    if result.out_of_memory:
+        message = "The code used more memory than it may and was ended."
+        return Execution.Status.OUT_OF_MEMORY, error_changes(errors.OUT_OF_MEMORY.code, message)
+    if result.exit_code == 0:
+        return Execution.Status.SUCCEEDED, {}
+    return Execution.Status.FAILED, {}
+
+
+class Cancelled(ProviderUnavailable):
+    """The run was ended because somebody wanted it."""
+
+
+class Attempt:
+    """The state of one run: its timings so far, and whether the code may have started."""
+
+    def __init__(
+        self,
+        execution: Execution,
+        request: ExecutionRequest,
+        began: float,
+        waited_ms: float,
+        log: EventLog | None = None,
+    ) -> None:
+        self.execution = execution
+        self.request = request
+        self.began = began
+        self.waited_ms = waited_ms
+        self.log = log
+        self.handed_over = False
+        self.desk: Desk | None = None
+        self.floor = ""
+        self.limits = RunLimits()
+        self.seconds = request.longest
+        self.sandbox: Sandbox | None = None
+        # Whose sandbox it runs in, as it was when it was lent.
+        self.session: Session | None = None
+        self.is_lost = False
+        self.cancelled_by = ""
+        self._awaited: Future[Any] | None = None
+        self.changes: dict[str, Any] = {}
+        self.hops = Hops()
+        self.held = Held(None)
+
+    @property
+    def execution_id(self) -> UUID:
+        return self.execution.pk
+
+    def lose(self) -> None:
+        """End its sandbox, from any thread and without waiting: the record is no longer ours."""
+        self.is_lost = True
+        if self.sandbox is not None:
+            self.sandbox.submit_close()
+
+    def cancel(self, asked_by: str) -> None:
+        """End it as cancelled, from any thread and without waiting, if it has not ended."""
+        self.cancelled_by = self.cancelled_by or asked_by
+        if (awaited := self._awaited) is not None:
+            awaited.cancel()
+
+    @contextmanager
+    def _waiting(self, awaited: Future[Any]) -> Iterator[None]:
+        self._awaited = awaited
+        try:
+            # Either this is seen here, or the future there.
+            if self.cancelled_by:
+                awaited.cancel()
+            yield
+        finally:
+            self._awaited = None
+
+    @contextmanager
+    def in_line(self, awaited: Future[Any]) -> Iterator[None]:
+        """Around waiting for one's turn. Raises Cancelled where that came first."""
+        with self._waiting(awaited):
+            yield
+        self._refuse_when_cancelled()
+
+    def _refuse_when_cancelled(self) -> None:
+        if self.cancelled_by:
+            raise Cancelled(message_for(self.cancelled_by), started=self.handed_over)
+
+    def run(self, steps: Sequence[Step]) -> Waits[Checked]:
+        """Try the providers in their order, and leave one only while no code can have started."""
+        self.floor = floor_of(self.execution)
+        self.limits = run_limits(self.execution.tenant)
+        if self.log is not None:
+            self.log.set_limits(self.limits)
+        is_only = len(steps) == 1
+        for number, step in enumerate(steps, start=1):
+            self.handed_over = False
+            began = perf_counter()
+            active_runs.refuse_when_ending()
+            self._refuse_when_cancelled()
+            try:
+                with ExitStack() as held:
+                    lease = yield from admitted(
+                        step,
+                        self.request,
+                        self.floor,
+                        held,
+                        is_only=is_only,
+                        is_last=number == len(steps),
+                    )
+                    result = yield from self._run_at(lease, held)
+            except SandboxError as error:
+                if draining.is_ending():
+                    # Our doing, and not the provider's.
+                    raise active_runs.stopped(started=error.started) from None
+                if self.is_lost:
+                    raise _too_late() from None
+                if self.cancelled_by:
+                    self.hops.given_up(step)
+                    self._refuse_when_cancelled()
+                self.hops.left(step, error, _ms(began, perf_counter()))
+                if error.started or number == len(steps) or not self.hops.may_leave(error):
+                    raise self.hops.telling(error) from None
+            else:
+                ms = _ms(began, perf_counter())
+                died = SANDBOX_ENDED in result.result.metadata
+                self.hops.served(step, ms, self.changes["start_ms"], alone=is_only, died=died)
+                return result
+        raise ProviderUnavailable("The route names no provider. Add one in the admin.")
+
+    def _run_at(self, lease: Lease, held: ExitStack) -> Waits[Checked]:
+        """`held` lends the provider, and goes on doing so until the sandbox has ended."""
+        leased = perf_counter()
+        self.changes = {
+            "provider": lease.provider_id,
+            "config_version": lease.config_version,
+            "queue_ms": self.waited_ms + _ms(self.began, leased),
+        }
+        require_lease(self.execution, lease)
+        require_tools(lease, self.request)
+        require_provider(lease, self.floor)
+        self.held.to_lease(lease)
+        self.seconds = self.held.seconds(seconds_at(lease, self.request))
+        self.changes["timeout"] = self.seconds
+        sandbox = self.sandbox = yield from self._open(lease)
+        created = perf_counter()
+        self.changes["start_ms"] = _ms(leased, created)
+        try:
+            isolation, sharing = require_sandbox(lease, sandbox, self.floor)
+            self.changes["runtime"] = _runtime(sandbox.metadata)
+            self.changes |= {"isolation": isolation, "sharing": sharing}
+            self.held.to_sandbox(lease, isolation)
+            active_runs.refuse_when_ending()
+            self._hand_over()
+            result = yield from self._execute(lease, sandbox)
+            if self.is_lost:
+                raise _too_late()
+        finally:
+            self.changes["run_ms"] = _ms(created, perf_counter())
+            end_behind(lease, sandbox, held)
+        return result
+
+    def _hand_over(self) -> None:
+        """Right before the code is out of our hands. Raises NotOurs where it must not be."""
+        heartbeat.confirm(self.execution)
+        self._refuse_when_cancelled()
+        place = {name: self.changes[name] for name in PLACE}
+        if self.execution.pending is not None:
+            hand_over(self.execution, **place)
+        elif self.execution.mode == Execution.Mode.ASYNC:
+            move(self.execution, **place)
+        self.handed_over = True
+
+    def _open(self, lease: Lease) -> Waits[Sandbox]:
+        owner = self.execution.tenant_slug
+        # The sandbox of a session has the size that it was opened with.
+        limits = None if self.session else self.held.limits
+        spec = SandboxSpec(self.request.language, limits=limits)
+        if alone := bool(self.request.tools) and self.session is None:
+            # It is closed behind this run.
+            spec = kept_for(spec, self.seconds + RUN_SLACK_SECONDS + CREATE_SECONDS)
+        with self.held.to_memory():
+            sandbox = yield from ask(
+                lease.provider_id,
+                lambda: lease.provider.submit_open(spec, owner),
+                check_sandbox,
+                CREATE_SECONDS,
+                owner=owner,
+                may_refuse=True,
+                too_late=lambda sandbox: sandbox.submit_close(),
+                waiting=self._waiting,
+            )
+        if alone:
+            sandbox.metadata = {**sandbox.metadata, "sharing": "execution"}
+        return sandbox
+
+    def _execute(self, lease: Lease, sandbox: Sandbox) -> Waits[Checked]:
+        request = self.request
+        job = Job(
+            request.code,
+            request.language,
+            self.seconds,
+            request.arguments,
+            request.entrypoint,
+            request.files,
+            self.limits,
+        )
+        emit: Emit | None = self.log.emit if self.log else None
+        if request.tools:
+            self.desk, job, emit = offer_tools(self.execution, request, job, sandbox, self.log)
+        try:
+            return (
+                yield from ask(
+                    lease.provider_id,
+                    lambda: sandbox.submit_run(job, emit),
+                    lambda answer: check(answer, job.limits),
+                    job.timeout + RUN_SLACK_SECONDS,
+                    owner=self.execution.tenant_slug,
+                    started=True,
+                    waiting=self._waiting,
+                )
+            )
+        finally:
+            if self.desk is not None:
+                self.desk.close()
+
+    def end_cancelled(self, error: SandboxError) -> Outcome:
+        changes = {**self.changes, "error_message": storable(error.message)}
+        if (log := self.log) is not None:
+            changes |= {
+                "stdout": log.printed("stdout"),
+                "stderr": log.printed("stderr"),
+                "outputs": log.outputs_json(),
+                "output_order": log.order(),
+            }
+        self._close(Execution.Status.CANCELLED, changes, ran=None if error.started else False)
+        return Outcome(self.execution, error=error)
+
+    def end_with_session(self, error: SandboxError) -> Outcome:
+        """Its sandbox is gone, or the session was closed, which cancels what runs in it."""
+        told = end_of(self.session, error) if self.session is not None else error
+        if not isinstance(told, SessionClosed):
+            return self.end_with_error(told)
+        return self.end_cancelled(told)
+
+    def end_with_error(self, error: SandboxError) -> Outcome:
+        if self._is_queued_again():
+            return Outcome(self.execution, error=error)
+        status = VERDICTS.get(error.entry, Execution.Status.ERROR)
+        changes = {
+            **self.changes,
+            **error_changes(error.code, error.message, error.field),
+            "retryable": status == Execution.Status.ERROR and not error.started,
+        }
+        ran = None if error.started else False
+        has_run = status != Execution.Status.ERROR and not isinstance(error, BlockedByPolicy)
+        self._close(status, changes, ran=has_run or ran)
+        return Outcome(self.execution, error=error)
+
+    def _is_queued_again(self) -> bool:
+        """Nobody waits for what was queued, to send it again when this process stops before it."""
+        if self.execution.pending is None or not draining.is_ending():
+            return False
+        try:
+            return put_back(self.execution)
+        except DatabaseFailure as failure:
+            logger.info("execution %s cannot be queued again: %s", self.execution.pk, failure)
+            return False
+
+    def end_with_result(self, checked: Checked) -> Outcome:
+        """Complete the row with what came through the gate: answer as record."""
+        result = checked.result
+        if self.log is not None:
+            self.log.put_out(result)
+        status, verdict = verdict_of(result, self.seconds)
+        error: SandboxError | None = None
+        artifacts: list[Artifact] = []
+        try:
+            if result.artifacts:
+                artifacts = artifact_service.store_files(self.execution.pk, result.artifacts)
+        except Exception:
+            # Whatever kind of storage it is: the rest of what came of the code is kept.
+            logger.exception("artifacts of execution %s could not be stored", self.execution.pk)
+            error = ProviderUnavailable(
+                "The code ran, but its artifacts could not be stored.", started=True
+            )
+            status, verdict = Execution.Status.ERROR, error_changes(error.code, error.message)
+        meta = self._meta(result)
+        changes = {
+            **self.changes,
+            **verdict,
+            "runtime": _runtime(result.metadata) or self.changes["runtime"],
+            "meta": meta,
+            "observed": kinds_in(meta),
+            "has_result": result.has_result,
+            "result": checked.result_json,
+            "outputs": checked.outputs_json,
+            "exception": checked.exception_json,
+            "stdout": result.stdout,
+            "stderr": result.stderr,
+            "stdout_truncated": result.stdout_truncated,
+            "stderr_truncated": result.stderr_truncated,
+            "output_order": result.output_order,
+            "exit_code": result.exit_code,
+            **facts_of_cell(self.execution, result, self.session),
+        }
+        try:
+            won = self._close(status, changes, artifacts, ran=True)
+        except DatabaseAway as away:
+            if not away.kept:
+                artifact_service.remove_files(artifacts)
+            raise
+        except Exception:
+            artifact_service.remove_files(artifacts)
+            raise
+        if not won:
+            artifact_service.remove_files(artifacts)
+            return Outcome(self.execution, error=_too_late())
+        if self.session is not None and RESTORED in meta:
+            wake_is_told(self.session)
+        return Outcome(self.execution, result=result, error=error)
+
+    def _meta(self, result: ExecutionResult) -> dict[str, Any]:
+        """What is known of the run; that files were restored for it is ours to say."""
+        told = result.metadata.items()
+        meta = {name: value for name, value in told if name not in (RESTORED, POLICY, TOOL_CALLS)}
+        if self.desk is not None:
+            meta[TOOL_CALLS] = self.desk.taken
+        if self.session is not None and is_first_after_wake(self.session, self.execution):
+            meta[RESTORED] = True
+        return meta
+
+    def _close(
+        self,
+        status: Execution.Status,
+        changes: dict[str, Any],
+        artifacts: Sequence[Artifact] = (),
+        *,
+        ran: bool | None,
+    ) -> bool:
+        """Complete the row. Raises DatabaseAway where the journal has what came of it instead."""
+        if self.log is not None:
+            self.log.finish()
+            event_log.write_rest(self.log)
+        total = self.waited_ms + _ms(self.began, perf_counter())
+        values = {
+            # Of the provider that is named, also where the row has an earlier one's.
+            **{name: getattr(self.execution, name) for name in PLACE},
+            **self.held.into(changes, self.execution.meta),
+            "total_ms": total,
+            "hops": self.hops.recorded,
+            "finished_at": timezone.now(),
+        }
+        owner = None if self.handed_over else self.execution.process_id
+        ended = Ended(self.execution.pk, status, values, artifacts, ran, owner)
+        try:
+            won = journal.record(self.execution, ended)
+        except (DatabaseFailure, LedgerUnavailable) as failure:
+            if not (problem := journal.obstacle_of(failure)):
+                raise
+            raise journal.keep(ended, problem) from failure
+        if not won:
+            logger.warning(
+                "execution %s ended after its record had been closed as %s",
+                self.execution.pk,
+                self.execution.status,
+            )
+        log_execution(self.execution, self.sandbox.ref if self.sandbox else "")
+        return won
+
+
+def _too_late() -> SandboxError:
+    return ProviderUnavailable(
+        "The service stopped waiting for the execution before it ended; its record says when.",
+        started=True,
+    )
+
+
+def _runtime(metadata: Mapping[str, Any]) -> str:
+    return storable(str(metadata.get("runtime", "")))[:64]
+
+
+def _ms(start: float, end: float) -> float:
+    return round((end - start) * 1000, 3)

@@ -1,0 +1,429 @@
+"""The audited row of one execution: written before anything runs, completed exactly once."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.db import IntegrityError, OperationalError, transaction
+from django.utils import timezone
+
+from executions.kernel.database import DatabaseAway, problem_of
+from executions.kernel.disk import look_again_at_disk, refuse_when_full
+from executions.kernel.text import storable
+from executions.ledger.sealing import append_execution, execution_content
+from executions.runs import heartbeat, payloads, statements
+from executions.runs.active_runs import refuse_when_stopping
+from executions.runs.listing import log_execution
+from executions.runs.models import Artifact, Execution
+from executions.runs.requests import CLAIMS, ExecutionRequest, refuse_run_at, trace_id_of
+from executions.services import statistics
+from executions.services.code_search import forget_code
+from executions.services.policies.in_force import POLICY, rules_for
+from executions.services.sessions import turns
+from executions.services.sessions.errors import Conflict
+from executions.services.spending import cost_of, refuse_over_budget, spend
+from executions.services.webhooks import outbox
+from executions.services.webhooks.receivers import Webhook
+from executions.tenants.models import ApiKey, Scope, Tenant
+from executions.tenants.quotas import Wanted, counted_alone, refuse_beyond_bounds, was_refused
+from providers.errors import (
+    BLOCKED,
+    InvalidConfiguration,
+    ProviderUnavailable,
+    RateLimited,
+    SandboxError,
+)
+from providers.values import ExecutionResult, InputFile
+
+QUEUE_ALLOWANCE = timedelta(hours=1)
+# It ends with its session, whatever the time.
+BACKGROUND_ALLOWANCE = timedelta(days=3650)
+START_ALLOWANCE = timedelta(minutes=2)
+# Each is lost to somebody else with the same idempotency key who then did not run it.
+_KEY_ATTEMPTS = 5
+# The columns that say where it runs. The row of what was queued has them as soon as it does.
+PLACE = ("provider", "config_version", "runtime", "isolation", "sharing")
+
+
+class IdempotencyConflict(InvalidConfiguration):
+    """The key was used before, with another request."""
+
+    @property
+    def http_status(self) -> int:
+        return 409
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks. Code run from within this process has a tenant and no key."""
+
+    tenant: Tenant
+    api_key: ApiKey | None = None
+    request_id: str = ""
+    client_address: str = ""
+    replay_of: Execution | None = None
+    schedule_id: UUID | None = None
+
+    @classmethod
+    def of_key(cls, api_key: ApiKey, *, request_id: str = "", client_address: str = "") -> Caller:
+        return cls(api_key.tenant, api_key, request_id, client_address)
+
+
+@dataclass
+class Outcome:
+    """A record, and the result it was completed with or the error that prevented one.
+
+    Both are None when this attempt did not run anything: it is queued, or its idempotency key
+    stands for an earlier one.
+    """
+
+    execution: Execution
+    result: ExecutionResult | None = None
+    error: SandboxError | None = None
+
+
+Beside = Callable[[Execution], None]
+
+
+def open_record(
+    request: ExecutionRequest, caller: Caller, beside: Beside | None = None
+) -> tuple[Execution, bool]:
+    """The row of a new attempt and True, or the one its idempotency key stands for and False.
+
+    Raises RateLimited beyond the tenant's bounds or a budget and ProviderUnavailable when the disk
+    is nearly full or the service stops, each before anything is recorded, and IdempotencyConflict
+    when the key came with another request before. Conflict for a session that has ended.
+    DatabaseAway with an id says that there may be a row of that id all the same, of which nothing
+    was run. `beside` writes what belongs to the new row, in its transaction.
+    """
+    for _ in range(_KEY_ATTEMPTS):
+        try:
+            return _insert(request, caller, beside), True
+        except DatabaseAway:
+            raise
+        except (
+            IntegrityError,
+            RateLimited,
+            ProviderUnavailable,
+            Conflict,
+            InvalidConfiguration,
+        ) as problem:
+            # What a known key stands for is told, whatever there is room for, and also once its
+            # session has ended, or its time has come.
+            recorded = _recorded(caller, request)
+            if recorded is not None:
+                return recorded, False
+            if not isinstance(problem, IntegrityError) or request.idempotency_key is None:
+                raise
+            # Who held the key has ended meanwhile without having run anything: it is free.
+    raise ProviderUnavailable(
+        "Other requests with the same idempotency key were received meanwhile. Send the request "
+        "again.",
+        retry_after=1.0,
+    )
+
+
+def _insert(request: ExecutionRequest, caller: Caller, beside: Beside | None) -> Execution:
+    queued = request.mode == Execution.Mode.ASYNC
+    status = Execution.Status.QUEUED if queued else Execution.Status.RUNNING
+    size = payloads.size_of(request) if queued else 0
+    wanted = Wanted(status, request.longest, size, request.background)
+    refuse_when_stopping()
+    refuse_over_budget(caller.tenant.slug)
+    refuse_when_full()
+    if size > payloads.LARGE_BYTES or was_refused(caller.tenant):
+        # Before anything is hashed or written for it.
+        refuse_beyond_bounds(caller.tenant, wanted)
+    if request.webhook is not None:
+        outbox.refuse_unsigned(caller.tenant)
+    if request.run_at is not None:
+        refuse_run_at(request.run_at, caller.api_key)
+    execution = _unsaved(request, caller, status)
+    try:
+        if queued:
+            payloads.keep(execution, request)
+        _save_within_bounds(execution, caller.tenant, wanted, beside, request.webhook)
+    except BaseException:
+        if queued:
+            payloads.forget(execution.pk)
+        raise
+    return execution
+
+
+def _save_within_bounds(
+    execution: Execution,
+    tenant: Tenant,
+    wanted: Wanted,
+    beside: Beside | None,
+    webhook: Webhook | None,
+) -> None:
+    is_committing = False
+    try:
+        with counted_alone(tenant.slug):
+            refuse_beyond_bounds(tenant, wanted)
+            if execution.session_id is not None:
+                turns.take(execution)
+            statements.insert(execution)
+            if webhook is not None:
+                outbox.expect_end(execution, tenant, webhook)
+            if beside is not None:
+                beside(execution)
+            if wanted.payload_bytes:
+                statistics.count_stored(tenant.slug, wanted.payload_bytes)
+            is_committing = True
+    except OperationalError as error:
+        look_again_at_disk()
+        if is_committing and (problem := problem_of(error)):
+            raise _unsure(execution, problem) from error
+        refuse_when_full()
+        raise
+
+
+def _unsure(execution: Execution, problem: str) -> DatabaseAway:
+    """Of a commit that was not answered nobody knows whether it was carried out."""
+    if execution.mode == Execution.Mode.ASYNC:
+        text = f"{problem} The request may have been queued. Request the execution by its id."
+        return DatabaseAway(text, ran=None, record_id=execution.pk)
+    text = f"{problem} Nothing was run. Send the request again."
+    return DatabaseAway(text, ran=False, record_id=execution.pk)
+
+
+def _unsaved(request: ExecutionRequest, caller: Caller, status: Execution.Status) -> Execution:
+    now = timezone.now()
+    queued = status == Execution.Status.QUEUED
+    keep_code = settings.SANDBOX_STORE_CODE != "never"
+    return Execution(
+        tenant=caller.tenant,
+        tenant_slug=caller.tenant.slug,
+        api_key=caller.api_key,
+        api_key_name=caller.api_key.name if caller.api_key else "",
+        api_key_prefix=caller.api_key.prefix if caller.api_key else "",
+        subject=request.subject,
+        **{name: getattr(request, name) or None for name in (*CLAIMS, "traceparent")},
+        trace_id=trace_id_of(request.traceparent) or None,
+        request_id=caller.request_id,
+        client_address=caller.client_address,
+        idempotency_key=request.idempotency_key,
+        request_hash=request.fingerprint() if request.idempotency_key is not None else "",
+        language=request.language,
+        entrypoint=request.entrypoint,
+        mode=request.mode,
+        priority=Execution.Priority[request.priority.upper()].value,
+        code=request.code if keep_code else "",
+        code_hash=request.code_hash,
+        arguments=request.arguments_json,
+        input_files=[file_facts(file) for file in request.files],
+        replay_of=caller.replay_of,
+        schedule_id=caller.schedule_id,
+        meta=_policy(caller),
+        timeout=request.longest,
+        session_id=request.session,
+        context=request.context,
+        background=request.background,
+        status=status,
+        # What runs in the background outlives whoever starts it, and is his until it runs.
+        process_id=None if queued else heartbeat.mine(),
+        created_at=now,
+        run_at=request.run_at,
+        started_at=None if queued else now,
+        deadline=_deadline(request, queued, now),
+    )
+
+
+def _policy(caller: Caller) -> dict[str, Any]:
+    """Which one it is asked for under. The one that it runs under is said when it has ended."""
+    owner = caller.replay_of or caller.tenant
+    rules = rules_for(owner.tenant_slug if isinstance(owner, Execution) else owner.slug)
+    return {POLICY: rules.stated} if rules is not None else {}
+
+
+def _deadline(request: ExecutionRequest, queued: bool, now: datetime) -> datetime:
+    if request.background:
+        return now + BACKGROUND_ALLOWANCE
+    if queued:
+        return max(now, request.run_at or now) + QUEUE_ALLOWANCE
+    return deadline_after(request.longest)
+
+
+def file_facts(file: InputFile) -> dict[str, Any]:
+    digest = hashlib.sha256(file.content).hexdigest()
+    return {"path": file.path, "size_bytes": len(file.content), "hash": f"sha256:{digest}"}
+
+
+def deadline_after(seconds: float) -> datetime:
+    """When an execution that starts now must have ended, whatever became of its process."""
+    return timezone.now() + timedelta(seconds=seconds) + START_ALLOWANCE
+
+
+def close_record(
+    execution: Execution,
+    status: Execution.Status,
+    changes: Mapping[str, Any],
+    artifacts: Sequence[Artifact] = (),
+    *,
+    only_if: str = "",
+) -> bool:
+    """End an open row; False when something else had ended it, whose verdict then stands.
+
+    `only_if` is the status it must still have. `execution` afterwards shows what is recorded, and
+    its `ledger_entry` is the entry made in the same transaction: without one, nothing ends.
+    """
+    # The row of what was queued says where it runs, maybe since it was read here. It is left as the
+    # entry will have it.
+    values = {name: getattr(execution, name) for name in PLACE} | {
+        **changes,
+        "status": status,
+        # What is recorded late says when it ended, and the ledger's entry when it was entered.
+        "finished_at": changes.get("finished_at") or timezone.now(),
+        "pending": None,
+        "process_id": None,
+        "artifact_count": len(artifacts),
+    }
+    if status == Execution.Status.SUCCEEDED and settings.SANDBOX_STORE_CODE == "on_error":
+        values["code"] = ""
+    ended = copy.copy(execution)
+    for name, value in values.items():
+        setattr(ended, name, value)
+    content = execution_content(ended, artifacts)
+    size, ran_ms = _stored_bytes(ended, artifacts), used_ms(ended, execution.timeout)
+    entry = None
+    with transaction.atomic():
+        won = statements.end(execution, values, only_if=only_if)
+        if won:
+            if ended.mode == Execution.Mode.ASYNC:
+                outbox.come_due(ended.pk)
+            for artifact in artifacts:
+                artifact.save(force_insert=True)
+            is_taken_in = ended.run_at is not None or ended.background
+            if is_taken_in and execution.code and not ended.code:
+                # While it was open (`index_new_code`). Before the ledger, as retention does.
+                forget_code({ended.code_hash}, but_of=(ended.pk,))
+            entry = append_execution(content, ended)
+            statistics.count(ended, size, ran_ms)
+    if won and ended.mode == Execution.Mode.ASYNC and payloads.may_have_file(execution):
+        # Behind the transaction that this is in: where it is taken back, the run is still to come.
+        transaction.on_commit(partial(payloads.forget, execution.pk))
+    if not won:
+        execution.refresh_from_db()
+        return False
+    for name, value in values.items():
+        setattr(execution, name, value)
+    execution.ledger_entry = entry
+    return True
+
+
+def _stored_bytes(ended: Execution, artifacts: Sequence[Artifact]) -> int:
+    """What the record keeps, but for what came of itself."""
+    texts = (
+        *(ended.code, ended.arguments, ended.stdout, ended.stderr, ended.result, ended.outputs),
+        ended.exception,
+    )
+    files = sum(artifact.size_bytes for artifact in artifacts)
+    return files + sum(len(text.encode()) for text in texts)
+
+
+def used_ms(ended: Execution, reserved: float) -> int:
+    """How long it ran, in milliseconds: of what was reserved for it, what does not come back.
+
+    Who ran it has measured that, and tells the total with it. Where somebody else closes what had
+    begun, it counts until then. What is longer than its timeout is our doing and not the tenant's.
+    """
+    if ended.retryable or ended.started_at is None or ended.finished_at is None:
+        return 0
+    if ended.total_ms is not None and not ended.background:
+        ms = ended.run_ms or 0.0
+    else:
+        ms = (ended.finished_at - ended.started_at).total_seconds() * 1000
+    most = math.inf if ended.background else reserved * 1000
+    return max(0, round(min(ms, most)))
+
+
+def close_unrun(execution: Execution, error: SandboxError) -> Outcome:
+    """End a record whose code was never handed to a provider."""
+    blocked = error.entry is BLOCKED
+    status = Execution.Status.BLOCKED if blocked else Execution.Status.ERROR
+    changes = error_changes(error.code, error.message, error.field)
+    close_record(execution, status, {**changes, "retryable": not blocked})
+    log_execution(execution)
+    return Outcome(execution, error=error)
+
+
+def error_changes(code: str, message: str, field: str | None = None) -> dict[str, Any]:
+    return {
+        "error_code": code,
+        "error_message": storable(message),
+        "error_field": storable(field or "")[:100],
+    }
+
+
+def _recorded(caller: Caller, request: ExecutionRequest) -> Execution | None:
+    if request.idempotency_key is None:
+        return None
+    recorded = (
+        Execution.objects.defer("pending", "code")
+        .filter(tenant=caller.tenant, idempotency_key=request.idempotency_key, retryable=False)
+        .first()
+    )
+    if recorded is None:
+        return None
+    key = caller.api_key
+    if key is not None and recorded.api_key_id != key.pk and not key.has_scope(Scope.READ):
+        raise IdempotencyConflict(
+            "idempotency_key: Used before, with another API key, and this key may not read the "
+            "result.",
+            field="idempotency_key",
+        )
+    if recorded.request_hash != request.fingerprint():
+        raise IdempotencyConflict(
+            "idempotency_key: Used before, with a different request.", field="idempotency_key"
+        )
+    return recorded
+
+
+def record_end(
+    execution: Execution,
+    status: Execution.Status,
+    values: Mapping[str, Any],
+    artifacts: Sequence[Artifact] = (),
+    *,
+    only_if: str = "",
+) -> bool:
+    """Close what ran and count what it cost. As `close_record`."""
+    cost = values.get("cost")
+    if not cost:
+        return close_record(execution, status, values, artifacts, only_if=only_if)
+    with transaction.atomic():
+        won = close_record(execution, status, values, artifacts, only_if=only_if)
+        if won:
+            spend(execution.tenant_slug, cost)
+    return won
+
+
+def end_by_others(
+    execution: Execution, status: Execution.Status, changes: Mapping[str, Any], *, only_if: str = ""
+) -> bool:
+    """Close what no run of ours closes. As `close_record`.
+
+    What runs in the background costs its time until now: nobody measures it but who closes its
+    record. What the rest cost is told, and spent, by who runs it (`late_results`).
+    """
+    return record_end(execution, status, {**changes, **_until_now(execution)}, only_if=only_if)
+
+
+def _until_now(execution: Execution) -> dict[str, Any]:
+    # One without a number was not started, or is being ended by who has just started it.
+    if not execution.background or execution.pid is None:
+        return {}
+    ran = timezone.now() - execution.created_at
+    milliseconds = round(ran.total_seconds() * 1000, 3)
+    cost = cost_of(execution.provider, {"start_ms": 0.0, "run_ms": milliseconds})
+    return {"run_ms": milliseconds, "total_ms": milliseconds, "cost": cost}

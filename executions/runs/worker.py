@@ -1,0 +1,314 @@
+"""What a worker does with the queue, and the tasks that the workers do at intervals."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from time import perf_counter
+from typing import Any
+
+from django.conf import settings
+from django.db import Error as DatabaseFailure
+from django.db import close_old_connections, connections, transaction
+from django.db.models import Q
+from django.utils import timezone
+from django_q.models import Schedule
+from django_q.tasks import async_task
+
+from executions.kernel.coroutines import wait_for
+from executions.kernel.database import nothing_ran, problem_of
+from executions.runs import active_runs, heartbeat, journal, payloads
+from executions.runs.event_log import EventLog
+from executions.runs.models import Execution
+from executions.runs.process_models import Process
+from executions.runs.queue import claim_next
+from executions.runs.record import Outcome
+from executions.runs.requests import ExecutionRequest, refuse_begin, run_limits
+from executions.runs.routing import require_known_key
+from executions.runs.service import carry_out
+from executions.services.sessions import due
+from executions.services.sessions.cells import steps_of
+from executions.services.sessions.clock import tend_in_background
+from executions.services.webhooks.delivering import send_in_background
+from providers.errors import ProviderUnavailable, SandboxError
+from providers.services.ahead import start_ahead
+from sandbox_site import draining
+from sandbox_site.postgresql import expect_answers_within
+
+logger = logging.getLogger(__name__)
+
+# How often an idle worker process looks for something to run. On average a job that comes then
+# begins after half of it, divided by the number of processes; a look is one short query.
+LOOK_SECONDS = 0.05
+# What a task of the schedule that is being done, or a thread after its run, may take at the end.
+TASK_SECONDS = 3.0
+TELL_SECONDS = 5.0
+# Longer than a web process waits: the tasks of the schedule have statements over all rows.
+_ANSWER_SECONDS = 60.0
+
+
+def run_claimed(execution: Execution) -> Outcome:
+    """Run it by the same path as a synchronous one."""
+    began = perf_counter()
+    try:
+        if execution.tenant is None or not execution.tenant.is_active:
+            raise ProviderUnavailable("The tenant was removed or made inactive meanwhile.")
+        require_known_key(execution)
+        request = ExecutionRequest.from_stored(payloads.read(execution))
+        refuse_begin(execution, request)
+        steps = steps_of(request, execution.tenant_slug)
+    except SandboxError as error:
+        # The limits may have been lowered since it was queued.
+        return journal.end_unrun(execution, error)
+    except DatabaseFailure as failure:
+        if not (problem := problem_of(failure)):
+            raise
+        return journal.end_unrun(execution, nothing_ran(problem))
+    return wait_for(
+        carry_out(
+            execution,
+            request,
+            steps,
+            began=began,
+            waited_ms=_waited_ms(execution),
+            log=EventLog(run_limits()),
+        )
+    )
+
+
+class Runner:
+    """Threads that run what is queued until the process ends; then each finishes what it has.
+
+    Told to stop, the process has SHUTDOWN_GRACE_SECONDS for that; what is left is ended then.
+
+    A tenant has at most as many of them as are left free, so one alone has half, and there is
+    one for whoever comes next. A single thread is anybody's.
+    """
+
+    def __init__(self, threads: int, goes_on: Callable[[], bool]) -> None:
+        """`goes_on` says whether another one may be begun."""
+        self._threads = threads
+        self._workers = [
+            threading.Thread(target=self._work, name=f"queue-{number}") for number in range(threads)
+        ]
+        self._goes_on = goes_on
+        self._running: Counter[str] = Counter()
+        self._counting = threading.Lock()
+        # One looks at a time; the others run, or wait for the look.
+        self._look = threading.Lock()
+        self._woken = threading.Event()
+
+    def start(self) -> None:
+        for thread in self._workers:
+            thread.start()
+
+    def wake(self) -> None:
+        """There may be something to run."""
+        self._woken.set()
+
+    def may_serve(self, tenant_slug: str) -> bool:
+        with self._counting:
+            return self._running[tenant_slug] < self._threads - self._running.total()
+
+    def _work(self) -> None:
+        while True:
+            with self._look:
+                execution = self._next()
+                if execution is None:
+                    break
+                self._count(execution.tenant_slug, 1)
+            try:
+                run_claimed(execution)
+            except Exception:
+                # The row stays open, and is closed as one that nothing here runs (`leases`).
+                logger.exception("execution %s could not be completed", execution.pk)
+            finally:
+                self._count(execution.tenant_slug, -1)
+                self.wake()
+        connections.close_all()
+
+    def stop_in_time(self) -> None:
+        """Wait until nothing more is to be begun, and end the process in order.
+
+        A process that is told to stop ends its runs after their grace. One whose main thread has
+        ended, because django-q replaces it, has all the time they need.
+        """
+        while self._goes_on():
+            time.sleep(LOOK_SECONDS)
+        # Whoever was about to claim something has done so once the look is free.
+        if self._look.acquire(timeout=TASK_SECONDS):
+            self._look.release()
+        next_line = time.monotonic()
+        deadline = math.inf
+        while number := self._running.total():
+            now = time.monotonic()
+            if draining.is_draining():
+                deadline = min(deadline, now + settings.SHUTDOWN_GRACE_SECONDS)
+            if draining.is_ending() or now >= deadline:
+                break
+            if now >= next_line:
+                next_line = now + TELL_SECONDS
+                logger.info("stopping: %d runs have not ended", number)
+            time.sleep(0.05)
+        active_runs.end_all(draining.ENDING_SECONDS / 2)
+        for thread in self._workers:
+            thread.join(TASK_SECONDS)
+        active_runs.finish()
+        # A task of the schedule may be anything, and is done again by another worker.
+        threading.main_thread().join(TASK_SECONDS)
+        if threading.main_thread().is_alive() or any(each.is_alive() for each in self._workers):
+            os._exit(0)
+
+    def _count(self, tenant_slug: str, one: int) -> None:
+        with self._counting:
+            self._running[tenant_slug] += one
+            self._running += Counter()  # forgets who runs nothing
+
+    def _next(self) -> Execution | None:
+        """Waits for one. None when the process goes on no longer."""
+        while self._goes_on():
+            self._woken.clear()
+            close_old_connections()
+            try:
+                if execution := claim_next(self.may_serve):
+                    return execution
+            except Exception:
+                logger.exception("the queue cannot be read; it is tried again")
+            self._woken.wait(LOOK_SECONDS)
+        return None
+
+
+_runner: Runner | None = None
+
+
+def run_queue_in_background(**signal: Any) -> None:
+    """Have this process run what is queued. For a worker's own process, once it was started."""
+    global _runner
+    if _runner is None:
+        heartbeat.begin(Process.Kind.WORKER)
+        _runner = Runner(settings.Q_THREADS, _goes_on)
+        _runner.start()
+        due.begin()
+        tend_in_background(_goes_on)
+        send_in_background(_goes_on)
+        # Not a daemon: the process is there until this is done.
+        threading.Thread(target=_runner.stop_in_time, name="queue-stop").start()
+        expect_answers_within(_ANSWER_SECONDS)
+        journal.start()
+        start_ahead()
+
+
+def _goes_on() -> bool:
+    return threading.main_thread().is_alive() and not draining.is_draining()
+
+
+def _waited_ms(execution: Execution) -> float:
+    waited = timezone.now() - (execution.run_at or execution.created_at)
+    return max(0.0, round(waited.total_seconds() * 1000, 3))
+
+
+EVERY_MINUTES = {
+    "executions.tasks.end_stale_executions": 1,
+    "executions.tasks.forget_events": 1,
+    "executions.tasks.tend_sessions": 1,
+    "executions.tasks.tend_webhooks": 1,
+    "executions.tasks.begin_schedules": 1,
+    "executions.tasks.index_new_code": 1,
+    "executions.tasks.watch_alerts": 1,
+    "executions.tasks.export_ledger": 1,
+    "executions.tasks.export_metrics": 1,
+    "executions.tasks.make_reports": 1,
+    "executions.tasks.check_ledger": 1,
+    "executions.tasks.remove_tenants": 1,
+    "executions.tasks.watch_spending": 5,
+    "executions.tasks.give_space_back": 5,
+    "executions.tasks.collect_blobs": 20,
+    "executions.tasks.write_ledger_checkpoint": 60,
+    "executions.tasks.apply_retention": 24 * 60,
+    "executions.tasks.discard_unfinished_uploads": 24 * 60,
+    "providers.tasks.check_health": 1,
+    "providers.tasks.sweep_leftovers": 5,
+}
+
+
+# Whose names begin so is a task of this or another version, which may be running beside this one.
+_OURS = ("executions.tasks.", "providers.tasks.")
+
+
+def ensure_schedules() -> None:
+    """Have the workers do what is due. Safe to call at every start.
+
+    Of a row only its name and its next time count. What nobody of ours can have written is removed.
+    """
+    _remove_unknown()
+    for task, minutes in EVERY_MINUTES.items():
+        values = {
+            "func": task,
+            "schedule_type": Schedule.MINUTES,
+            "minutes": minutes,
+            "repeats": -1,
+            "hook": None,
+            "args": None,
+            "kwargs": None,
+        }
+        if not Schedule.objects.filter(name=task).update(**values):
+            Schedule.objects.create(name=task, **values)
+
+
+def enqueue_due(broker: Any = None) -> None:
+    """Queue what is due. Of several clusters one does: whose UPDATE counted.
+
+    A time that lies further ahead than it can be was not written by us, and is due.
+    """
+    close_old_connections()
+    try:
+        _remove_unknown()
+        for task, minutes in EVERY_MINUTES.items():
+            _enqueue_if_due(task, timedelta(minutes=minutes), broker)
+    except Exception:
+        # The cluster's guard calls this, and is to go on guarding.
+        logger.exception("the due tasks could not be queued")
+
+
+def note_done(task: str, began: datetime) -> None:
+    """Have a task that succeeded wait for its next time, counted from when it was queued."""
+    interval = timedelta(minutes=EVERY_MINUTES.get(task, 0))
+    if interval > _trial():
+        close_old_connections()
+        Schedule.objects.filter(name=task).update(next_run=began + interval)
+
+
+def _enqueue_if_due(task: str, interval: timedelta, broker: Any) -> None:
+    """A broker may lose a task, with the cluster it was sent to or by itself: until it is done it
+    is due again after `_trial`, however rare it is."""
+    now = timezone.now()
+    rows = Schedule.objects.filter(name=task)
+    due = rows.filter(Q(next_run__lte=now) | Q(next_run__gt=now + interval) | Q(next_run=None))
+    with transaction.atomic():
+        if due.update(next_run=now + min(interval, _trial())) or not rows.exists():
+            async_task(task, broker=broker)
+    if not rows.exists():
+        ensure_schedules()
+
+
+def _trial() -> timedelta:
+    return timedelta(seconds=settings.Q_CLUSTER["retry"])
+
+
+def _remove_unknown() -> None:
+    unknown = Schedule.objects.exclude(name__in=EVERY_MINUTES) | Schedule.objects.filter(name=None)
+    for pk, name, func in unknown.values_list("pk", "name", "func"):
+        if name == func and name.startswith(_OURS):
+            continue
+        logger.error(
+            "a schedule does not belong to this service and was removed: %s",
+            repr(func)[:200],
+            extra={"alert": "unknown_schedule", "task": repr(func)[:200]},
+        )
+        Schedule.objects.filter(pk=pk).delete()
