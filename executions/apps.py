@@ -57,7 +57,7 @@ def _compose_heartbeat() -> None:
     """
     from executions.runs import active_runs, heartbeat, process_reaper
     from executions.runs.heartbeat import PeriodicStep
-    from executions.services.workspaces.waking import give_back_left
+    from executions.sessions.storage.wake import give_back_left
 
     def create_steps() -> list[PeriodicStep]:
         watcher, unattended = process_reaper.Watcher(), process_reaper.UnattendedRuns()

@@ -13,9 +13,9 @@ from executions.services.alerts import watching
 from executions.services.audit_export import exporting
 from executions.services.recurring import beginning
 from executions.services.reports import asking
-from executions.services.sessions import tending
 from executions.services.webhooks import outbox
-from executions.services.workspaces import blobs, uploads
+from executions.sessions import maintenance
+from executions.sessions.storage import blobs
 
 
 def end_stale_executions() -> int:
@@ -27,7 +27,7 @@ def forget_events() -> int:
 
 
 def tend_sessions() -> int:
-    return tending.tend()
+    return maintenance.tend()
 
 
 def collect_blobs() -> int:
@@ -48,7 +48,7 @@ def apply_retention() -> int:
 
 
 def discard_unfinished_uploads() -> int:
-    return uploads.discard_unfinished()
+    return blobs.discard_unfinished()
 
 
 def index_new_code() -> int:

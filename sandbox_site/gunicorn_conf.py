@@ -102,7 +102,7 @@ def post_worker_init(worker: Any) -> None:
     from executions.runs import heartbeat, journal
     from executions.runs.process_models import Process
     from executions.services.alerts.standing_in import watch_in_background
-    from executions.services.sessions import due
+    from executions.sessions import due
     from providers.manager import manager
     from providers.services.ahead import start_ahead
     from providers.services.kept import renew_in_background

@@ -10,11 +10,11 @@ from django.core.paginator import Paginator
 from unfold.admin import ModelAdmin as UnfoldModelAdmin
 
 from executions.ledger.models import LedgerEntry
-from executions.models.session import Session
 from executions.models.webhook import WebhookDelivery, WebhookSecret
-from executions.models.workspace import Snapshot
 from executions.runs.models import Execution
 from executions.runs.process_models import Process
+from executions.sessions.models import Session
+from executions.sessions.storage.models import Snapshot
 from executions.tenants.models import ApiKey, Tenant
 
 if TYPE_CHECKING:

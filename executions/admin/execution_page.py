@@ -29,11 +29,11 @@ from executions.kernel.page_time import PageTime
 from executions.kernel.presentation import in_time, shown
 from executions.models.approval import Approval
 from executions.models.schedule import Schedule
-from executions.models.session import Session
 from executions.runs.listing import exception_of, omission_lines
 from executions.runs.models import Execution
 from executions.runs.requests import CLAIMS
 from executions.runs.results import in_words
+from executions.sessions.models import Session
 from executions.tenants.models import ApiKey, Tenant
 from providers.hidden_characters import visible
 from providers.models import ConfigVersion, ProviderConfig

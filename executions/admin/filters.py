@@ -15,8 +15,8 @@ from django.http import HttpRequest
 
 from executions.admin.bases import ExecutionPaginator
 from executions.kernel.text import first_uuid7
-from executions.models.session import Session
 from executions.runs.models import Execution
+from executions.sessions.models import Session
 from executions.tenants.models import Tenant
 from providers.admin.list_fields import (
     MOST_CHOICES,

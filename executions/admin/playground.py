@@ -23,13 +23,13 @@ from executions.api.later import answer
 from executions.kernel.coroutines import Waits
 from executions.kernel.database import DatabaseAway
 from executions.models.approval import Approval
-from executions.models.session import Session
 from executions.runs.models import Execution
 from executions.runs.requests import API_ENTRYPOINTS
 from executions.services.playground import opening_by_hand, playing
-from executions.services.sessions.errors import NoSuchSession
-from executions.services.sessions.finding import session_of
 from executions.services.snippets import KEY, snippets_of
+from executions.sessions.models import Session
+from executions.sessions.queries import session_of
+from executions.sessions.requests import NoSuchSession
 from executions.tenants.models import Tenant
 from executions.tenants.service import DEMO, INTERNAL
 from providers.errors import SandboxError

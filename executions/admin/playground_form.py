@@ -14,7 +14,7 @@ from executions.kernel.declarations import refuse
 from executions.kernel.text import from_json
 from executions.runs.models import Execution
 from executions.runs.requests import CELL, MAX_FILES_BYTES, RUN, ExecutionRequest
-from executions.services.sessions.requests import OPEN, SessionRequest
+from executions.sessions.requests import OPEN, SessionRequest
 from executions.tenants.service import INTERNAL
 from providers.values import InputFile
 

@@ -20,9 +20,9 @@ from executions.admin.entries import link_to, named_in, shown_entry
 from executions.api.downloading import download
 from executions.kernel.paths import from_text, to_text
 from executions.kernel.storage import INERT
-from executions.models.workspace import Blob, Workspace
-from executions.services.workspaces import browsing
-from executions.services.workspaces.preview import image_of, preview_of
+from executions.sessions.storage import browse
+from executions.sessions.storage.links import image_of, preview_of
+from executions.sessions.storage.models import Blob, Workspace
 from providers.errors import SandboxError
 from providers.guest.names import escape
 from providers.hidden_characters import visible
@@ -54,7 +54,7 @@ class SavedFiles:
         name, after = named_in(request), from_text(request.GET.get("after", ""))
 
         def found() -> dict[str, Any]:
-            entries, more = browsing.listing(workspace, name, 1, after, MOST_LISTED)
+            entries, more = browse.listing(workspace, name, 1, after, MOST_LISTED)
             return {
                 "folder": visible(escape(name)),
                 "above": link_to(name.rpartition("/")[0]) if name else "",
@@ -73,7 +73,7 @@ class SavedFiles:
         workspace, name = self._workspace(request, pk), named_in(request)
 
         def found() -> dict[str, Any]:
-            blob = browsing.blob_at(workspace, name)
+            blob = browse.blob_at(workspace, name)
             above = name.rpartition("/")[0]
             return {
                 "file": visible(escape(name)),
@@ -110,7 +110,7 @@ class SavedFiles:
     def _blob(self, request: HttpRequest, pk: UUID) -> Blob:
         workspace = self._workspace(request, pk)
         try:
-            return browsing.blob_at(workspace, named_in(request))
+            return browse.blob_at(workspace, named_in(request))
         except SandboxError:
             raise Http404 from None
 
@@ -141,7 +141,7 @@ class SavedFiles:
 
 def _begun(blob: Blob) -> Any:
     """Its pieces. What cannot be read is told before anything is sent."""
-    pieces = browsing.read(blob)
+    pieces = browse.read(blob)
     try:
         return chain([next(pieces, b"")], pieces)
     except SandboxError:

@@ -26,9 +26,9 @@ from executions.admin.session_views import OPERATE, SessionViews
 from executions.admin.transcript import transcript_of
 from executions.kernel.presentation import shown
 from executions.kernel.text import to_json
-from executions.models.session import Session
-from executions.models.workspace import Workspace
-from executions.services.sessions.finding import expires_at
+from executions.sessions.models import Session
+from executions.sessions.queries import expires_at
+from executions.sessions.storage.models import Workspace
 from providers.admin.keyset import KeysetAdmin, KeysetList
 from providers.admin.read_only import ReadOnly
 from providers.hidden_characters import visible

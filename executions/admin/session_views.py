@@ -20,13 +20,13 @@ from executions.api.later import answer
 from executions.kernel.audit import current_actor
 from executions.kernel.coroutines import Waits
 from executions.kernel.database import DatabaseAway
-from executions.models.session import Session
-from executions.services.sessions.control import resetting
-from executions.services.sessions.ending import close
-from executions.services.sessions.errors import NoSuchSession
-from executions.services.sessions.extending import extend
-from executions.services.sessions.finding import living_session_of, session_of
-from executions.services.sessions.inspecting import inspecting, looking_into
+from executions.sessions.control import resetting
+from executions.sessions.ending import close
+from executions.sessions.inspection import inspecting, looking_into
+from executions.sessions.lifecycle import extend
+from executions.sessions.models import Session
+from executions.sessions.queries import living_session_of, session_of
+from executions.sessions.requests import NoSuchSession
 from providers.errors import SandboxError
 from providers.hidden_characters import visible
 

@@ -13,7 +13,7 @@ from django.utils.safestring import SafeString
 from executions.admin.bases import SnapshotModelAdmin
 from executions.admin.filters import BoundedPaginator, SessionTenantFilter
 from executions.admin.saved_files import SavedFiles
-from executions.models.workspace import Snapshot, Workspace
+from executions.sessions.storage.models import Snapshot, Workspace
 from providers.admin.read_only import ReadOnly
 from providers.hidden_characters import visible
 

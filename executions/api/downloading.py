@@ -9,7 +9,7 @@ from django.http.response import HttpResponseBase
 
 from executions.api.errors import error_response
 from executions.kernel.storage import INERT, disposition, safe_type
-from executions.services.sessions.files import range_of
+from executions.sessions.files import range_of
 
 
 def download(

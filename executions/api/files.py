@@ -14,10 +14,10 @@ from django.views.decorators.http import require_safe
 from executions.api.downloading import ranged_download
 from executions.api.errors import error_response
 from executions.kernel.storage import INERT, disposition
-from executions.models.workspace import Blob
 from executions.runs.artifacts import BadLink, artifact_for_token
 from executions.runs.models import Artifact
-from executions.services.workspaces import blobs, links
+from executions.sessions.storage import blobs, links
+from executions.sessions.storage.models import Blob
 from providers.errors import ProviderUnavailable
 
 logger = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from executions.api.base import answered_later
 from executions.api.sessions import SESSION_ID, TAGS, SessionApiView
 from executions.api.streams import NDJSON, SSE, EventStream, wanted_form
 from executions.kernel.coroutines import Waits
-from executions.services.sessions.file_requests import FOLDER
-from executions.services.sessions.watching import watching
+from executions.sessions.file_events import watching
+from executions.sessions.requests import FOLDER
 from providers.errors import SandboxError
 
 

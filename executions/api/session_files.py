@@ -21,17 +21,9 @@ from executions.api.downloading import download, ranged_download
 from executions.api.rendering import json_response, next_page
 from executions.api.sessions import SESSION_ID, TAGS, SessionApiView
 from executions.kernel.coroutines import Waits
-from executions.models.session import Session
-from executions.services.sessions import files
-from executions.services.sessions.errors import named_as
-from executions.services.sessions.file_requests import (
-    FILE,
-    FOLDER,
-    LIST,
-    MKDIR,
-    MOVE,
-    FileListing,
-)
+from executions.sessions import files
+from executions.sessions.models import Session
+from executions.sessions.requests import FILE, FOLDER, LIST, MKDIR, MOVE, FileListing, named_as
 from providers.errors import InvalidConfiguration
 from providers.guest.names import escape
 from providers.sandbox import FileEntry

@@ -30,16 +30,10 @@ from executions.api.views import outcome_response
 from executions.kernel.bodies import LARGE
 from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import refuse
-from executions.models.session import Session
 from executions.runs.routing import COMMANDS, require_language
-from executions.services.sessions import processes
-from executions.services.sessions.commands import (
-    RESIZE,
-    SIGNAL,
-    START,
-    STDIN,
-    CommandRequest,
-)
+from executions.sessions import commands
+from executions.sessions.models import Session
+from executions.sessions.requests import RESIZE, SIGNAL, START, STDIN, CommandRequest
 
 PID = OpenApiParameter("pid", int, OpenApiParameter.PATH)
 MOST_STDIN_BYTES = 1024 * 1024
@@ -73,7 +67,7 @@ class ProcessesView(SessionApiView):
                 self,
                 request,
                 form,
-                lambda log: processes.commanding(session, wanted, self.caller(), log),
+                lambda log: commands.commanding(session, wanted, self.caller(), log),
             )
         return answer(request, self.told(self._start(request, session, wanted)))
 
@@ -81,11 +75,11 @@ class ProcessesView(SessionApiView):
         self, request: Request, session: Session, wanted: CommandRequest
     ) -> Waits[HttpResponse]:
         if wanted.background:
-            started = yield from processes.starting(session, wanted, self.caller())
-            detail = processes.process_detail(started.pid or 0, started.pk, started.exit_code)
+            started = yield from commands.starting(session, wanted, self.caller())
+            detail = commands.process_detail(started.pid or 0, started.pk, started.exit_code)
             return json_response(detail, 201)
         is_detached(request)
-        outcome = yield from processes.commanding(session, wanted, self.caller())
+        outcome = yield from commands.commanding(session, wanted, self.caller())
         with known_to_run(outcome):
             return outcome_response(outcome, request)
 
@@ -99,7 +93,7 @@ class ProcessesView(SessionApiView):
     )
     @answered_later
     def get(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
-        found = yield from processes.listing(self.session(session_id))
+        found = yield from commands.listing(self.session(session_id))
         return json_response({"results": found, "next": None})
 
 
@@ -107,7 +101,7 @@ class _ProcessView(SessionApiView):
     def of_process(self, session_id: UUID, pid: int) -> Session:
         """The session of this process. Raises Http404 where it has none of this number."""
         session = self.session(session_id)
-        if not processes.is_there(session, pid):
+        if not commands.is_there(session, pid):
             raise Http404
         return session
 
@@ -132,7 +126,7 @@ class ProcessStdinView(_ProcessView):
         session = self.of_process(session_id, pid)
         # Whoever types into a shell runs commands.
         require_language(self.api_key, *COMMANDS)
-        yield from processes.writing(session, pid, data, close=close)
+        yield from commands.writing(session, pid, data, close=close)
         return HttpResponse(status=204)
 
 
@@ -151,7 +145,7 @@ class ProcessSignalView(_ProcessView):
     @answered_later
     def post(self, request: Request, session_id: UUID, pid: int) -> Waits[HttpResponse]:
         session = self.of_process(session_id, pid)
-        sent = yield from processes.signalling(session, pid, SIGNAL.read(request.data).signal)
+        sent = yield from commands.signalling(session, pid, SIGNAL.read(request.data).signal)
         return json_response({"signalled": sent})
 
 
@@ -167,7 +161,7 @@ class ProcessResizeView(_ProcessView):
     @answered_later
     def post(self, request: Request, session_id: UUID, pid: int) -> Waits[HttpResponse]:
         session = self.of_process(session_id, pid)
-        yield from processes.resizing(session, pid, RESIZE.read(request.data).pair)
+        yield from commands.resizing(session, pid, RESIZE.read(request.data).pair)
         return HttpResponse(status=204)
 
 
@@ -191,7 +185,7 @@ class ProcessEventsView(SessionApiView):
     )
     def get(self, request: Request, session_id: UUID, pid: int) -> HttpResponseBase:
         after = after_of(request)
-        execution_id = processes.execution_of(self.session(session_id), pid)
+        execution_id = commands.execution_of(self.session(session_id), pid)
         if execution_id is None:
             raise Http404
         return follow_stream(self, request, execution_id, after)

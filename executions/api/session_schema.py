@@ -7,7 +7,7 @@ from typing import Any
 from rest_framework import serializers
 
 from executions.api.schema import JsonObject
-from executions.models.session import Session
+from executions.sessions.models import Session
 
 
 class ContextSerializer(serializers.Serializer[Any]):

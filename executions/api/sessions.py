@@ -33,27 +33,16 @@ from executions.kernel.audit import SUCCESS, log_operation
 from executions.kernel.bodies import LARGE
 from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import Query
-from executions.models.session import Session
 from executions.runs.models import Execution
 from executions.runs.requests import CELL
 from executions.runs.routing import require_language
 from executions.runs.service import running
-from executions.services.sessions import control
-from executions.services.sessions.ending import close
-from executions.services.sessions.finding import (
-    LIST,
-    list_sessions,
-    living_session_of,
-    session_of,
-)
-from executions.services.sessions.opening import opening
-from executions.services.sessions.requests import (
-    CHANGE,
-    CREATE_CONTEXT,
-    INTERRUPT,
-    OPEN,
-    RESET,
-)
+from executions.sessions import control
+from executions.sessions.ending import close
+from executions.sessions.lifecycle import opening
+from executions.sessions.models import Session
+from executions.sessions.queries import LIST, list_sessions, living_session_of, session_of
+from executions.sessions.requests import CHANGE, CREATE_CONTEXT, INTERRUPT, OPEN, RESET
 from providers.sandbox import DEFAULT_CONTEXT
 
 T = TypeVar("T")

@@ -17,8 +17,8 @@ from executions.api.base import answered_later
 from executions.api.rendering import json_response, next_page
 from executions.api.sessions import SESSION_ID, SessionApiView
 from executions.kernel.coroutines import Waits
-from executions.models.workspace import Snapshot
-from executions.services.workspaces import snapshots
+from executions.sessions.storage import snapshots
+from executions.sessions.storage.models import Snapshot
 
 TAGS = ["snapshots"]
 SNAPSHOT_ID = OpenApiParameter("snapshot_id", OpenApiTypes.UUID, OpenApiParameter.PATH)

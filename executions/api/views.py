@@ -41,7 +41,7 @@ from executions.runs.requests import RUN, ExecutionRequest
 from executions.runs.routing import allowed_languages, languages_for
 from executions.runs.service import HasEnded, cancelling, running
 from executions.services.policies.enforcing import languages_of
-from executions.services.sessions.errors import CONFLICT
+from executions.sessions.requests import CONFLICT
 from executions.tenants.models import Scope
 from executions.tenants.tenant_scope import artifacts_of, executions_of
 from providers.errors import CODES

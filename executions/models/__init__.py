@@ -8,7 +8,6 @@ from executions.models.policy import Policy
 from executions.models.report import Report
 from executions.models.saved_filter import SavedFilter
 from executions.models.schedule import Schedule
-from executions.models.session import Session
 from executions.models.spending import Budget, Spending, SpendingAlert
 from executions.models.statistic import (
     ExecutionCount,
@@ -18,7 +17,11 @@ from executions.models.statistic import (
 )
 from executions.models.tool_call import ToolCall
 from executions.models.webhook import WebhookDelivery, WebhookSecret
-from executions.models.workspace import (
+from executions.runs.models import Artifact, Execution, ExecutionEvent, LateResult
+from executions.runs.process_models import Process
+from executions.runs.signal_models import RunSignal
+from executions.sessions.models import Session
+from executions.sessions.storage.models import (
     Blob,
     LooseFile,
     Snapshot,
@@ -26,9 +29,6 @@ from executions.models.workspace import (
     Workspace,
     WorkspaceFile,
 )
-from executions.runs.models import Artifact, Execution, ExecutionEvent, LateResult
-from executions.runs.process_models import Process
-from executions.runs.signal_models import RunSignal
 from executions.tenants.models import ApiKey, KeyRefusal, RequestWindow, Scope, Tenant
 
 __all__ = (

@@ -18,7 +18,7 @@ from executions.kernel.batches import delete_in_batches
 from executions.runs import event_log
 from executions.runs.models import Execution
 from executions.runs.signal_models import RunSignal
-from executions.services.sessions import followers
+from executions.sessions import output_collector
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.manager import manager
 from providers.named import close_all
@@ -217,11 +217,11 @@ def attend(lease_id: UUID | None) -> None:
 
 def _tell_of_processes() -> None:
     """Those in the background of a session belong to no process of ours; one follows them."""
-    if not (followed := followers.ids()):
+    if not (followed := output_collector.ids()):
         return
     wanted = RunSignal.objects.filter(kind=RunSignal.Kind.FOLLOW, execution__in=followed)
     for execution_id in wanted.values_list("execution_id", flat=True):
-        if (log := followers.log_of(execution_id)) is not None:
+        if (log := output_collector.log_of(execution_id)) is not None:
             event_log.follow(log)
 
 

@@ -17,7 +17,6 @@ from executions.kernel.coroutines import Waits
 from executions.kernel.database import DatabaseAway
 from executions.kernel.text import storable
 from executions.ledger.keyring import LedgerUnavailable
-from executions.models.session import Session
 from executions.runs import active_runs, event_log, heartbeat, journal
 from executions.runs import artifacts as artifact_service
 from executions.runs.active_runs import message_for
@@ -42,11 +41,12 @@ from executions.runs.routing import (
 )
 from executions.services.policies.enforcing import Held
 from executions.services.policies.in_force import POLICY, BlockedByPolicy
-from executions.services.sessions.cells import end_of, facts_of_cell
-from executions.services.sessions.errors import SessionClosed
 from executions.services.tools.desk import Desk
 from executions.services.tools.offering import TOOL_CALLS, kept_for, offer_tools, require_tools
-from executions.services.workspaces.state import RESTORED, is_first_after_wake, wake_is_told
+from executions.sessions.cells import end_of, facts_of_cell
+from executions.sessions.models import Session
+from executions.sessions.requests import SessionClosed
+from executions.sessions.storage.wake import RESTORED, is_first_after_wake, wake_is_told
 from providers import errors
 from providers.errors import ErrorCode, ProviderUnavailable, SandboxError
 from providers.manager import Lease

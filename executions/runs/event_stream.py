@@ -23,8 +23,8 @@ from executions.runs.event_log import STREAMS, Entry, EventLog, Moment, Source, 
 from executions.runs.models import Execution
 from executions.runs.results import bundles_of
 from executions.runs.signal_models import RunSignal
-from executions.services.sessions import followers
 from executions.services.tools.calls import was_handed_out
+from executions.sessions import output_collector
 from executions.tenants.models import ApiKey
 from providers.errors import RateLimited
 from providers.waiting import within
@@ -160,7 +160,7 @@ def following(
             follower.begin(run.log)
             yield first_of(run.log.closed, follower.left)
             return
-        if (log := followers.log_of(execution_id)) is not None:
+        if (log := output_collector.log_of(execution_id)) is not None:
             follower.begin(log)
             yield from _until_recorded(execution_id, log, follower)
             return

@@ -12,8 +12,8 @@ from django.utils import timezone
 
 from executions.kernel.storage import ARTIFACTS
 from executions.kernel.text import uuid7
-from executions.models.session import Session
 from executions.runs.process_models import Process
+from executions.sessions.models import Session
 from executions.tenants.models import ApiKey, Tenant
 from providers.fields import EncryptedJSONField
 

@@ -28,7 +28,6 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
 from executions.kernel.batches import delete_in_batches
-from executions.models.session import Session
 from executions.runs import active_runs
 from executions.runs.heartbeat import LOOK_SECONDS, clock
 from executions.runs.journal_files import kept_ids
@@ -37,8 +36,9 @@ from executions.runs.models import Execution
 from executions.runs.process_models import Process
 from executions.runs.queue import put_back
 from executions.runs.record import close_record, error_changes
-from executions.services.sessions.ending import give_up
 from executions.services.tools import calls
+from executions.sessions.ending import give_up
+from executions.sessions.models import Session
 from providers.errors import UNAVAILABLE
 from providers.remote.owner import has_ended_here, lives_here
 from sandbox_site.standby import HELD_SECONDS

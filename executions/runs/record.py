@@ -28,11 +28,11 @@ from executions.runs.requests import CLAIMS, ExecutionRequest, refuse_run_at, tr
 from executions.services import statistics
 from executions.services.code_search import forget_code
 from executions.services.policies.in_force import POLICY, rules_for
-from executions.services.sessions import turns
-from executions.services.sessions.errors import Conflict
 from executions.services.spending import cost_of, refuse_over_budget, spend
 from executions.services.webhooks import outbox
 from executions.services.webhooks.receivers import Webhook
+from executions.sessions import cell_order
+from executions.sessions.requests import Conflict
 from executions.tenants.models import ApiKey, Scope, Tenant
 from executions.tenants.quotas import Wanted, counted_alone, refuse_beyond_bounds, was_refused
 from providers.errors import (
@@ -171,7 +171,7 @@ def _save_within_bounds(
         with counted_alone(tenant.slug):
             refuse_beyond_bounds(tenant, wanted)
             if execution.session_id is not None:
-                turns.take(execution)
+                cell_order.take(execution)
             statements.insert(execution)
             if webhook is not None:
                 outbox.expect_end(execution, tenant, webhook)

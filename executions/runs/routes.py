@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from executions.kernel.coroutines import Waits
-from executions.models.session import Session
 from executions.runs import active_runs
+from executions.sessions.models import Session
 from providers.manager import LOAD_SECONDS, Lease, StillStarting
 from providers.named import lease_of
 from providers.waiting import within

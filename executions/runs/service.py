@@ -12,7 +12,6 @@ from executions.kernel.coroutines import Waits, wait_for
 from executions.kernel.database import DatabaseAway, problem_of
 from executions.ledger.append import append
 from executions.ledger.entry import require_ledger
-from executions.models.session import Session
 from executions.runs import active_runs, heartbeat, journal, polling
 from executions.runs.active_runs import message_for
 from executions.runs.attempt import Attempt, Cancelled
@@ -29,13 +28,14 @@ from executions.services import telemetry
 from executions.services.policies.approvals import ask_for
 from executions.services.policies.enforcing import Held
 from executions.services.policies.in_force import rules_for
-from executions.services.sessions import turns
-from executions.services.sessions.cells import cell_of
-from executions.services.sessions.ending import lose
-from executions.services.sessions.errors import SessionClosed
-from executions.services.sessions.stopping import stopping
-from executions.services.workspaces.background import saved_after
-from executions.services.workspaces.waking import awake
+from executions.sessions import cell_order
+from executions.sessions.cells import cell_of
+from executions.sessions.command_ends import stopping
+from executions.sessions.ending import lose
+from executions.sessions.models import Session
+from executions.sessions.requests import SessionClosed
+from executions.sessions.storage.background_saves import saved_after
+from executions.sessions.storage.wake import awake
 from executions.tenants.quotas import Wanted, refuse_beyond_bounds
 from providers.errors import (
     InvalidConfiguration,
@@ -161,7 +161,7 @@ def carry_out(
             if log is not None:
                 log.finish()
                 tell([log.closed])
-            turns.ended(execution)
+            cell_order.ended(execution)
         if attempt.session is not None:
             yield from saved_after(execution, attempt.session)
         return outcome
@@ -192,7 +192,7 @@ def _ended(attempt: Attempt, steps: Sequence[Step]) -> Waits[Outcome]:
         attempt.held = Held.of_execution(attempt.execution)
         yield from attempt.held.to_request(attempt.request, attempt.execution, attempt.in_line)
         steps = attempt.held.steps(steps)
-        yield from turns.turn_of(attempt.execution, attempt.in_line)
+        yield from cell_order.turn_of(attempt.execution, attempt.in_line)
         return attempt.end_with_result((yield from _run(attempt, steps)))
     except DatabaseAway:
         raise

@@ -14,8 +14,8 @@ from uuid import UUID
 from django.db import connection
 
 from executions.kernel.database import NOW
-from executions.models.session import Session
 from executions.runs.models import Execution
+from executions.sessions.models import Session
 
 _TABLE = Execution._meta.db_table
 _FIELDS = Execution._meta.concrete_fields

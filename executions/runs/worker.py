@@ -32,10 +32,10 @@ from executions.runs.record import Outcome
 from executions.runs.requests import ExecutionRequest, refuse_begin, run_limits
 from executions.runs.routing import require_known_key
 from executions.runs.service import carry_out
-from executions.services.sessions import due
-from executions.services.sessions.cells import steps_of
-from executions.services.sessions.clock import tend_in_background
 from executions.services.webhooks.delivering import send_in_background
+from executions.sessions import due
+from executions.sessions.cells import steps_of
+from executions.sessions.maintenance import tend_in_background
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.services.ahead import start_ahead
 from sandbox_site import draining

@@ -9,9 +9,9 @@ from django.utils import timezone
 from django.utils.translation import ngettext
 
 from executions.models.schedule import Schedule
-from executions.models.session import Session
 from executions.models.spending import Budget
 from executions.runs.models import Execution
+from executions.sessions.models import Session
 from executions.tenants.models import ApiKey, Tenant
 from providers.hidden_characters import visible
 

@@ -12,13 +12,13 @@ from uuid import UUID
 from django.conf import settings
 
 from executions.kernel.coroutines import Waits
-from executions.models.session import Session
-from executions.models.workspace import Workspace
 from executions.services.conversations import INTERNAL_FILES, names_in, those_saved
-from executions.services.sessions import files
-from executions.services.sessions.errors import Conflict, refuse_ended
-from executions.services.workspaces import quota
-from executions.services.workspaces.background import saved_behind
+from executions.sessions import files
+from executions.sessions.models import Session
+from executions.sessions.requests import Conflict, refuse_ended
+from executions.sessions.storage import quota
+from executions.sessions.storage.background_saves import saved_behind
+from executions.sessions.storage.models import Workspace
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.waiting import submit
 

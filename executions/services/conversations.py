@@ -19,17 +19,16 @@ from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import refuse
 from executions.kernel.paths import from_text, is_path, key_of, to_text
 from executions.kernel.text import storable
-from executions.models.session import Session
-from executions.models.workspace import WorkspaceFile
 from executions.runs.models import Execution
 from executions.runs.record import Caller
 from executions.runs.requests import ExecutionRequest
-from executions.services.sessions import bells
-from executions.services.sessions.ending import close_if_due
-from executions.services.sessions.errors import Conflict
-from executions.services.sessions.opening import opening
-from executions.services.sessions.requests import SessionRequest
-from executions.services.workspaces.inheriting import kept_of
+from executions.sessions import cell_order
+from executions.sessions.ending import close_if_due
+from executions.sessions.lifecycle import opening
+from executions.sessions.models import Session
+from executions.sessions.requests import Conflict, SessionRequest
+from executions.sessions.storage.carry_over import kept_of
+from executions.sessions.storage.models import WorkspaceFile
 from executions.tenants.models import Tenant
 from executions.tenants.tenant_scope import sessions_of
 from providers.guest.names import unescape
@@ -108,9 +107,9 @@ def _is_open(session: Session) -> bool:
 
 def _until_open(session: Session, until: float) -> Waits[None]:
     """Wait until another has opened it, or has failed to."""
-    with bells.looking(session.pk) as pause:
+    with cell_order.looking(session.pk) as pause:
         while time.monotonic() < until:
-            with bells.hung(session.pk) as bell:
+            with cell_order.hung(session.pk) as bell:
                 found = Session.objects.filter(pk=session.pk, closed_at=None).first()
                 if found is None or _is_open(found):
                     return

@@ -12,16 +12,15 @@ from executions.kernel.audit import current_actor
 from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import refuse
 from executions.kernel.text import is_storable
-from executions.models.session import Session
 from executions.runs.models import Execution
 from executions.runs.record import Caller
 from executions.runs.requests import ExecutionRequest
 from executions.runs.service import running
-from executions.services import by_hand
-from executions.services.sessions.errors import tenant_of
-from executions.services.sessions.finding import living_session_of
-from executions.services.sessions.opening import opening
-from executions.services.sessions.requests import SessionRequest
+from executions.sessions import manual_runs
+from executions.sessions.lifecycle import opening
+from executions.sessions.models import Session
+from executions.sessions.queries import living_session_of
+from executions.sessions.requests import SessionRequest, tenant_of
 from executions.tenants.models import Tenant
 from executions.tenants.service import INTERNAL, internal_tenant, require_active
 
@@ -50,7 +49,10 @@ def playing(
         tenant = _tenant(tenant_slug)
     caller = Caller(tenant, request_id=request_id, client_address=address)
     outcome = yield from running(
-        request, caller, waits=True, beside=lambda execution: by_hand.note(person, execution, RAN)
+        request,
+        caller,
+        waits=True,
+        beside=lambda execution: manual_runs.note(person, execution, RAN),
     )
     return outcome.execution
 
@@ -71,7 +73,7 @@ def opening_by_hand(
             request,
             caller,
             may_choose=True,
-            beside=lambda session: by_hand.note(person, session, OPENED),
+            beside=lambda session: manual_runs.note(person, session, OPENED),
         )
     )
 

@@ -18,12 +18,12 @@ from django.utils import timezone
 
 from executions.kernel import batches
 from executions.models.schedule import Schedule
-from executions.models.session import Session
 from executions.models.webhook import WebhookDelivery, WebhookSecret
-from executions.models.workspace import Blob, LooseFile, Snapshot, Workspace
 from executions.runs.models import Execution
 from executions.services.holds import held_of, keep_held_tenant
-from executions.services.workspaces import blobs, drafts
+from executions.sessions.models import Session
+from executions.sessions.storage import blobs, drafts
+from executions.sessions.storage.models import Blob, LooseFile, Snapshot, Workspace
 from executions.tenants.models import ApiKey, Tenant
 from providers.services.guarded_rows import NotAllowed, keep_versions
 from providers.services.history import SYSTEM

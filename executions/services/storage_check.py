@@ -10,9 +10,9 @@ from itertools import islice
 from uuid import UUID
 
 from executions.kernel.storage import ARTIFACTS, WORKSPACES, Entry, kept
-from executions.models.workspace import Blob, LooseFile
 from executions.runs import payloads
 from executions.runs.models import Artifact, Execution
+from executions.sessions.storage.models import Blob, LooseFile
 
 logger = logging.getLogger(__name__)
 

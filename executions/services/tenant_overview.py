@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from django.db.models import F, QuerySet, Sum
 from django.utils import timezone
 
-from executions.models.session import Session
 from executions.models.statistic import ExecutionTenantCount
 from executions.runs.models import Execution
 from executions.services.dashboard import Series
+from executions.sessions.models import Session
 from executions.tenants.models import ApiKey, Tenant
 from executions.tenants.tenant_scope import executions_of, sessions_of
 

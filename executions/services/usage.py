@@ -8,9 +8,9 @@ from datetime import UTC, datetime
 from django.conf import settings
 
 from executions.models.schedule import Schedule
-from executions.models.workspace import StoredTotal
-from executions.services.sessions.room import awake_of
 from executions.services.spending import budgets_of
+from executions.sessions.capacity import awake_of
+from executions.sessions.storage.models import StoredTotal
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import Quota, bound, held_by, tomorrow
 from executions.tenants.rate_limit import used

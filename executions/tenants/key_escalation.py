@@ -10,8 +10,8 @@ from datetime import datetime
 from typing import Any
 
 from executions.kernel import batches
-from executions.models.session import Session
 from executions.runs.models import Execution
+from executions.sessions.models import Session
 from executions.tenants.models import WORD_BOUNDS, ApiKey, Scope
 from providers.errors import InvalidConfiguration
 from providers.guarded import Change, Guarded, Values

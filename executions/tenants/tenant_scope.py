@@ -9,10 +9,10 @@ from __future__ import annotations
 from django.db.models import QuerySet
 
 from executions.models.schedule import Schedule
-from executions.models.session import Session
 from executions.models.tool_call import ToolCall
-from executions.models.workspace import Snapshot
 from executions.runs.models import Artifact, Execution
+from executions.sessions.models import Session
+from executions.sessions.storage.models import Snapshot
 from executions.tenants.models import Tenant
 
 LARGE = ("pending", "code", "arguments")

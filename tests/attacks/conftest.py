@@ -18,12 +18,12 @@ from executions.ledger.baseline import take_stock
 from executions.ledger.verification import verify
 from executions.models.legal_hold import LegalHold
 from executions.models.policy import Policy
-from executions.models.session import Session
 from executions.models.spending import Budget
-from executions.models.workspace import Snapshot
 from executions.runs.models import Execution, LateResult
 from executions.services.replay import replay
 from executions.services.webhooks.secrets import create_secret
+from executions.sessions.models import Session
+from executions.sessions.storage.models import Snapshot
 from executions.tenants.keys import create_api_key, revoke
 from executions.tenants.models import Tenant
 from executions.tenants.service import ensure_roles

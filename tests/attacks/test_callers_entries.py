@@ -10,8 +10,8 @@ import pytest
 
 from executions.api.scopes import ENTERED, NEEDS
 from executions.ledger.models import LedgerEntry
-from executions.models.workspace import Snapshot
-from executions.services.workspaces import snapshots
+from executions.sessions.storage import snapshots
+from executions.sessions.storage.models import Snapshot
 from executions.tenants import rate_limit
 from executions.tenants.models import RequestWindow
 from executions.tenants.rate_limit import ENTRY_COUNTS_AS

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from executions.kernel import background, batches
-from executions.models.workspace import StoredTotal, WorkspaceFile
+from executions.sessions.storage.models import StoredTotal, WorkspaceFile
 from tests.conftest import Caller, require
 from tests.support.processes import ROOT
 from tests.support.raw_http import ask

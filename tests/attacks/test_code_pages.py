@@ -24,9 +24,9 @@ from executions.kernel import page_time
 from executions.kernel.page_time import MAX_COLOURED, PAGE_SECONDS, PageTime
 from executions.kernel.presentation import MAX_CHARACTERS
 from executions.kernel.process_pool import PoolBusy, ProcessPool
-from executions.models.session import Session
 from executions.runs.models import Execution
 from executions.services.replay import MAX_LINES
+from executions.sessions.models import Session
 from executions.tenants.models import Tenant
 from providers.languages import TABLE
 from tests.support.execution_rows import make_rows

@@ -25,8 +25,8 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.models.legal_hold import LegalHold
 from executions.models.schedule import Schedule
-from executions.models.session import Session
 from executions.services.holds import held_by_ledger
+from executions.sessions.models import Session
 from executions.tenants.models import Tenant
 from providers.models import ConfigVersion, ProviderConfig
 from providers.services.configuration import activate, save_config

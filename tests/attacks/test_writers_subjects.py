@@ -21,9 +21,9 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.models.approval import Approval
 from executions.runs.models import Execution
-from executions.services.by_hand import key_made_by
 from executions.services.reports.making import make
 from executions.services.reports.scope import Scope
+from executions.sessions.manual_runs import key_made_by
 from executions.tenants.models import ApiKey
 from sandbox_site.accounts import was_altered_outside
 from tests.attacks.administrators import superuser

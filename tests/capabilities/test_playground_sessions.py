@@ -9,8 +9,8 @@ from django.contrib.admin.models import ADDITION, LogEntry
 from django.test import Client
 
 from executions.ledger.models import LedgerEntry
-from executions.models.session import Session
 from executions.runs.models import Execution
+from executions.sessions.models import Session
 from providers.models import ProviderConfig
 from tests.conftest import Caller
 from tests.support.approvals import signed_in
@@ -100,7 +100,7 @@ def test_a_session_that_cannot_be_noted_is_not_opened(
     def note(*_: object) -> None:
         raise RuntimeError("no room in the log")
 
-    monkeypatch.setattr("executions.services.by_hand.note", note)
+    monkeypatch.setattr("executions.sessions.manual_runs.note", note)
     with pytest.raises(RuntimeError):
         sent(operator, to="session")
     assert not Session.objects.exists()

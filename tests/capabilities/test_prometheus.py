@@ -20,8 +20,8 @@ from django.utils import timezone
 
 from executions.models.alert import Alert
 from executions.models.audit_export import AuditExport
-from executions.models.session import Session
 from executions.runs.process_models import Process
+from executions.sessions.models import Session
 from providers.models import CircuitBreaker, ProviderConfig, ProviderHealth
 from tests.conftest import Caller, require
 from tests.support.ended_runs import ended

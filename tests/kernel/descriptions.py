@@ -15,19 +15,17 @@ from executions.api.agent_sandbox import requests as agent_sandbox_requests
 from executions.kernel.declarations import Body
 from executions.runs import listing, requests
 from executions.services.recurring import requests as recurring_requests
-from executions.services.sessions import commands, file_requests, finding
-from executions.services.sessions import requests as session_requests
 from executions.services.tools import requests as tool_requests
-from executions.services.workspaces import snapshots
+from executions.sessions import queries
+from executions.sessions import requests as session_requests
+from executions.sessions.storage import snapshots
 
 MODULES: tuple[ModuleType, ...] = (
     requests,
     claims,
     session_requests,
     tool_requests,
-    commands,
-    file_requests,
-    finding,
+    queries,
     listing,
     running,
     snapshots,

@@ -18,9 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executions.models.schedule import Schedule
-from executions.models.session import Session
 from executions.models.webhook import WebhookDelivery, WebhookSecret
 from executions.runs.models import Execution
+from executions.sessions.models import Session
 from executions.tenants.models import Tenant
 from providers import aes_gcm
 from providers.fields import DecryptionError, EncryptedJSONField

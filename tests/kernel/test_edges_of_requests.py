@@ -9,9 +9,7 @@ import jsonschema
 import pytest
 
 from executions.api.agent_sandbox.requests import ExecuteRequest
-from executions.services.sessions.commands import CommandRequest
-from executions.services.sessions.errors import named_as
-from executions.services.sessions.requests import SessionRequest
+from executions.sessions.requests import CommandRequest, SessionRequest, named_as
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
 from tests.kernel.descriptions import BODIES, description

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from executions.services.sessions import place
+from executions.sessions import session_sandbox
 from providers.manager import ProviderManager
 from tests.support.managers import configure
 
@@ -49,10 +49,10 @@ def by_hand() -> Iterator[None]:
 
 
 def test_its_tenants_share(by_hand: None) -> None:
-    forget(place.counted_stream("forgetful"))
-    assert place._streams._taken["forgetful"] == 1
-    assert collects_while_it_has(place._lock)
-    assert "forgetful" not in place._streams._taken
+    forget(session_sandbox.counted_stream("forgetful"))
+    assert session_sandbox._streams._taken["forgetful"] == 1
+    assert collects_while_it_has(session_sandbox._lock)
+    assert "forgetful" not in session_sandbox._streams._taken
 
 
 @pytest.mark.django_db(transaction=True)

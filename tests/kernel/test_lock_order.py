@@ -12,10 +12,10 @@ import pytest
 from django.db import connection, transaction
 
 from executions.ledger.bound_rows import enter_row, look_at
-from executions.models.session import Session
-from executions.models.workspace import Blob, StoredTotal, Workspace, WorkspaceFile
-from executions.services.workspaces import blobs, drafts, saving, snapshots
-from executions.services.workspaces.edit import Edit
+from executions.sessions.models import Session
+from executions.sessions.storage import blobs, drafts, file_saves, snapshots
+from executions.sessions.storage.models import Blob, StoredTotal, Workspace, WorkspaceFile
+from executions.sessions.storage.tree import Edit
 from tests.conftest import Caller
 from tests.support.saved_files import stored
 from tests.support.sessions import cell, in_thread, opened, row, wait_for
@@ -41,10 +41,10 @@ def somebody_waits() -> bool:
 def test_a_save_waits_for_its_session_and_holds_no_workspace(alice: Caller) -> None:
     session = opened(alice, saves="answer")
     assert cell(alice, session, "open('f', 'w').close()").json()["files_saved"] is True
-    found: list[saving.Saved] = []
+    found: list[file_saves.Saved] = []
     with transaction.atomic():
         Session.objects.select_for_update().get(pk=session["id"])
-        thread = in_thread(lambda: found.append(saving.save(row(session))))
+        thread = in_thread(lambda: found.append(file_saves.save(row(session))))
         wait_for(somebody_waits)
         assert Workspace.objects.filter(session=session["id"]).update(problem="held by both") == 1
     thread.join()
@@ -84,7 +84,7 @@ def rows_of(workspace: Workspace, named: list[Blob]) -> list[WorkspaceFile]:
 
 
 def write_at_once(workspace: Workspace, named: list[Blob]) -> None:
-    saving._write(rows_of(workspace, named))
+    file_saves._write(rows_of(workspace, named))
 
 
 def change_asleep(workspace: Workspace, named: list[Blob]) -> None:
@@ -116,7 +116,7 @@ def test_who_holds_several_contents_holds_them_in_one_order(
     """A session ends, and what it had is removed, while another saves the same files."""
     workspace, named = of_two(alice)
     if hold is copy_rows:
-        saving._write(rows_of(workspace, named))
+        file_saves._write(rows_of(workspace, named))
     with transaction.atomic():
         Blob.objects.select_for_update().get(pk=named[0].pk)
         thread = in_thread(lambda: hold(workspace, named))

@@ -27,10 +27,16 @@ from executions.kernel import background, batches
 from executions.models.alert import Alert
 from executions.models.code_text import CodeText
 from executions.models.schedule import Schedule
-from executions.models.session import Session
 from executions.models.tool_call import ToolCall
 from executions.models.webhook import WebhookDelivery, WebhookSecret
-from executions.models.workspace import (
+from executions.runs import worker
+from executions.runs.models import Execution, ExecutionEvent
+from executions.runs.process_models import Process
+from executions.runs.signal_models import RunSignal
+from executions.sessions import output_collector
+from executions.sessions.models import Session
+from executions.sessions.storage import blobs, drafts, file_saves
+from executions.sessions.storage.models import (
     Blob,
     LooseFile,
     Snapshot,
@@ -38,12 +44,6 @@ from executions.models.workspace import (
     Workspace,
     WorkspaceFile,
 )
-from executions.runs import worker
-from executions.runs.models import Execution, ExecutionEvent
-from executions.runs.process_models import Process
-from executions.runs.signal_models import RunSignal
-from executions.services.sessions import followers
-from executions.services.workspaces import blobs, drafts, saving
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import ApiKey, Tenant
 from tests.conftest import Caller
@@ -69,9 +69,9 @@ def _bounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: Any) -> N
     settings.DELETE_S3_ON_DELETE = True
     monkeypatch.setattr(batches, "MOST_ROWS", BATCH)
     # These bound by their own number, and not by what a tenant has.
-    monkeypatch.setattr(saving, "_HELD_FILES", BATCH // 2)
+    monkeypatch.setattr(file_saves, "_HELD_FILES", BATCH // 2)
     monkeypatch.setattr(blobs, "_AT_ONCE", BATCH // 2)
-    monkeypatch.setattr("executions.services.workspaces.unpacking._HELD_FILES", BATCH // 2)
+    monkeypatch.setattr("executions.sessions.storage.changes._HELD_FILES", BATCH // 2)
 
 
 def awake(caller: Caller, size: int, **body: Any) -> tuple[str, kept_here.Kept]:
@@ -251,7 +251,7 @@ def largest(monkeypatch: pytest.MonkeyPatch, act: Act) -> tuple[Written, Transac
     with recorded(monkeypatch) as found:
         answer = act()
         assert background.wait_for_keyed_work()
-        wait_for(lambda: not followers.ids())
+        wait_for(lambda: not output_collector.ids())
     return found.most, found, answer
 
 

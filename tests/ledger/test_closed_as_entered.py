@@ -20,7 +20,7 @@ from executions.runs.models import Execution
 from executions.runs.queue import claim, hand_over, put_back
 from executions.runs.record import close_record
 from executions.runs.requests import ExecutionRequest
-from executions.services.sessions.ending import end_leftovers
+from executions.sessions.ending import end_leftovers
 from providers.errors import ProviderUnavailable
 from tests.conftest import Caller
 from tests.support import sessions

@@ -20,12 +20,12 @@ from executions.ledger.verification import verify
 from executions.models.approval import Approval
 from executions.runs.models import Execution
 from executions.runs.requests import ExecutionRequest
-from executions.services.by_hand import key_made_by
 from executions.services.policies import approvals
 from executions.services.reports.entered import entry_of
 from executions.services.reports.making import make
 from executions.services.reports.scope import Scope
 from executions.services.reports.signing import Signed
+from executions.sessions.manual_runs import key_made_by
 from tests.conftest import Caller
 from tests.support.approvals import ASKED, RULES, decided, signed_in
 from tests.support.policies import in_force

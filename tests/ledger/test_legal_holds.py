@@ -20,7 +20,6 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.models.legal_hold import LegalHold
 from executions.models.spending import Budget
-from executions.models.workspace import Workspace
 from executions.runs.late_results import attach
 from executions.runs.models import Execution, LateResult
 from executions.services import retention
@@ -28,7 +27,8 @@ from executions.services.holds import Held, OnHold
 from executions.services.recounting import recount
 from executions.services.retention import apply_retention
 from executions.services.statistics import KEYS
-from executions.services.workspaces.cleaning import clean_ended
+from executions.sessions.storage.carry_over import clean_ended
+from executions.sessions.storage.models import Workspace
 from executions.tenants.models import Tenant
 from providers.models import PendingChange
 from providers.services.touched import NeedsApproval

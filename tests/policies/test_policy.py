@@ -13,10 +13,10 @@ from examples.receipts import verify_receipt
 from executions.client import execute_code
 from executions.ledger.verification import verify
 from executions.models.policy import Policy
-from executions.models.session import Session
 from executions.runs.models import Execution
 from executions.services.policies.in_force import rules_for
 from executions.services.replay import replay
+from executions.sessions.models import Session
 from providers.errors import SandboxError
 from providers.models import ProviderConfig
 from providers.named import close_all

@@ -13,9 +13,9 @@ from django.utils import timezone
 from executions.ledger.verification import verify
 from executions.models.spending import Budget, Spending
 from executions.runs.models import Execution
-from executions.services.sessions import followers, stopping
-from executions.services.sessions.ending import end_leftovers
-from executions.services.sessions.tending import tend
+from executions.sessions import command_ends, output_collector
+from executions.sessions.ending import end_leftovers
+from executions.sessions.maintenance import tend
 from providers.errors import ProviderUnavailable
 from providers.models import ProviderPrice
 from tests.conftest import Caller
@@ -93,8 +93,8 @@ def test_it_costs_its_time_once_whoever_records_its_end(
     monkeypatch: pytest.MonkeyPatch,
     what_happens: Callable[[Caller, dict[str, Any], Any], None],
 ) -> None:
-    monkeypatch.setattr(followers, "MOST_OF_ONE", 0)
-    monkeypatch.setattr(stopping, "TERM_SECONDS", 0.2)
+    monkeypatch.setattr(output_collector, "MOST_OF_ONE", 0)
+    monkeypatch.setattr(command_ends, "TERM_SECONDS", 0.2)
     ProviderPrice.objects.create(provider_id="kept_here", per_second=PRICE)
     session = opened(alice)
     pk = started(alice, session).pk

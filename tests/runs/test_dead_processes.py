@@ -17,7 +17,6 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from executions.ledger.models import LedgerEntry
-from executions.models.session import Session
 from executions.runs import journal_files, process_reaper
 from executions.runs.expiry import end_stale_executions
 from executions.runs.heartbeat import Keeper, PeriodicStep
@@ -27,6 +26,7 @@ from executions.runs.models import Execution
 from executions.runs.process_models import Process
 from executions.runs.process_reaper import KEPT, Watcher, forget_ended
 from executions.runs.record import close_record
+from executions.sessions.models import Session
 from providers.living import birth
 from providers.remote.owner import process_tag
 from sandbox_site.standby import HELD_SECONDS

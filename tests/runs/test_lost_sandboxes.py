@@ -8,7 +8,7 @@ import pytest
 
 from executions.kernel.storage import Folder
 from executions.runs.models import Execution
-from executions.services.sessions.tending import tend
+from executions.sessions.maintenance import tend
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.saved_files import actions, write
@@ -89,7 +89,7 @@ def test_a_stale_look_at_a_former_sandbox_loses_no_woken_session(alice: Caller) 
     kept_here.sandboxes()[0].close()
     cell(alice, session, "1")
     assert row(session).wakes == 1
-    from executions.services.sessions.ending import lose
+    from executions.sessions.ending import lose
 
     lose(stale, "it was gone")
     assert row(session).state == "open"

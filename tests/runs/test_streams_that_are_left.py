@@ -20,8 +20,8 @@ from executions.runs import active_runs, event_stream
 from executions.runs.event_log import EventLog, Moment, tell
 from executions.runs.event_stream import Listener
 from executions.runs.models import Execution
-from executions.services.sessions import followers
-from executions.services.sessions.watching import Watch
+from executions.sessions import output_collector
+from executions.sessions.file_events import Watch
 from providers.values import Event, RunLimits
 from tests.conftest import Caller
 from tests.support.held import opened
@@ -114,7 +114,7 @@ def test_who_looks_again_and_again_leaves_nothing_for_each_look(
     execution = opened(alice)
     events = silent() if where == "without a thread" else EventStream(NDJSON)
     if where == "here":
-        monkeypatch.setattr(followers, "log_of", lambda _: log)
+        monkeypatch.setattr(output_collector, "log_of", lambda _: log)
     told: Waits[None]
     if isinstance(events, ProcessEvents):
         told = process_stream._until_recorded(execution, events, None)

@@ -10,7 +10,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from executions.services.workspaces.edit import Edit
+from executions.sessions.storage.tree import Edit
 from tests.conftest import Caller
 from tests.support.saved_files import asleep, counts_are_right, listed, packed, still_asleep
 from tests.support.session_files import put

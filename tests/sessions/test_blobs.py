@@ -18,8 +18,14 @@ from hypothesis import strategies as st
 
 from executions.kernel import paths
 from executions.kernel.storage import WORKSPACES, Folder, disposition, kept
-from executions.models.workspace import Blob, LooseFile, StoredTotal, Workspace, WorkspaceFile
-from executions.services.workspaces import blobs, quota, restoring
+from executions.sessions.storage import blobs, quota, restore
+from executions.sessions.storage.models import (
+    Blob,
+    LooseFile,
+    StoredTotal,
+    Workspace,
+    WorkspaceFile,
+)
 from executions.tenants.models import Tenant
 from providers.errors import ProviderUnavailable
 from tests.conftest import Caller
@@ -271,9 +277,9 @@ def test_what_storage_has_lost_goes_up_again(alice: Caller, left: bytes | None) 
     row = named(blob)
     path = Path(kept(WORKSPACES).open(str(blob.file)).name)
     path.unlink() if left is None else path.write_bytes(left)
-    members = restoring.to_restore(row.workspace)
+    members = restore.to_restore(row.workspace)
     with pytest.raises(ProviderUnavailable, match="'f' differs from what was saved"):
-        list(restoring.archive_of(members))
+        list(restore.archive_of(members))
     (again,) = stored(alice.tenant, b"bytes")
     assert again.pk == blob.pk == row.blob_id
     assert b"".join(blobs.read(again)) == b"bytes"

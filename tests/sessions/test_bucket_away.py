@@ -12,7 +12,7 @@ import pytest
 
 from executions.kernel import bucket
 from executions.kernel.storage import WORKSPACES, Kept, kept
-from executions.services.workspaces import uploads
+from executions.sessions.storage import blobs
 from executions.tasks import discard_unfinished_uploads
 from tests.support.bucket import Swift, keep_in, swift_service
 
@@ -85,7 +85,7 @@ def test_an_upload_that_was_cut_off_is_not_seen(
     assert b"".join(storage.open_range(WHOLE)) == b"whole"
     # Its parts are there still, until they are swept; what was frozen may yet hear that it is over.
     assert discard_unfinished_uploads() == 0
-    monkeypatch.setattr(uploads, "_SECONDS", -60)
+    monkeypatch.setattr(blobs, "_SECONDS", -60)
     assert discard_unfinished_uploads() == 1 or how == "frozen"
     assert discard_unfinished_uploads() == 0
 

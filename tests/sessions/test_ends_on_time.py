@@ -10,10 +10,10 @@ import pytest
 from django_q.models import Schedule
 
 from executions.kernel import background
-from executions.models.session import Session
-from executions.services.sessions import clock, due
-from executions.services.sessions.due import Ends
-from executions.services.sessions.ending import LAST_SAVE_SECONDS
+from executions.sessions import due, maintenance
+from executions.sessions.due import Ends
+from executions.sessions.ending import LAST_SAVE_SECONDS
+from executions.sessions.models import Session
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.saved_files import saved, write
@@ -121,9 +121,9 @@ def test_what_ends_while_a_slow_round_of_the_schedule_goes_on_is_expected(
     session = opened(alice, idle_seconds=600)
     aged(session, used_at=540)
     seen: list[str] = []
-    monkeypatch.setattr(clock, "tend", lambda: seen.extend(map(str, ends._moments)))
-    Schedule.objects.create(name=clock.TASK, func=clock.TASK, next_run=None)
-    assert clock.tend_if_due()
+    monkeypatch.setattr(maintenance, "tend", lambda: seen.extend(map(str, ends._moments)))
+    Schedule.objects.create(name=maintenance.TASK, func=maintenance.TASK, next_run=None)
+    assert maintenance.tend_if_due()
     assert seen == [session["id"]]
 
 

@@ -10,8 +10,8 @@ import pytest
 import requests
 
 from executions.kernel.storage import WORKSPACES, kept
-from executions.models.workspace import Blob
 from executions.runs.artifacts import sign_token
+from executions.sessions.storage.models import Blob
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller

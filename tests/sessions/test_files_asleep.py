@@ -15,10 +15,10 @@ from executions.api.later import LATER, Later
 from executions.kernel import background
 from executions.kernel.paths import key_of
 from executions.kernel.storage import Folder
-from executions.models.session import Session
-from executions.models.workspace import Workspace, WorkspaceFile
-from executions.services.sessions import files as session_files
-from executions.services.workspaces import blobs, changing
+from executions.sessions import files as session_files
+from executions.sessions.models import Session
+from executions.sessions.storage import blobs, changes
+from executions.sessions.storage.models import Workspace, WorkspaceFile
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.bucket import S3
@@ -111,7 +111,7 @@ def test_a_name_that_is_no_utf_8_goes_round(alice: Caller) -> None:
     session = asleep(alice)
     name = "b\udcff"
     found = row(session)
-    changing.write(found, name, [b"x"])
+    changes.write(found, name, [b"x"])
     assert Workspace.objects.get(session=found.pk).rows.filter(key=key_of(name)).exists()
     assert cell(alice, session, "import os; print(os.listdir(b'.'))").json()["stdout"] in (
         "[b'f', b'b\\xff']\n",
@@ -167,8 +167,8 @@ def test_who_comes_while_it_is_woken_goes_the_live_way(
 def test_whoever_has_begun_to_wake_it_is_not_overtaken(alice: Caller) -> None:
     session = asleep(alice)
     Session.objects.filter(pk=session["id"]).update(waking_since=timezone.now())
-    with pytest.raises(changing.IsAwake):
-        changing.write(row(session), "g", [b"x"])
+    with pytest.raises(changes.IsAwake):
+        changes.write(row(session), "g", [b"x"])
     assert not WorkspaceFile.objects.filter(key=key_of("g")).exists()
 
 
@@ -269,7 +269,7 @@ def test_a_storage_that_hangs_holds_no_thread_that_serves(
         assert cell(charlie, opened(charlie), "1").json()["status"] == "succeeded"
         # Who has waited for long enough is told, and what had not begun does not begin.
         with monkeypatch.context() as patch:
-            patch.setattr(changing, "STORING_SECONDS", 0.1)
+            patch.setattr(changes, "STORING_SECONDS", 0.1)
             late = put(alice, session, "late", b"late")
         assert late.status_code == 503
         assert "in time" in late.json()["error"]["message"]

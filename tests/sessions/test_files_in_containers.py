@@ -10,7 +10,7 @@ import docker
 import pytest
 
 from executions.kernel import background
-from executions.services.sessions.tending import tend
+from executions.sessions.maintenance import tend
 from providers.manager import manager
 from providers.named import close_all
 from tests.conftest import Caller

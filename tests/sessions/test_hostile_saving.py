@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from executions.models.workspace import Blob, Workspace, WorkspaceFile
-from executions.services.workspaces import quota, saving, sleeping
+from executions.sessions.storage import file_saves, quota, suspend
+from executions.sessions.storage.models import Blob, Workspace, WorkspaceFile
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.sandbox import Changes, FileEntry
 from tests.conftest import Caller
@@ -76,7 +76,7 @@ def test_changes_that_are_none_are_refused(
     session = opened(alice)
     lied(monkeypatch, changes, archive(("a", b"x")))
     with pytest.raises(ProviderUnavailable):
-        saving.save(row(session))
+        file_saves.save(row(session))
     assert saved(session) == {}
 
 
@@ -99,7 +99,7 @@ def test_an_archive_with_anything_else_is_refused(
     session = opened(alice)
     lied(monkeypatch, claims(file("a")), packed)
     with pytest.raises(SandboxError):
-        saving.save(row(session))
+        file_saves.save(row(session))
     assert saved(session) == {}
     assert looked_at(alice, session)["files"]["saved_at"] is None
 
@@ -111,9 +111,9 @@ def test_a_file_that_trickles_ends_with_the_time_of_a_save(
     head = archive(("a", b"x" * 10_000))[:512]
     lied(monkeypatch, claims(file("a", 10_000)), head, *[b"x"] * 9_999)
     clock = SimpleNamespace(monotonic=itertools.count().__next__, sleep=lambda seconds: None)
-    monkeypatch.setattr(saving, "time", clock)
+    monkeypatch.setattr(file_saves, "time", clock)
     with pytest.raises(ProviderUnavailable, match="were not received within"):
-        saving.save(row(session))
+        file_saves.save(row(session))
     assert Blob.objects.count() == 0
 
 
@@ -124,7 +124,7 @@ def test_a_file_that_is_larger_than_was_claimed_is_taken_no_further_than_may_be(
     session = opened(alice)
     lied(monkeypatch, claims(file("a", 1)), archive(("a", b"x" * 101)))
     with pytest.raises(quota.QuotaExceeded):
-        saving.save(row(session))
+        file_saves.save(row(session))
     assert Blob.objects.count() == 0
 
 
@@ -136,7 +136,7 @@ def test_paths_that_no_restored_file_may_have_are_never_asked_for(
 ) -> None:
     session = opened(alice)
     lied(monkeypatch, claims(file(path), file("d", type="directory")), archive(("d", b"x")))
-    saving.save(row(session))
+    file_saves.save(row(session))
     assert saved(session) == {"d": None}
 
 
@@ -145,13 +145,13 @@ def test_what_cannot_be_read_is_told_and_tried_again(
 ) -> None:
     session = opened(alice)
     lied(monkeypatch, claims(file("a"), file("b")), archive(("b", b"y")))
-    assert saving.save(row(session)).missed == ["a"]
+    assert file_saves.save(row(session)).missed == ["a"]
     assert saved(session) == {"b": b"y"}
     found = looked_at(alice, session)["files"]
     assert found["problem"] == "'a' changed while it was read, or cannot be read."
     # Nothing has changed since: what was missed is asked for all the same.
     lied(monkeypatch, claims(complete=False), archive(("a", b"x")))
-    assert saving.save(row(session)).is_complete
+    assert file_saves.save(row(session)).is_complete
     assert saved(session) == {"a": b"x", "b": b"y"}
     assert looked_at(alice, session)["files"]["problem"] is None
     counts_are_right(session)
@@ -162,13 +162,13 @@ def test_with_a_mark_only_what_changed_is_fetched(
 ) -> None:
     session = opened(alice)
     lied(monkeypatch, claims(file("a"), file("b")), archive(("a", b"x"), ("b", b"y")))
-    saving.save(row(session))
+    file_saves.save(row(session))
     assert Workspace.objects.get().mark == "m"
     told = claims(
         file("b"), file("l", 0, type="symlink", target="a"), removed=["a"], complete=False
     )
     lied(monkeypatch, told, archive(("b", b"z")))
-    found = saving.save(row(session))
+    found = file_saves.save(row(session))
     assert (set(found.changed), found.removed) == ({"b", "l"}, ["a"])
     assert saved(session) == {"b": b"z", "l": None}
     assert WorkspaceFile.objects.get(type="symlink").target == "a"
@@ -184,13 +184,13 @@ def test_what_a_program_has_closed_is_not_called_gone_and_not_called_saved(
     before = claims(folder, file("d/f"), sibling, file("gone"))
     content = archive(("d/f", b"x"), ("dd", b"y"), ("gone", b"z"))
     lied(monkeypatch, before, content)
-    assert saving.save(row(session)).is_complete
+    assert file_saves.save(row(session)).is_complete
     other = file("d/f", 0, type="other")
     told = (folder, other, sibling) if complete else (other,)
     removed = [] if complete else ["d/f", "gone"]
     closed = Changes("m2", list(told), removed, complete, unseen=["d"])
     lied(monkeypatch, closed, archive(("dd", b"y")))
-    found = saving.save(row(session))
+    found = file_saves.save(row(session))
     assert (found.missed, found.removed) == (["d"], ["gone"])
     assert saved(session) == {"d": None, "d/f": b"x", "dd": b"y"}
     assert looked_at(alice, session)["files"]["problem"] == (
@@ -198,9 +198,9 @@ def test_what_a_program_has_closed_is_not_called_gone_and_not_called_saved(
     )
     counts_are_right(session)
     # Its sandbox is the only place where what is in there may be.
-    assert not sleeping.put_to_sleep(row(session).pk, "a test")
+    assert not suspend.put_to_sleep(row(session).pk, "a test")
     lied(monkeypatch, claims(folder, sibling), archive(("dd", b"y")))
-    assert saving.save(row(session)).is_complete
+    assert file_saves.save(row(session)).is_complete
     assert saved(session) == {"d": None, "dd": b"y"}
 
 
@@ -212,11 +212,11 @@ def test_what_went_where_nobody_could_look_does_not_come_back(
     folder, near = file("d", 0, type="directory"), file("near")
     content = archive(("d/f", b"x"), ("near", b"y"))
     lied(monkeypatch, claims(folder, near, file("d/f")), content)
-    saving.save(row(session))
+    file_saves.save(row(session))
     # `""` stands for all folders, where too many are closed.
     for unseen in ("d", ""):
         lied(monkeypatch, Changes("m2", [], ["d/f"], False, unseen=[unseen]))
-        assert not saving.save(row(session)).is_complete
+        assert not file_saves.save(row(session)).is_complete
         assert saved(session).keys() == {"d", "d/f", "near"}
 
     class Open(Lying):
@@ -226,7 +226,7 @@ def test_what_went_where_nobody_could_look_does_not_come_back(
     (sandbox,) = kept_here.sandboxes()
     opened_again = Open(claims(folder, near), archive(("near", b"y")))
     monkeypatch.setattr(sandbox, "files", opened_again)
-    assert saving.save(row(session)).removed == ["d/f"]
+    assert file_saves.save(row(session)).removed == ["d/f"]
     assert saved(session).keys() == {"d", "near"}
     assert Workspace.objects.get().mark == "m"
     counts_are_right(session)

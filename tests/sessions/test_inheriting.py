@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from executions.ledger.verification import verify
-from executions.models.session import Session
-from executions.models.workspace import Workspace
-from executions.services.sessions import opening
-from executions.services.sessions.ending import give_up
-from executions.services.sessions.tending import close_never_opened
+from executions.sessions import lifecycle
+from executions.sessions.ending import give_up
+from executions.sessions.maintenance import close_never_opened
+from executions.sessions.models import Session
+from executions.sessions.storage.models import Workspace
 from tests.conftest import Caller
 from tests.support.saved_files import counts_are_right, saved, write
 from tests.support.sessions import URL, aged, cell, opened
@@ -47,8 +47,8 @@ def test_what_a_killed_process_was_opening_gives_back_what_it_was_to_begin_with(
         yield
 
     with monkeypatch.context() as patch:
-        patch.setattr(opening, "_place", die)
-        patch.setattr(opening, "fail", lambda *_: None)
+        patch.setattr(lifecycle, "_place", die)
+        patch.setattr(lifecycle, "fail", lambda *_: None)
         with pytest.raises(Killed):
             alice.client.post(URL, {"from": ended["id"]})
     left = Session.objects.get(state="open")

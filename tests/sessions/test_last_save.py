@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from executions.kernel import background
-from executions.models.session import Session
 from executions.services.conversations import Conversation, find
-from executions.services.sessions.finding import LivingFilter, living_sessions
-from executions.services.sessions.tending import tend
+from executions.sessions.maintenance import tend
+from executions.sessions.models import Session
+from executions.sessions.queries import LivingFilter, living_sessions
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.saved_files import saved, write

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from executions.kernel import background
-from executions.services.sessions import room
-from executions.services.sessions.ending import close_if_idle
-from executions.services.workspaces.sleeping import put_to_sleep
+from executions.sessions import capacity
+from executions.sessions.ending import close_if_idle
+from executions.sessions.storage.suspend import put_to_sleep
 from providers.waiting import within
 from tests.conftest import Caller
 from tests.support import kept_here
@@ -62,8 +62,8 @@ def test_who_opens_a_session_does_not_wait_for_ever_for_the_save_of_another(
         assert may_save.wait(20)
         return put_to_sleep(*session)
 
-    monkeypatch.setattr(room, "put_to_sleep", sleep_slowly)
-    monkeypatch.setattr(room, "within", lambda _, future: within(0, future))
+    monkeypatch.setattr(capacity, "put_to_sleep", sleep_slowly)
+    monkeypatch.setattr(capacity, "within", lambda _, future: within(0, future))
     refused = alice.client.post(URL, {})
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "SB008")
     assert row(other).state == "open"

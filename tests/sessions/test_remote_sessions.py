@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from executions.kernel import background
-from executions.services.sessions import followers
-from executions.services.sessions.tending import tend
+from executions.sessions import output_collector
+from executions.sessions.maintenance import tend
 from providers.manager import manager
 from providers.named import close_all
 from tests.conftest import Caller
@@ -34,7 +34,7 @@ def _at_a_service(
         activate("aliyun_codeinterpreter", aliyun_config(aliyun))
     yield
     assert background.wait_for_keyed_work()
-    wait_for(lambda: not followers.ids())
+    wait_for(lambda: not output_collector.ids())
     close_all()
     manager.close()
 

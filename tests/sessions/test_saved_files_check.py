@@ -13,9 +13,9 @@ from django.core.management import call_command
 from django.db.models import QuerySet
 
 from executions.kernel.storage import WORKSPACES, kept
-from executions.models.workspace import Blob, LooseFile
 from executions.services.storage_check import ORPHAN_SECONDS, compare_storage
-from executions.services.workspaces import blobs
+from executions.sessions.storage import blobs
+from executions.sessions.storage.models import Blob, LooseFile
 from tests.conftest import Caller
 from tests.support.saved_files import stored
 

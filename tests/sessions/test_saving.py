@@ -17,11 +17,17 @@ from django.utils import timezone
 
 from executions.kernel import background as kernel_background
 from executions.kernel.storage import WORKSPACES, Folder, kept
-from executions.models.session import Session
-from executions.models.workspace import Blob, LooseFile, StoredTotal, Workspace, WorkspaceFile
 from executions.runs.models import Execution
-from executions.services.sessions.tending import tend
-from executions.services.workspaces import background, blobs, saving
+from executions.sessions.maintenance import tend
+from executions.sessions.models import Session
+from executions.sessions.storage import background_saves, blobs, file_saves
+from executions.sessions.storage.models import (
+    Blob,
+    LooseFile,
+    StoredTotal,
+    Workspace,
+    WorkspaceFile,
+)
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.saved_files import counts_are_right, looked_at, saved, write
@@ -162,7 +168,7 @@ def test_what_a_dead_process_left_is_saved_by_the_schedule(
 ) -> None:
     session = opened(alice)
     with monkeypatch.context() as patch:
-        patch.setattr(background, "saved", lambda _: None)
+        patch.setattr(background_saves, "saved", lambda _: None)
         cell(alice, session, write("f", "x"))
         assert kernel_background.wait_for_keyed_work()
     assert saved(session) == {}
@@ -216,7 +222,7 @@ def test_of_two_who_save_at_once_none_undoes_the_other(
     session = opened(alice)
     cell(alice, session, write("a", "old"))
     assert kernel_background.wait_for_keyed_work()
-    real, inside, go_on = saving._take_in, threading.Event(), threading.Event()
+    real, inside, go_on = file_saves._take_in, threading.Event(), threading.Event()
 
     def slow(*given: Any) -> None:
         real(*given)
@@ -224,13 +230,13 @@ def test_of_two_who_save_at_once_none_undoes_the_other(
             inside.set()
             assert go_on.wait(20)
 
-    monkeypatch.setattr(saving, "_take_in", slow)
-    slower = in_thread(lambda: saving.save(row(session)))
+    monkeypatch.setattr(file_saves, "_take_in", slow)
+    slower = in_thread(lambda: file_saves.save(row(session)))
     assert inside.wait(20)
     (sandbox,) = kept_here.sandboxes()
     (sandbox.folder / "a").write_text("new")
     (sandbox.folder / "b").write_text("b")
-    saving.save(row(session))
+    file_saves.save(row(session))
     go_on.set()
     slower.join()
     assert saved(session) == {"a": b"new", "b": b"b"}

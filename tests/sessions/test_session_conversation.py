@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from executions.ledger.verification import verify
-from executions.models.session import Session
 from executions.runs.models import Execution
+from executions.sessions.models import Session
 from providers.local.provider import LocalProvider
 from providers.local.sessions import LocalSessions
 from providers.manager import manager

@@ -9,14 +9,20 @@ import pytest
 
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.session import Session
 from executions.runs.heartbeat import Keeper
 from executions.runs.models import Execution
-from executions.services.sessions import background, ending, followers, place, tending
-from executions.services.sessions.ending import lose
-from executions.services.sessions.place import LEASE_SECONDS, NEW_SECONDS
-from executions.services.sessions.tending import tend
-from executions.services.workspaces.sleeping import put_to_sleep
+from executions.sessions import (
+    background_commands,
+    ending,
+    maintenance,
+    output_collector,
+    session_sandbox,
+)
+from executions.sessions.ending import lose
+from executions.sessions.maintenance import tend
+from executions.sessions.models import Session
+from executions.sessions.session_sandbox import LEASE_SECONDS, NEW_SECONDS
+from executions.sessions.storage.suspend import put_to_sleep
 from providers.errors import KeptFull, ProviderUnavailable
 from tests.conftest import Caller
 from tests.support import kept_here
@@ -254,7 +260,7 @@ def test_what_cannot_be_renewed_is_asked_for_anew(
 
     monkeypatch.setattr(sandbox, "renew", fail)
     sandbox.close()
-    monkeypatch.setattr(place, "RENEW_SECONDS", 0)
+    monkeypatch.setattr(session_sandbox, "RENEW_SECONDS", 0)
     assert [tend(), row(session).state] == [0, "open"]
     assert [tend(), row(session).state] == [1, "lost"]
 
@@ -294,8 +300,8 @@ def test_a_provider_that_does_not_answer_costs_no_sandbox_of_another(
     alice: Caller, charlie: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What hangs comes first, and would be waited for once for each of its sessions."""
-    monkeypatch.setattr(tending, "RENEWAL_SECONDS", 0.2)
-    monkeypatch.setattr(tending, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(maintenance, "RENEWAL_SECONDS", 0.2)
+    monkeypatch.setattr(maintenance, "SILENT_SECONDS", 0.2)
     hung = [opened(alice) for _ in range(5)]
     Session.objects.update(config_version=0)
     there = opened(charlie)
@@ -321,8 +327,8 @@ def test_a_provider_that_does_not_answer_costs_no_sandbox_of_another(
 def test_a_process_that_says_it_has_ended_and_goes_on_does_not_hold_up_the_schedule(
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(followers, "MOST_OF_ONE", 0)
-    monkeypatch.setattr(background, "FOLLOW_SECONDS", 0.2)
+    monkeypatch.setattr(output_collector, "MOST_OF_ONE", 0)
+    monkeypatch.setattr(background_commands, "FOLLOW_SECONDS", 0.2)
     session, over = opened(alice), threading.Event()
     url = f"{URL}/{session['id']}/processes"
     assert alice.client.post(url, {"shell": "true", "background": True}).status_code == 201

@@ -13,8 +13,8 @@ from urllib.parse import quote
 import pytest
 
 from executions.kernel import background
-from executions.services.sessions.files import range_of
-from executions.services.workspaces import sleeping
+from executions.sessions.files import range_of
+from executions.sessions.storage import suspend
 from providers.guest import names as guest_names
 from providers.sandbox import FileEntry
 from tests.conftest import Caller
@@ -115,7 +115,7 @@ def test_a_folder_that_is_not_there_is_not_found_and_a_file_is_no_folder(
     for state in ("open", "asleep"):
         if state == "asleep":
             assert background.wait_for_keyed_work()
-            assert sleeping.put_to_sleep(row(session).pk, "a test")
+            assert suspend.put_to_sleep(row(session).pk, "a test")
         assert row(session).state == state
         for what in ("files", "files/archive"):
             url = f"{URL}/{session['id']}/{what}"
@@ -127,7 +127,7 @@ def test_a_folder_that_is_not_there_is_not_found_and_a_file_is_no_folder(
 
 
 def test_a_long_list_comes_in_pages(alice: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executions.services.sessions.files.MOST_LISTED", 2)
+    monkeypatch.setattr("executions.sessions.files.MOST_LISTED", 2)
     session = opened(alice)
     for name in "abc":
         put(alice, session, name, b"")
@@ -141,7 +141,7 @@ def test_a_long_list_comes_in_pages(alice: Caller, monkeypatch: pytest.MonkeyPat
 def test_a_page_may_end_at_a_name_that_is_no_utf8_or_looks_like_one_that_is_escaped(
     alice: Caller, monkeypatch: pytest.MonkeyPatch, is_asleep: bool
 ) -> None:
-    monkeypatch.setattr("executions.services.sessions.files.MOST_LISTED", 1)
+    monkeypatch.setattr("executions.sessions.files.MOST_LISTED", 1)
     session = opened(alice)
     names = [b"a%", b"a%FE", b"a\xfe", b"a\xff", b"b" * 100 + b"\xff" * 155, b"c"]
     made = cell(alice, session, f"for name in {names}: open(name, 'w').close()")

@@ -9,7 +9,7 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models.functions import Now
 
 from executions.ledger.models import LedgerEntry
-from executions.models.session import Session
+from executions.sessions.models import Session
 from tests.conftest import Caller
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from django.urls import get_resolver
 
-from executions.models.session import Session
 from executions.runs.models import Execution
+from executions.sessions.models import Session
 from tests.conftest import Caller
 from tests.support.sessions import URL, opened, row
 

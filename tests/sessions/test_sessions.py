@@ -13,7 +13,7 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs.active_runs import wait_for_ends
 from executions.runs.models import Execution
-from executions.services.sessions import place
+from executions.sessions import session_sandbox
 from providers.manager import manager
 from providers.named import lease_of, lease_of_version
 from providers.services import save_config
@@ -213,10 +213,10 @@ def test_a_process_lets_go_of_sessions_that_nobody_uses_in_it(alice: Caller) -> 
     first = opened(alice)
     cell(alice, first, "x = 1")
     assert saving_threads.wait_for_keyed_work()
-    place._renewed[UUID(first["id"])] -= place.LEASE_SECONDS + 1
+    session_sandbox._renewed[UUID(first["id"])] -= session_sandbox.LEASE_SECONDS + 1
 
     second = opened(alice)
     cell(alice, second, "x = 2")
-    known = {each for sandboxes in place._attached.values() for each in sandboxes}
-    assert UUID(first["id"]) not in known | set(place._renewed)
+    known = {each for sandboxes in session_sandbox._attached.values() for each in sandboxes}
+    assert UUID(first["id"]) not in known | set(session_sandbox._renewed)
     assert cell(alice, first, "print(x)").json()["stdout"] == "1\n"

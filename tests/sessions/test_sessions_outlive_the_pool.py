@@ -14,7 +14,7 @@ import pytest
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs.models import Execution
-from executions.services.sessions.tending import tend
+from executions.sessions.maintenance import tend
 from providers.manager import manager
 from providers.named import close_all
 from tests.conftest import Caller, require

@@ -15,7 +15,7 @@ from django.http.response import HttpResponseBase
 from django.test import RequestFactory
 
 from executions.api.later import LATER, Later, Placeholder
-from executions.services.sessions import place
+from executions.sessions import session_sandbox
 from providers.manager import manager
 from sandbox_site.web.admission import Limits
 from sandbox_site.web.bridge import Bridge
@@ -173,12 +173,12 @@ def test_who_leaves_a_file_gives_back_its_place_when_its_thread_comes_free(
             answer = ask()
             assert next(iter(answer.streaming_content)) == b""
             answer.close()
-        assert place._streams._taken[slug] == 2
+        assert session_sandbox._streams._taken[slug] == 2
         assert manager._slot is not None
         assert manager._slot.users == 2
         assert ask().status_code == 429
     finally:
         said.set()
-    wait_for(lambda: slug not in place._streams._taken)
+    wait_for(lambda: slug not in session_sandbox._streams._taken)
     assert manager._slot.users == 0
     assert b"".join(ask().streaming_content) == b"0123456789"

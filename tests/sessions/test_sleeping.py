@@ -11,16 +11,15 @@ from executions.kernel import background
 from executions.kernel.coroutines import wait_for as carry_out
 from executions.kernel.storage import WORKSPACES, kept
 from executions.ledger.verification import verify
-from executions.models.session import Session
-from executions.models.workspace import Workspace
 from executions.runs.models import Execution
 from executions.runs.record import Caller as Asker
-from executions.services.sessions.ending import lose
-from executions.services.sessions.errors import Conflict
-from executions.services.sessions.opening import opening
-from executions.services.sessions.requests import SessionRequest
-from executions.services.sessions.tending import OPENING_SECONDS, tend
-from executions.services.workspaces import blobs, saving, sleeping
+from executions.sessions.ending import lose
+from executions.sessions.lifecycle import opening
+from executions.sessions.maintenance import OPENING_SECONDS, tend
+from executions.sessions.models import Session
+from executions.sessions.requests import Conflict, SessionRequest
+from executions.sessions.storage import blobs, file_saves, suspend
+from executions.sessions.storage.models import Workspace
 from providers.sandbox import Process
 from providers.values import Command
 from tests.conftest import Caller
@@ -95,7 +94,7 @@ def test_what_began_while_it_was_falling_asleep_keeps_it_awake(
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = opened(alice)
-    real = saving.save
+    real = file_saves.save
 
     def save(given: Session, **how: Any) -> Any:
         found = real(given, **how)
@@ -103,8 +102,8 @@ def test_what_began_while_it_was_falling_asleep_keeps_it_awake(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(sleeping, "save", save)
-        assert sleeping.put_to_sleep(row(session).pk, "a test") is False
+        patch.setattr(suspend, "save", save)
+        assert suspend.put_to_sleep(row(session).pk, "a test") is False
     assert row(session).state == "open"
     assert len(kept_here.sandboxes()) == 1
 
@@ -127,7 +126,7 @@ def test_what_ran_in_the_background_when_it_fell_asleep_is_not_said_to_be_saved(
     session = opened(alice, saves="answer")
     url = f"{URL}/{session['id']}/processes"
     started = alice.client.post(url, {"shell": "sleep 60", "background": True}).json()
-    assert sleeping.put_to_sleep(row(session).pk, "a test")
+    assert suspend.put_to_sleep(row(session).pk, "a test")
     assert cell(alice, session, "1").json()["files_saved"] is True
     found = alice.client.get(f"/api/v1/executions/{started['execution']}").json()
     assert (found["status"], found["files_saved"]) == ("cancelled", False)
@@ -151,7 +150,7 @@ def test_what_begins_in_its_next_sandbox_while_the_former_is_let_go_is_not_ended
         return close()
 
     monkeypatch.setattr(sandbox, "close", close_slowly)
-    assert sleeping.put_to_sleep(row(session).pk, "a test")
+    assert suspend.put_to_sleep(row(session).pk, "a test")
     (started,) = begun
     assert started.status_code == 201, started.content
     (following,) = kept_here.sandboxes()

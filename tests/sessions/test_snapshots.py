@@ -11,10 +11,10 @@ from executions.kernel import background
 from executions.kernel.storage import WORKSPACES, Folder, kept
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.workspace import Blob, Snapshot, StoredTotal, Workspace, WorkspaceFile
-from executions.services.sessions.place import forget
-from executions.services.sessions.tending import tend
-from executions.services.workspaces import blobs, saving, sleeping
+from executions.sessions.maintenance import tend
+from executions.sessions.session_sandbox import forget
+from executions.sessions.storage import blobs, file_saves, suspend
+from executions.sessions.storage.models import Blob, Snapshot, StoredTotal, Workspace, WorkspaceFile
 from providers.errors import ProviderUnavailable
 from tests.conftest import Caller
 from tests.support import kept_here
@@ -62,7 +62,7 @@ def test_a_session_begins_with_the_files_of_a_snapshot_and_no_variables(
     cell(bob, begun, "open('g', 'w').write('more'); import os; os.remove('d/f')")
     assert background.wait_for_keyed_work()
     assert saved(begun) == {"d": None, "g": b"more"}
-    assert sleeping.put_to_sleep(row(begun).pk, "a test")
+    assert suspend.put_to_sleep(row(begun).pk, "a test")
     assert cell(bob, begun, "print(open('g').read())").json()["stdout"] == "more\n"
     third = opened(alice, **{"from": snapshot["id"]})
     assert cell(alice, third, "print(open('d/f').read())").json()["stdout"] == "then\n"
@@ -87,7 +87,7 @@ def test_a_live_session_is_saved_first_and_one_that_sleeps_is_not_woken(alice: C
     (sandbox.folder / "unnoticed").write_text("by a daemon")
     assert taken(alice, source)["files"] == 1
     assert saved(source) == {"unnoticed": b"by a daemon"}
-    assert sleeping.put_to_sleep(row(source).pk, "a test")
+    assert suspend.put_to_sleep(row(source).pk, "a test")
     assert taken(alice, source)["files"] == 1
     assert (row(source).state, kept_here.sandboxes()) == ("asleep", [])
 
@@ -101,7 +101,7 @@ def test_what_cannot_be_saved_is_no_snapshot(
     (sandbox.folder / "g").write_text("new")
     url = f"{URL}/{source['id']}/snapshot"
     with monkeypatch.context() as patch:
-        patch.setattr(saving, "_PAUSE_SECONDS", 0)
+        patch.setattr(file_saves, "_PAUSE_SECONDS", 0)
         patch.setattr(sandbox.files, "read_archive", lambda *_, **__: iter([bytes(1024)]))
         refused = alice.client.post(url)
     assert (refused.status_code, refused.json()["error"]["code"]) == (409, "conflict")

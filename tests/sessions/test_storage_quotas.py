@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from executions.services.workspaces import quota
+from executions.sessions.storage import quota
 from tests.conftest import Caller
 from tests.support.saved_files import counts_are_right, looked_at, saved, write
 from tests.support.sessions import URL, cell, opened

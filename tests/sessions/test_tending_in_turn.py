@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from executions.models.session import Session
-from executions.services.sessions import tending
-from executions.services.sessions.ending import busy
-from executions.services.workspaces.saving import save
+from executions.sessions import maintenance
+from executions.sessions.ending import busy
+from executions.sessions.models import Session
+from executions.sessions.storage.file_saves import save
 from providers.errors import ConnectionFailed, ProviderUnavailable
 from providers.waiting import within
 from tests.conftest import Caller
@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.usefixtures("kept_here"), pytest.mark.database]
 
 @pytest.fixture(autouse=True)
 def _few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tending, "_AT_ONCE", 2)
+    monkeypatch.setattr(maintenance, "_AT_ONCE", 2)
 
 
 def fail(*_: object) -> Any:
@@ -34,7 +34,7 @@ def test_all_that_live_are_renewed(alice: Caller) -> None:
     for _ in range(5):
         opened(alice)
     before = [len(each.renewals) for each in kept_here.sandboxes()]
-    assert tending.renew_living() == 0
+    assert maintenance.renew_living() == 0
     assert all(
         len(each.renewals) > renewals
         for each, renewals in zip(kept_here.sandboxes(), before, strict=True)
@@ -53,7 +53,7 @@ def test_what_no_provider_ends_now_keeps_no_other_from_being_ended(
     with monkeypatch.context() as patched:
         for each in kept_here.sandboxes()[:2]:
             patched.setattr(each, "close", fail)
-        tending.release_ended()
+        maintenance.release_ended()
     released = [row(session).released_at is not None for session in sessions]
     assert released == [False, False, True, True]
 
@@ -68,7 +68,7 @@ def test_what_is_busy_keeps_no_other_from_being_closed(alice: Caller) -> None:
     unused = opened(alice, saves="never")
     for session in (*busy, unused):
         aged(session, created_at=5000)
-    assert tending.tend() == 1
+    assert maintenance.tend() == 1
     assert [row(each).state for each in (*busy, unused)] == ["open", "open", "closed"]
     for session in busy:
         alice.client.post(f"/api/v1/sessions/{session['id']}/interrupt")
@@ -89,9 +89,9 @@ def test_what_cannot_be_saved_keeps_no_other_from_its_turn(
             raise ProviderUnavailable("Not now.")
         return save(session)
 
-    monkeypatch.setattr("executions.services.workspaces.background.save", save_or_not)
+    monkeypatch.setattr("executions.sessions.storage.file_saves.save", save_or_not)
     # Which ones are taken is left to chance: of sixty times it is among them.
-    assert any(tending.save_left() for _ in range(60))
+    assert any(maintenance.save_left() for _ in range(60))
     unsaved = [row(session).unsaved_since is not None for session in sessions]
     assert unsaved == [True, True, False]
 
@@ -105,11 +105,11 @@ def test_what_is_saved_slowly_before_its_end_holds_up_one_round_for_a_bounded_ti
     def slow(session: Session) -> Any:
         nonlocal now
         asked.append(str(session.pk))
-        now += tending.SAVING_SECONDS
+        now += maintenance.SAVING_SECONDS
         yield within(0, Future[None]())
 
-    monkeypatch.setattr(tending, "saved_last", slow)
-    monkeypatch.setattr(tending, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(maintenance, "saved_last", slow)
+    monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: now))
     sessions = [opened(alice) for _ in range(3)]
     sessions.append(opened(charlie))
     goes_on = in_thread(
@@ -119,7 +119,7 @@ def test_what_is_saved_slowly_before_its_end_holds_up_one_round_for_a_bounded_ti
     for session in sessions:
         aged(session, created_at=1801)
     # A busy one is not waited for, and the others have their turn.
-    assert [tending.close_due() for _ in range(3)] == [1, 1, 1]
+    assert [maintenance.close_due() for _ in range(3)] == [1, 1, 1]
     assert asked == [each["id"] for each in sessions[1:]]
     alice.client.post(f"/api/v1/sessions/{sessions[0]['id']}/interrupt")
     goes_on.join(60)

@@ -14,11 +14,11 @@ from executions.kernel import background as kernel_background
 from executions.kernel.coroutines import Waits
 from executions.kernel.coroutines import wait_for as carry_out
 from executions.kernel.storage import WORKSPACES, kept
-from executions.models.session import Session
 from executions.runs.heartbeat import Keeper, registered_steps
 from executions.runs.models import Execution
-from executions.services.sessions.ending import lose
-from executions.services.workspaces import background, saving, sleeping, waking
+from executions.sessions.ending import lose
+from executions.sessions.models import Session
+from executions.sessions.storage import background_saves, file_saves, suspend, wake
 from executions.tenants.models import Tenant
 from providers.errors import CreationFailed
 from tests.conftest import Caller
@@ -98,7 +98,7 @@ def test_contexts_are_there_by_name_and_empty(alice: Caller) -> None:
     alice.client.post(f"{url}/contexts", {"language": "python", "id": "other", "cwd": "d"})
     cell(alice, session, "y = 1; open('f', 'w').write('x')", context="other")
     assert kernel_background.wait_for_keyed_work()
-    assert sleeping.put_to_sleep(row(session).pk, "a test")
+    assert suspend.put_to_sleep(row(session).pk, "a test")
     ran = cell(alice, session, "import os; print('y' in globals(), os.listdir())", context="other")
     assert ran.json()["stdout"] == "False ['f']\n"
     assert [each["id"] for each in row(session).contexts] == ["default", "other"]
@@ -192,10 +192,10 @@ def test_what_a_dead_process_was_waking_is_woken_by_another(
         yield
 
     with monkeypatch.context() as patch:
-        patch.setattr(waking, "_wake", die)
-        patch.setattr(waking, "_give_back", lambda *_: None)
+        patch.setattr(wake, "_wake", die)
+        patch.setattr(wake, "_give_back", lambda *_: None)
         with pytest.raises(Died):
-            carry_out(waking.awake(row(session)))
+            carry_out(wake.awake(row(session)))
     assert row(session).waking_since is not None
     aged(session, waking_since=2000)
     assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "kept\n"
@@ -206,7 +206,7 @@ def test_a_wake_that_ends_with_the_database_away_is_given_back_when_it_is_there_
     alice: Caller, lease: Keeper, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     session = asleep(alice)
-    room, update, away = waking.making_room, QuerySet.update, [True]
+    room, update, away = wake.making_room, QuerySet.update, [True]
 
     def fail(*_: object) -> None:
         raise OperationalError("away")
@@ -222,7 +222,7 @@ def test_a_wake_that_ends_with_the_database_away_is_given_back_when_it_is_there_
 
     monkeypatch.setattr(QuerySet, "update", update_if_there)
     with monkeypatch.context() as patch:
-        patch.setattr(waking, step, fail if step == "_put" else claim_unanswered)
+        patch.setattr(wake, step, fail if step == "_put" else claim_unanswered)
         assert cell(alice, session, "1").status_code == 503
     assert row(session).waking_since is not None
     steps = registered_steps()
@@ -232,7 +232,7 @@ def test_a_wake_that_ends_with_the_database_away_is_given_back_when_it_is_there_
     lease.turn(steps)
     assert (row(session).waking_since, row(session).process) == (None, None)
     assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "kept\n"
-    assert not waking._left
+    assert not wake._left
 
 
 def test_after_a_wake_only_what_changes_is_fetched(
@@ -242,7 +242,7 @@ def test_after_a_wake_only_what_changes_is_fetched(
     cell(alice, session, write("g", "new"))
     assert kernel_background.wait_for_keyed_work()
     assert saved(session) == {"f": b"kept", "g": b"new"}
-    assert sleeping.put_to_sleep(row(session).pk, "a test")
+    assert suspend.put_to_sleep(row(session).pk, "a test")
     assert cell(alice, session, "import os; print(sorted(os.listdir()))").json()["stdout"] == (
         "['f', 'g']\n"
     )
@@ -261,7 +261,7 @@ def test_a_save_of_the_former_sandbox_changes_nothing_once_its_files_are_restore
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, former = with_something_to_save(alice)
-    commit, furnished = saving._commit, waking.furnished
+    commit, furnished = file_saves._commit, wake.furnished
     uploaded, may_commit = threading.Event(), threading.Event()
 
     def commit_late(*arguments: Any) -> Any:
@@ -270,8 +270,8 @@ def test_a_save_of_the_former_sandbox_changes_nothing_once_its_files_are_restore
         return commit(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(saving, "_commit", commit_late)
-        save = in_thread(lambda: background.saved(row(session).pk))
+        patch.setattr(file_saves, "_commit", commit_late)
+        save = in_thread(lambda: background_saves.saved(row(session).pk))
         assert uploaded.wait(20)
     lose(row(session), "out of memory")
     former.close()
@@ -284,7 +284,7 @@ def test_a_save_of_the_former_sandbox_changes_nothing_once_its_files_are_restore
         in_storage.append(saved(session))
         return mark
 
-    monkeypatch.setattr(waking, "furnished", furnished_before_the_save)
+    monkeypatch.setattr(wake, "furnished", furnished_before_the_save)
     assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "old\n"
     assert in_storage == [{"f": b"old"}]
 
@@ -293,7 +293,11 @@ def test_a_save_of_the_former_sandbox_that_began_before_the_wake_is_not_written_
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, _ = with_something_to_save(alice)
-    refuse_ended, has_session, is_awake = saving.refuse_ended, threading.Event(), threading.Event()
+    refuse_ended, has_session, is_awake = (
+        file_saves.refuse_ended,
+        threading.Event(),
+        threading.Event(),
+    )
 
     def stall(found: Session) -> None:
         if not has_session.is_set():
@@ -301,8 +305,8 @@ def test_a_save_of_the_former_sandbox_that_began_before_the_wake_is_not_written_
             assert is_awake.wait(20)
         refuse_ended(found)
 
-    monkeypatch.setattr(saving, "refuse_ended", stall)
-    save = in_thread(lambda: background.saved(row(session).pk))
+    monkeypatch.setattr(file_saves, "refuse_ended", stall)
+    save = in_thread(lambda: background_saves.saved(row(session).pk))
     assert has_session.wait(20)
     lose(row(session), "it did not answer")
     # It goes on all the same, and is asked by who knows it still.
@@ -318,7 +322,7 @@ def test_a_context_of_one_asleep_is_ended_without_waking_it(alice: Caller) -> No
     alice.client.post(url, {"language": "python", "id": "other"})
     cell(alice, session, write("f", "x"))
     assert kernel_background.wait_for_keyed_work()
-    assert sleeping.put_to_sleep(row(session).pk, "a test")
+    assert suspend.put_to_sleep(row(session).pk, "a test")
     assert alice.client.delete(f"{url}/other").status_code == 204
     assert still_asleep(session)
     assert cell(alice, session, "1", context="other").status_code == 400

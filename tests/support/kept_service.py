@@ -13,8 +13,8 @@ import pytest
 
 from executions.kernel import background
 from executions.kernel.coroutines import wait_for
-from executions.models.session import Session
-from executions.services.sessions.ending import release
+from executions.sessions.ending import release
+from executions.sessions.models import Session
 from providers.manager import manager
 from providers.named import close_all
 from providers.pool.service.unix_socket import answers, socket_path

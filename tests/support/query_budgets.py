@@ -20,13 +20,13 @@ from executions.models.audit_export import AuditExport
 from executions.models.policy import Policy
 from executions.models.report import Report
 from executions.models.schedule import Schedule
-from executions.models.session import Session
 from executions.models.spending import Budget, Spending
 from executions.models.tool_call import ToolCall
 from executions.models.webhook import WebhookDelivery, WebhookSecret
-from executions.models.workspace import Snapshot, Workspace
 from executions.runs.models import Execution
 from executions.runs.process_models import Process
+from executions.sessions.models import Session
+from executions.sessions.storage.models import Snapshot, Workspace
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import Tenant
 from providers import registry

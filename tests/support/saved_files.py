@@ -12,10 +12,16 @@ from django.utils import timezone
 from executions.kernel import background
 from executions.kernel.paths import from_text, key_of
 from executions.ledger.models import LedgerEntry
-from executions.models.session import Session
-from executions.models.workspace import Blob, LooseFile, StoredTotal, Workspace, WorkspaceFile
-from executions.services.sessions.tending import tend
-from executions.services.workspaces import blobs, links
+from executions.sessions.maintenance import tend
+from executions.sessions.models import Session
+from executions.sessions.storage import blobs, links
+from executions.sessions.storage.models import (
+    Blob,
+    LooseFile,
+    StoredTotal,
+    Workspace,
+    WorkspaceFile,
+)
 from executions.tenants.models import Tenant
 from tests.conftest import Caller
 from tests.support import kept_here

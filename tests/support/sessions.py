@@ -15,8 +15,8 @@ from django.db.models.functions import Now
 from executions.kernel import background
 from executions.ledger.bindings import NOT_PROVEN
 from executions.ledger.bound_rows import enter_row, look_at
-from executions.models.session import Session
-from executions.services.sessions import followers
+from executions.sessions import output_collector
+from executions.sessions.models import Session
 from providers import registry
 from providers.manager import manager
 from providers.named import close_all
@@ -47,7 +47,7 @@ def provide_kept_here(
     for sandbox in kept_here.sandboxes():
         sandbox.close()
     # What follows a command writes down its end, which is not to meet the emptying of the tables.
-    wait_for(lambda: not followers.ids())
+    wait_for(lambda: not output_collector.ids())
     assert background.wait_for_keyed_work()
     close_all()
     manager.close()

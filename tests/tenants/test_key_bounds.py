@@ -15,8 +15,8 @@ from django.utils import timezone
 
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.session import Session
 from executions.runs.models import Execution
+from executions.sessions.models import Session
 from executions.tenants import keys
 from executions.tenants.keys import Unauthenticated, authenticate, create_api_key, revoke, rotate
 from executions.tenants.models import ApiKey, KeyRefusal

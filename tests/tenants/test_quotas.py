@@ -15,7 +15,7 @@ from executions.runs.models import Execution
 from executions.runs.process_models import Process
 from executions.runs.process_reaper import close_lost
 from executions.runs.service import cancelling
-from executions.services.workspaces import quota
+from executions.sessions.storage import quota
 from executions.tenants.quotas import held_by
 from providers.errors import RateLimited
 from tests.conftest import Caller

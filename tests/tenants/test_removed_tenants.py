@@ -14,10 +14,10 @@ from django.utils import timezone
 from executions.kernel.storage import WORKSPACES, kept
 from executions.ledger.models import LedgerEntry
 from executions.models.legal_hold import LegalHold
-from executions.models.session import Session
-from executions.models.workspace import Blob, Snapshot, Workspace
 from executions.runs.models import Execution
 from executions.services import removal
+from executions.sessions.models import Session
+from executions.sessions.storage.models import Blob, Snapshot, Workspace
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import ApiKey, Tenant
 from executions.tenants.service import create_tenant

@@ -11,8 +11,8 @@ import pytest
 from django.apps import apps
 from django.db.models import ForeignKey, Model
 
-from executions.models.session import Session
 from executions.runs.models import Execution
+from executions.sessions.models import Session
 from executions.tenants import tenant_scope
 from executions.tenants.models import Tenant
 from tests.conftest import Caller

@@ -11,10 +11,10 @@ import pytest
 from django.utils import timezone
 from drf_spectacular.generators import SchemaGenerator
 
-from executions.models.session import Session
 from executions.models.spending import Budget
 from executions.services.spending import spend
-from executions.services.workspaces import quota
+from executions.sessions.models import Session
+from executions.sessions.storage import quota
 from executions.tenants.quotas import Quota
 from tests.conftest import Caller
 from tests.support.held import bounded, ended, opened

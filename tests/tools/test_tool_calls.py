@@ -22,10 +22,11 @@ from executions.runs import process_reaper, record
 from executions.runs.event_log import EventLog
 from executions.runs.models import Execution, ExecutionEvent
 from executions.runs.requests import ExecutionRequest, run_limits
-from executions.services import by_hand, retention
+from executions.services import retention
 from executions.services.policies.approvals import AlreadyDecided
 from executions.services.tools import calls, desk
 from executions.services.tools.desk import Desk
+from executions.sessions import manual_runs
 from executions.tenants.models import ApiKey
 from providers.values import Event
 from providers.values import ToolCall as Called
@@ -128,7 +129,7 @@ def test_only_who_may_decide_approves_and_not_who_began_it(at: At, alice: Caller
     viewer = signed_in("vera", "view_toolcall")
     ada = signed_in("ada", "view_toolcall", "decide_approval")
     eve = signed_in("eve", "view_toolcall", "decide_approval")
-    by_hand.note(User.objects.get(username="eve"), at.execution, "began")
+    manual_runs.note(User.objects.get(username="eve"), at.execution, "began")
 
     assert answered(alice, call, {"result": 1}) == 409
     assert decided(viewer, call, "approve") == "403"

@@ -15,9 +15,9 @@ from executions.api.base import RunningView
 from executions.api.errors import as_told, render_error
 from executions.api.rendering import json_response
 from executions.kernel.database import DatabaseAway
-from executions.models.workspace import Blob
 from executions.services.conversations import Saved
-from executions.services.workspaces.links import Wanted, links
+from executions.sessions.storage.links import Wanted, links
+from executions.sessions.storage.models import Blob
 from executions.tenants.models import Tenant
 from providers.errors import SandboxError
 from providers.guest.names import escape

@@ -15,8 +15,8 @@ from executions.api.rendering import json_response
 from executions.kernel.coroutines import Waits
 from executions.kernel.database import DatabaseAway
 from executions.services import conversations
-from executions.services.sessions.control import resetting
-from executions.services.sessions.ending import close
+from executions.sessions.control import resetting
+from executions.sessions.ending import close
 from providers.errors import SandboxError
 
 

@@ -32,10 +32,10 @@ from executions.kernel.coroutines import Waits
 from executions.kernel.database import DatabaseAway
 from executions.kernel.declarations import Query, refuse
 from executions.kernel.text import storable
-from executions.models.session import Session
 from executions.services import conversation_files, conversations
 from executions.services.conversations import path_of
 from executions.services.fetching.names import clean_name
+from executions.sessions.models import Session
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.guest.names import escape
 

@@ -38,8 +38,8 @@ from executions.api.rendering import json_response
 from executions.api.sessions import LoggedView
 from executions.api.streams import EventStream
 from executions.kernel.coroutines import Waits
-from executions.models.session import Session
-from executions.services.sessions.finding import living_session_of
+from executions.sessions.models import Session
+from executions.sessions.queries import living_session_of
 from executions.tenants import keys
 from executions.tenants.models import ApiKey
 

@@ -11,11 +11,7 @@ from rest_framework.exceptions import APIException
 
 from executions.api.errors import as_told, render_error
 from executions.api.rendering import json_response
-from executions.services.sessions.errors import (
-    NoSuchSession,
-    SessionClosed,
-    SessionLost,
-)
+from executions.sessions.requests import NoSuchSession, SessionClosed, SessionLost
 from providers.errors import RateLimited, SandboxError
 
 # What a sandbox's own address answers for one that is not there, whoever asks.

@@ -20,7 +20,7 @@ from executions.api.e2b.uploads import Sent, metadata_in, sent_in
 from executions.api.rendering import json_response
 from executions.api.session_files import at_most
 from executions.kernel.coroutines import Waits
-from executions.services.sessions import files
+from executions.sessions import files
 from executions.tenants.models import ApiKey
 
 

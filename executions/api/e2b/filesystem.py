@@ -18,10 +18,10 @@ from executions.api.e2b.errors import Refused, invalid, no_such_file
 from executions.api.e2b.paths import USER, shown, to_named, to_place
 from executions.api.e2b.watchers import Told, WatchEvents
 from executions.kernel.coroutines import Waits
-from executions.models.session import Session
-from executions.services.sessions import files
-from executions.services.sessions.file_requests import MOST_DEPTH, FileListing
-from executions.services.sessions.watching import watching
+from executions.sessions import files
+from executions.sessions.file_events import watching
+from executions.sessions.models import Session
+from executions.sessions.requests import MOST_DEPTH, FileListing
 from providers.guest.names import escape
 from providers.sandbox import FileEntry, below_workspace
 

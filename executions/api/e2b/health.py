@@ -13,7 +13,7 @@ from executions.api.agent_sandbox.control import health as agent_sandbox_health
 from executions.api.e2b.base import SandboxView
 from executions.api.e2b.credentials import SANDBOX_HEADER
 from executions.api.e2b.errors import NoSandbox
-from executions.models.session import Session
+from executions.sessions.models import Session
 from executions.tenants.models import ApiKey
 
 

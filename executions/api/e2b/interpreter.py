@@ -20,17 +20,16 @@ from executions.api.later import stream
 from executions.api.rendering import json_response
 from executions.kernel.coroutines import Waits
 from executions.kernel.text import is_storable
-from executions.models.session import Session
 from executions.runs import active_runs
 from executions.runs.event_log import EventLog
 from executions.runs.requests import ExecutionRequest, run_limits
 from executions.runs.routing import allowed_languages, require_language, supported_languages
 from executions.runs.service import running
-from executions.services.sessions import control
-from executions.services.sessions.errors import Conflict
-from executions.services.sessions.finding import has_ended
-from executions.services.sessions.place import lender_of
-from executions.services.sessions.requests import ContextRequest
+from executions.sessions import control
+from executions.sessions.models import Session
+from executions.sessions.queries import has_ended
+from executions.sessions.requests import Conflict, ContextRequest
+from executions.sessions.session_sandbox import lender_of
 from executions.tenants.tenant_scope import executions_of
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.languages import normalize_language

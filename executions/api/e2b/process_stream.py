@@ -16,8 +16,8 @@ from executions.runs import polling
 from executions.runs.event_log import STREAMS, Entry, EventLog
 from executions.runs.event_stream import Listener, Relay, first_of, following, recorded
 from executions.runs.models import Execution
-from executions.services.sessions.background import record_if_ended
-from executions.services.sessions.finding import has_ended
+from executions.sessions.background_commands import record_if_ended
+from executions.sessions.queries import has_ended
 from providers.waiting import within
 from sandbox_site import draining
 

@@ -17,12 +17,12 @@ from executions.api.e2b.paths import shown, to_folder
 from executions.api.e2b.process_stream import ProcessEvents, followed, told_of
 from executions.kernel.coroutines import Waits
 from executions.kernel.text import storable
-from executions.models.session import Session
 from executions.runs.event_log import EventLog
 from executions.runs.event_stream import Listener
 from executions.runs.routing import COMMANDS, require_language
-from executions.services.sessions import followers, processes
-from executions.services.sessions.commands import CommandRequest, TerminalSize
+from executions.sessions import commands, output_collector
+from executions.sessions.models import Session
+from executions.sessions.requests import CommandRequest, TerminalSize
 from executions.tenants.tenant_scope import executions_of
 from providers.errors import InvalidConfiguration
 from providers.sandbox import Process
@@ -74,7 +74,7 @@ class ProcessView(SandboxView):
         def work() -> Waits[None]:
             logs: list[EventLog] = []
             with listener.counted():
-                execution = yield from processes.starting(
+                execution = yield from commands.starting(
                     session, wanted, self.caller(), seconds=self.seconds, following=logs.append
                 )
                 events.told_of(execution.pid or 0)
@@ -85,11 +85,11 @@ class ProcessView(SandboxView):
     def _connect(self, request: Request) -> HttpResponseBase:
         session = self.session()
         pid = _pid_of(self.first_message())
-        execution_id = processes.execution_of(session, pid)
+        execution_id = commands.execution_of(session, pid)
         if execution_id is None:
             raise _no_process(pid)
         execution = executions_of(self.api_key.tenant).get(pk=execution_id)
-        log = followers.log_of(execution_id)
+        log = output_collector.log_of(execution_id)
         after = 0
         if log is not None and (seen := log.read(0, 2**62)[0]):
             # Whoever comes later is told what comes from now on.
@@ -104,7 +104,7 @@ class ProcessView(SandboxView):
         return self.streamed(events, work)
 
     def _list(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
-        found = yield from processes.seen(session)
+        found = yield from commands.seen(session)
         running = [each for each in found if each.exit_code is None]
         return {"processes": [_info(each) for each in running]}
 
@@ -124,8 +124,8 @@ class ProcessView(SandboxView):
         require_language(self.api_key, *COMMANDS)
         pieces = [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)] or [b""]
         for piece in pieces[:-1]:
-            yield from processes.writing(session, pid, piece, close=False)
-        yield from processes.writing(session, pid, pieces[-1], close=close)
+            yield from commands.writing(session, pid, piece, close=False)
+        yield from commands.writing(session, pid, pieces[-1], close=close)
 
     def _stream_input(self) -> Waits[HttpResponse]:
         """All of it, once all of it has come."""
@@ -145,7 +145,7 @@ class ProcessView(SandboxView):
         name = _SIGNALS.get(wanted) if isinstance(wanted, str | int) else None
         if name is None:
             raise invalid("signal: Must be SIGNAL_SIGKILL or SIGNAL_SIGTERM.")
-        if not (yield from processes.signalling(session, pid, name)):
+        if not (yield from commands.signalling(session, pid, name)):
             raise _no_process(pid)
         return {}
 
@@ -153,7 +153,7 @@ class ProcessView(SandboxView):
         pid = _pid_of(body)
         _require_process(session, pid)
         size = _size(_object(body, "pty"))
-        yield from processes.resizing(session, pid, size.pair)
+        yield from commands.resizing(session, pid, size.pair)
         return {}
 
 
@@ -213,7 +213,7 @@ def _input_of(body: Mapping[str, Any]) -> bytes:
 
 
 def _require_process(session: Session, pid: int) -> None:
-    if not processes.is_there(session, pid):
+    if not commands.is_there(session, pid):
         raise _no_process(pid)
 
 

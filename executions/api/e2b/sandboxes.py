@@ -21,10 +21,19 @@ from executions.api.e2b.errors import Refused, invalid, unimplemented
 from executions.api.rendering import json_response
 from executions.kernel.coroutines import Waits
 from executions.kernel.text import is_storable
-from executions.models.session import Session
-from executions.services.sessions import control
-from executions.services.sessions.ending import close
-from executions.services.sessions.errors import (
+from executions.sessions import control
+from executions.sessions.ending import close
+from executions.sessions.inspection import inspecting
+from executions.sessions.lifecycle import opening
+from executions.sessions.models import Session
+from executions.sessions.queries import (
+    LivingFilter,
+    expires_at,
+    living_session_of,
+    living_sessions,
+    session_of,
+)
+from executions.sessions.requests import (
     Conflict,
     NoSuchSession,
     SessionAsleep,
@@ -32,17 +41,8 @@ from executions.services.sessions.errors import (
     SessionLost,
     refuse_ended,
 )
-from executions.services.sessions.finding import (
-    LivingFilter,
-    expires_at,
-    living_session_of,
-    living_sessions,
-    session_of,
-)
-from executions.services.sessions.inspecting import inspecting
-from executions.services.sessions.opening import opening
-from executions.services.workspaces.sleeping import sleeping
-from executions.services.workspaces.waking import awake
+from executions.sessions.storage.suspend import sleeping
+from executions.sessions.storage.wake import awake
 from providers.errors import InvalidConfiguration
 from providers.waiting import within
 

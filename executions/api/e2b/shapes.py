@@ -14,10 +14,10 @@ from django.utils import timezone
 from executions.api.e2b import tokens
 from executions.api.e2b.errors import invalid, unimplemented
 from executions.api.e2b.paths import HOME
-from executions.models.session import Session
 from executions.services.policies.in_force import rules_for
-from executions.services.sessions.finding import expires_at
-from executions.services.sessions.requests import SessionChanges, SessionRequest
+from executions.sessions.models import Session
+from executions.sessions.queries import expires_at
+from executions.sessions.requests import SessionChanges, SessionRequest
 from executions.tenants.models import ApiKey
 from providers.values import SandboxLimits
 

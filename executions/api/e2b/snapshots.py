@@ -15,13 +15,12 @@ from executions.api.e2b.sandboxes import SandboxApiView, cursor_in, limit_in
 from executions.api.rendering import json_response
 from executions.kernel.coroutines import Waits
 from executions.kernel.text import is_storable
-from executions.models.session import Session
-from executions.models.workspace import Snapshot
-from executions.services.sessions.errors import Conflict
-from executions.services.sessions.opening import is_without_network, opening
-from executions.services.sessions.requests import SessionRequest
-from executions.services.workspaces import snapshots
-from executions.services.workspaces.snapshots import NoSuchSnapshot, SnapshotRequest
+from executions.sessions.lifecycle import is_without_network, opening
+from executions.sessions.models import Session
+from executions.sessions.requests import Conflict, SessionRequest
+from executions.sessions.storage import snapshots
+from executions.sessions.storage.models import Snapshot
+from executions.sessions.storage.snapshots import NoSuchSnapshot, SnapshotRequest
 from providers.errors import SandboxError
 
 # Each is a sandbox of its own, and all of them are waited for.

@@ -17,8 +17,8 @@ from uuid import UUID
 from django.conf import settings
 from django.utils.crypto import constant_time_compare, salted_hmac
 
-from executions.models.session import Session
-from executions.services.sessions.finding import opened_by_keys
+from executions.sessions.models import Session
+from executions.sessions.queries import opened_by_keys
 from executions.tenants import keys
 from executions.tenants.models import ApiKey
 

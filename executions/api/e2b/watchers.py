@@ -18,11 +18,11 @@ from executions.api.e2b.envelopes import message
 from executions.api.e2b.errors import Refused
 from executions.api.e2b.process_stream import KeptAlive
 from executions.kernel.coroutines import Waits
-from executions.models.session import Session
 from executions.runs.event_log import Entry
 from executions.runs.event_stream import first_of
-from executions.services.sessions.control import done_in
-from executions.services.sessions.watching import Change, Watch
+from executions.sessions.control import done_in
+from executions.sessions.file_events import Change, Watch
+from executions.sessions.models import Session
 from providers.errors import SandboxError
 from providers.guest.names import escape
 from providers.sandbox import FileEntry, below_workspace

@@ -24,7 +24,7 @@ from executions.kernel.declarations import Query, refuse
 from executions.kernel.text import is_storable, to_json
 from executions.runs.listing import ExecutionFilter, list_executions
 from executions.runs.models import Artifact, Execution
-from executions.services.sessions.finding import SessionFilter, list_sessions, session_of
+from executions.sessions.queries import SessionFilter, list_sessions, session_of
 from executions.tenants.tenant_scope import artifacts_of, executions_of
 
 MOST_BYTES = 8 * 1024 * 1024

@@ -18,7 +18,6 @@ from executions.api.mcp.results import MOST_CHARACTERS, Call, answered, run_answ
 from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import refuse
 from executions.kernel.text import to_json
-from executions.models.session import Session
 from executions.runs.event_log import Entry, EventLog, Moment, Source
 from executions.runs.event_stream import Listener, first_of, following
 from executions.runs.models import Execution
@@ -27,10 +26,11 @@ from executions.runs.requests import CELL, RUN, ExecutionRequest
 from executions.runs.routing import allowed_languages, languages_for
 from executions.runs.service import running
 from executions.services.policies.enforcing import languages_of
-from executions.services.sessions import processes
-from executions.services.sessions.background import record_if_ended
-from executions.services.sessions.commands import SIGNAL, START
-from executions.services.sessions.finding import living_session_of
+from executions.sessions import commands
+from executions.sessions.background_commands import record_if_ended
+from executions.sessions.models import Session
+from executions.sessions.queries import living_session_of
+from executions.sessions.requests import SIGNAL, START
 from executions.tenants.tenant_scope import executions_of
 from providers.waiting import within
 
@@ -82,7 +82,7 @@ async def command_run(call: Call) -> types.CallToolResult:
     def begin(log: EventLog) -> Waits[Outcome]:
         session = living_session_of(tenant_of(call.door), session_id)
         wanted = START.read(body)
-        return (yield from processes.commanding(session, wanted, call.door.caller, log))
+        return (yield from commands.commanding(session, wanted, call.door.caller, log))
 
     return await _told(call, begin)
 
@@ -93,7 +93,7 @@ async def command_start(call: Call) -> types.CallToolResult:
     def work() -> Waits[Execution]:
         session = living_session_of(tenant_of(call.door), session_id)
         wanted = START.read({**body, "background": True})
-        return (yield from processes.starting(session, wanted, call.door.caller))
+        return (yield from commands.starting(session, wanted, call.door.caller))
 
     started = await call.door.do(work)
     return answered({"pid": started.pid, "execution_id": str(started.pk)})
@@ -105,9 +105,9 @@ async def command_signal(call: Call) -> types.CallToolResult:
 
     def work() -> Waits[bool]:
         session = living_session_of(tenant_of(call.door), session_id)
-        if not processes.is_there(session, pid):
+        if not commands.is_there(session, pid):
             raise Http404
-        return (yield from processes.signalling(session, pid, SIGNAL.read(body).signal))
+        return (yield from commands.signalling(session, pid, SIGNAL.read(body).signal))
 
     return answered({"signalled": await call.door.do(work)})
 
@@ -120,7 +120,7 @@ async def command_output(call: Call) -> types.CallToolResult:
 
     def work() -> Waits[dict[str, Any]]:
         session = living_session_of(tenant_of(call.door), session_id)
-        execution_id = processes.execution_of(session, pid)
+        execution_id = commands.execution_of(session, pid)
         if execution_id is None:
             raise Http404
         reader = _Reader(seconds)

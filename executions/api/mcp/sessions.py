@@ -19,20 +19,14 @@ from executions.api.session_files import at_most, entry_detail
 from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import refuse
 from executions.kernel.paths import to_text
-from executions.models.session import Session
 from executions.runs.requests import decoded
-from executions.services.sessions import control, files
-from executions.services.sessions.ending import close
-from executions.services.sessions.file_requests import FileListing, FileRequest
-from executions.services.sessions.finding import (
-    LIST,
-    list_sessions,
-    living_session_of,
-    session_of,
-)
-from executions.services.sessions.opening import opening
-from executions.services.sessions.place import OPERATION_SECONDS
-from executions.services.sessions.requests import OPEN
+from executions.sessions import control, files
+from executions.sessions.ending import close
+from executions.sessions.lifecycle import opening
+from executions.sessions.models import Session
+from executions.sessions.queries import LIST, list_sessions, living_session_of, session_of
+from executions.sessions.requests import OPEN, FileListing, FileRequest
+from executions.sessions.session_sandbox import OPERATION_SECONDS
 from executions.tenants.rate_limit import ENTRY_COUNTS_AS, take
 from providers.errors import ProviderUnavailable
 from providers.sandbox import FileEntry

@@ -8,7 +8,7 @@ from typing import Any
 from executions.api.mcp import running, sessions
 from executions.api.mcp.results import EXECUTION, MOST_CHARACTERS, Tool
 from executions.api.scopes import NEEDS
-from executions.services.sessions.commands import SIGNALS
+from executions.sessions.requests import SIGNALS
 
 TEXT: Mapping[str, Any] = {"type": "string"}
 MAYBE_TEXT: Mapping[str, Any] = {"type": ["string", "null"]}

@@ -18,7 +18,6 @@ from django.utils import timezone
 from executions.ledger.models import LedgerEntry
 from executions.models.alert import Alert
 from executions.models.audit_export import AuditExport
-from executions.models.session import Session
 from executions.models.statistic import ExecutionTenantCount, ExecutionTotal
 from executions.runs.models import Execution
 from executions.runs.process_models import Process
@@ -26,6 +25,7 @@ from executions.services.metrics.exposition import Family
 from executions.services.metrics.machines import of_hosts, of_pools
 from executions.services.statistics import hour_of
 from executions.services.totals import BOUNDS, FAULT, HOP, OBSERVED, OUTCOME, PHASES
+from executions.sessions.models import Session
 from providers.models import CircuitBreaker, ProviderConfig, ProviderHealth
 
 TENANTS = 20

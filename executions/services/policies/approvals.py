@@ -26,8 +26,8 @@ from executions.runs.listing import log_execution
 from executions.runs.models import Execution
 from executions.runs.record import QUEUE_ALLOWANCE, close_record, error_changes
 from executions.runs.requests import ExecutionRequest
-from executions.services.by_hand import begun_by, key_made_by
 from executions.services.webhooks import outbox
+from executions.sessions.manual_runs import begun_by, key_made_by
 from providers.errors import BLOCKED, InvalidConfiguration
 from providers.services import two_person_rule
 from providers.services.approvers import persons_behind

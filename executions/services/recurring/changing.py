@@ -19,7 +19,7 @@ from executions.services.recurring.requests import (
     ScheduleFilter,
     ScheduleRequest,
 )
-from executions.services.sessions.errors import NOT_FOUND
+from executions.sessions.requests import NOT_FOUND
 from executions.tenants.models import ApiKey, Tenant
 from executions.tenants.quotas import Quota, bound, counted_alone
 from executions.tenants.tenant_scope import schedules_of

@@ -23,8 +23,8 @@ from executions.ledger.verification import verify_entry
 from executions.models.tool_call import ToolCall
 from executions.runs.models import Execution
 from executions.services.policies.approvals import DECIDE, AlreadyDecided, refuse_whoever_asked
-from executions.services.sessions.errors import Conflict
 from executions.services.tools.declaring import Tool
+from executions.sessions.requests import Conflict
 from executions.tenants.models import ApiKey
 
 KIND = "tool_call"

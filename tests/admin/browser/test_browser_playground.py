@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from executions.models.session import Session
 from executions.runs.models import Execution
+from executions.sessions.models import Session
 from tests.conftest import Caller
 from tests.support.browser import keep_picture
 from tests.support.playground import PAGE

@@ -7,8 +7,8 @@ import json
 import pytest
 from playwright.sync_api import Page, expect
 
-from executions.models.session import Session
 from executions.runs.models import Execution
+from executions.sessions.models import Session
 from tests.admin.browser.plots import plot
 from tests.conftest import Caller
 from tests.support.browser import look_on_every_screen

@@ -14,8 +14,8 @@ from django.test.utils import CaptureQueriesContext
 from executions.admin.transcript import CELLS_PER_PAGE, MOST_CHARACTERS
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.session import Session
 from executions.runs.models import Execution
+from executions.sessions.models import Session
 from executions.tenants.service import AUDITOR, OPERATOR
 from tests.conftest import Caller
 from tests.support import kept_here
@@ -190,7 +190,7 @@ def test_a_sandbox_that_does_not_answer_is_not_waited_for(
         return kept_here.SandboxState()
 
     monkeypatch.setattr(kept_here.Kept, "state", hang)
-    monkeypatch.setattr("executions.services.sessions.inspecting.LOOK_SECONDS", 0.5)
+    monkeypatch.setattr("executions.sessions.inspection.LOOK_SECONDS", 0.5)
     try:
         answer = member(AUDITOR).get(at(session, "now"))
         assert asked.wait(60)

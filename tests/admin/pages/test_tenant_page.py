@@ -12,10 +12,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from executions.models.session import Session
 from executions.models.spending import Budget, Spending
 from executions.models.statistic import ExecutionTenantCount
 from executions.services.tenant_overview import KEYS, newest_keys, runs_by_day
+from executions.sessions.models import Session
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import ApiKey, Tenant
 from tests.conftest import Caller

@@ -16,12 +16,12 @@ from django_q.models import Schedule
 from executions.kernel.storage import WORKSPACES, kept
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.session import Session
-from executions.models.workspace import Blob, StoredTotal, Workspace, WorkspaceFile
 from executions.services.conversations import Conversation
-from executions.services.sessions import clock
-from executions.services.sessions.tending import tend
-from executions.services.workspaces import blobs
+from executions.sessions import maintenance
+from executions.sessions.maintenance import tend
+from executions.sessions.models import Session
+from executions.sessions.storage import blobs
+from executions.sessions.storage.models import Blob, StoredTotal, Workspace, WorkspaceFile
 from tests.conftest import Caller
 from tests.support.agent_sandbox import (
     content,
@@ -262,16 +262,16 @@ def test_sessions_are_tended_as_often_as_is_set_and_by_one(
     db: None, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tended: list[int] = []
-    monkeypatch.setattr(clock, "tend", lambda: tended.append(1))
-    assert not clock.tend_if_due(), "the schedule has not been made yet"
-    Schedule.objects.create(name=clock.TASK, func=clock.TASK, next_run=timezone.now())
-    assert [clock.tend_if_due() for _ in range(3)] == [True, False, False]
+    monkeypatch.setattr(maintenance, "tend", lambda: tended.append(1))
+    assert not maintenance.tend_if_due(), "the schedule has not been made yet"
+    Schedule.objects.create(name=maintenance.TASK, func=maintenance.TASK, next_run=timezone.now())
+    assert [maintenance.tend_if_due() for _ in range(3)] == [True, False, False]
     left = Schedule.objects.get().next_run - timezone.now()
     assert timedelta(seconds=10) < left <= timedelta(seconds=15)
     settings.SANDBOX_REAPER_INTERVAL = 5
-    assert clock.tend_if_due(), "what was meant for a longer interval is due"
+    assert maintenance.tend_if_due(), "what was meant for a longer interval is due"
     Schedule.objects.update(next_run=timezone.now() - timedelta(seconds=1))
-    assert clock.tend_if_due()
+    assert maintenance.tend_if_due()
     assert len(tended) == 3
 
 

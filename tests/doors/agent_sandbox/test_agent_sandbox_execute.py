@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from executions.models.session import Session
 from executions.runs.models import Execution
+from executions.sessions.models import Session
 from providers.guest.display import TEXT_LIMIT
 from providers.values import RunLimits
 from tests.conftest import Caller

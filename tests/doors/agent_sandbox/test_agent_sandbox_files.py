@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from executions.models.session import Session
-from executions.models.workspace import WorkspaceFile
 from executions.services import conversation_files
-from executions.services.sessions.place import lent_sandbox
-from executions.services.workspaces import blobs
-from executions.services.workspaces.sleeping import put_to_sleep
+from executions.sessions.models import Session
+from executions.sessions.session_sandbox import lent_sandbox
+from executions.sessions.storage import blobs
+from executions.sessions.storage.models import WorkspaceFile
+from executions.sessions.storage.suspend import put_to_sleep
 from tests.conftest import Caller
 from tests.support.agent_sandbox import (
     content,

@@ -16,9 +16,9 @@ from executions.api.e2b.errors import Refused
 from executions.api.e2b.watchers import Told, WatchEvents
 from executions.kernel.coroutines import wait_for
 from executions.kernel.text import uuid7
-from executions.models.session import Session
 from executions.runs.event_stream import AHEAD_BYTES
-from executions.services.sessions.watching import Watch
+from executions.sessions.file_events import Watch
+from executions.sessions.models import Session
 from providers.errors import KeptSandboxLost
 from providers.sandbox import FileChange, FileEntry
 from tests.support.e2b_door import headers_of, native_of, opened, post

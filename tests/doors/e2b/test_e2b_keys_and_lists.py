@@ -17,13 +17,9 @@ from rest_framework.test import APIClient
 
 from executions.api.e2b.envelopes import STREAM_TYPE, message
 from executions.kernel.text import is_storable
-from executions.models.session import Session
-from executions.services.sessions import room
-from executions.services.sessions.finding import (
-    LivingFilter,
-    living_sessions,
-    opened_by_keys,
-)
+from executions.sessions import capacity
+from executions.sessions.models import Session
+from executions.sessions.queries import LivingFilter, living_sessions, opened_by_keys
 from executions.tenants.keys import create_api_key, rotate
 from executions.tenants.models import ApiKey
 from tests.conftest import Caller
@@ -137,7 +133,7 @@ def test_what_sleeps_is_bounded_too(
     alice: Caller, charlie: Caller, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     settings.SESSIONS_PER_TENANT = 2
-    monkeypatch.setattr(room, "ASLEEP_FOR_EACH", 1)
+    monkeypatch.setattr(capacity, "ASLEEP_FOR_EACH", 1)
     for _ in range(2):
         made = alice.client.post("/v2/sandboxes", {}).json()["sandboxID"]
         assert alice.client.post(f"/sandboxes/{made}/pause", {}).status_code == 204

@@ -11,8 +11,8 @@ import pytest
 from django.utils import timezone
 
 from executions.models.legal_hold import LegalHold
-from executions.models.session import Session
-from executions.models.workspace import Snapshot
+from executions.sessions.models import Session
+from executions.sessions.storage.models import Snapshot
 from providers.manager import manager
 from providers.sandbox import FileEntry
 from providers.services import save_config

@@ -10,14 +10,9 @@ import pytest
 
 from executions.api.e2b import sandboxes, shapes
 from executions.kernel.coroutines import Waits
-from executions.models.session import Session
-from executions.services.sessions.errors import (
-    Conflict,
-    SessionAsleep,
-    SessionClosed,
-    SessionLost,
-)
-from executions.services.workspaces.waking import awake
+from executions.sessions.models import Session
+from executions.sessions.requests import Conflict, SessionAsleep, SessionClosed, SessionLost
+from executions.sessions.storage.wake import awake
 from executions.tenants.models import Tenant
 from tests.conftest import Caller
 from tests.support.sessions import aged

@@ -14,9 +14,9 @@ import pytest
 
 from executions.kernel import background
 from executions.ledger.verification import verify
-from executions.models.workspace import Workspace, WorkspaceFile
-from executions.services.sessions.tending import tend
-from executions.services.workspaces import sleeping
+from executions.sessions.maintenance import tend
+from executions.sessions.storage import suspend
+from executions.sessions.storage.models import Workspace, WorkspaceFile
 from providers.manager import manager
 from providers.named import close_all
 from tests.conftest import Caller, require
@@ -160,16 +160,16 @@ def test_a_file_is_read_after_the_pool_was_killed(pool: Pool, alice: Caller) -> 
 def test_only_what_changed_is_fetched_again(
     kept_files: None, alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from executions.services.workspaces import saving
+    from executions.sessions.storage import file_saves
 
     asked: list[list[str]] = []
-    real = saving._take_batch
+    real = file_saves._take_batch
 
     def noted(look: Any, sandbox: Any, batch: Any, *rest: Any) -> int:
         asked.append(list(batch))
         return real(look, sandbox, batch, *rest)
 
-    monkeypatch.setattr(saving, "_take_batch", noted)
+    monkeypatch.setattr(file_saves, "_take_batch", noted)
     session = opened(alice, saves="answer")
     cell(alice, session, "for n in range(300): open(f'f{n}', 'w').write(str(n))")
     assert sum(map(len, asked)) == 300
@@ -177,7 +177,7 @@ def test_only_what_changed_is_fetched_again(
     cell(alice, session, "open('f7', 'w').write('seven')")
     assert asked == [["f7"]]
     asked.clear()
-    assert sleeping.put_to_sleep(row(session).pk, "a test")
+    assert suspend.put_to_sleep(row(session).pk, "a test")
     assert asked == []
     cell(alice, session, "open('f8', 'w').write('eight')")
     assert asked == [["f8"]]

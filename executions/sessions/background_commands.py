@@ -1,0 +1,198 @@
+"""Processes that nobody waits for: their output is taken, and their end recorded."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from django.db import connection
+
+from executions.kernel.coroutines import Waits, wait_for
+from executions.runs import event_log
+from executions.runs.active_runs import canceller_of, message_for
+from executions.runs.event_log import EventLog, tell
+from executions.runs.listing import log_execution
+from executions.runs.models import Execution
+from executions.runs.record import end_by_others, error_changes
+from executions.sessions import output_collector
+from executions.sessions.command_output import Output
+from executions.sessions.models import Session
+from executions.sessions.session_sandbox import asked, checked_processes, lent_sandbox
+from providers.errors import (
+    ConnectionFailed,
+    KeptSandboxLost,
+    ProviderUnavailable,
+    SandboxError,
+)
+from providers.sandbox import KeptSandbox, Process
+
+logger = logging.getLogger(__name__)
+
+# What is left of the output of a process that has ended is there at once.
+FOLLOW_SECONDS = 10.0
+# How long, and how often, a process of a provider that is out of reach is asked for again.
+AWAY_SECONDS, AGAIN_SECONDS = 60.0, 1.0
+
+
+def follow_the_unattended() -> int:
+    """Record the end of what ran in the background and is followed by no process any more.
+
+    How many had ended. Who follows one as well records the same; one of them does.
+    """
+    ended = 0
+    left = Execution.objects.filter(
+        background=True, finished_at=None, pid__isnull=False, session__closed_at=None
+    )
+    for execution in left.defer("pending", "code", "arguments").select_related("session"):
+        session = execution.session
+        if session is None or output_collector.has(execution.pk):
+            continue
+        try:
+            ended += wait_for(record_if_ended(session, execution))
+        except SandboxError as error:
+            logger.warning(
+                "the events of execution %s could not be read: %s", execution.pk, error.message
+            )
+    return ended
+
+
+def record_if_ended(session: Session, execution: Execution) -> Waits[bool]:
+    """Record how a background process ended, where it has and nobody else did. Whether this did."""
+    output = Output()
+    seen = yield from _seen_now(session, execution.pid or 0, output)
+    if seen is not None and seen.exit_code is None:
+        return False
+    return _close(execution, output, seen)
+
+
+def _seen_now(session: Session, pid: int, output: Output) -> Waits[Process | None]:
+    """A process as it is, None where there is none. What it put out is there once it has ended.
+
+    That it has is the guest's claim: what it then goes on to send is not waited for to its end.
+    """
+    known = yield from asked(session, lambda kept: kept.processes.list(), checked_processes)
+    seen = next((each for each in known if each.pid == pid), None)
+    if seen is not None and seen.exit_code is not None:
+        yield from asked(
+            session,
+            lambda kept: kept.processes.follow(pid, output.take),
+            lambda ended: ended,
+            FOLLOW_SECONDS,
+        )
+    return seen
+
+
+class Follower:
+    """Takes the output of a background process, and records its end."""
+
+    def __init__(self, session: Session, execution: Execution) -> None:
+        self._session = session
+        self._execution = execution
+        self._output = Output()
+
+    def begin(self) -> EventLog:
+        """Where what it puts out is told."""
+        log = self._output.log
+        # Nobody waits for it, and whoever wants to know comes when he likes.
+        log.is_kept = True
+        log.begin(self._execution.pk)
+        slug = self._session.tenant_slug
+        if not output_collector.begin(slug, self._execution.pk, self.cancel, self._follow, log):
+            # Nothing is said here of what it puts out; the schedule records it.
+            self._finish()
+            tell([log.closed])
+        return log
+
+    def cancel(self) -> bool:
+        """Its session has ended, and it with that."""
+        self._finish()
+        try:
+            return _cancel(self._execution, self._output)
+        finally:
+            tell([self._output.log.closed])
+
+    def _finish(self) -> None:
+        """Nothing more of its output is taken."""
+        self._output.log.finish()
+        event_log.write_rest(self._output.log)
+
+    def _followed(self, kept: KeptSandbox, pid: int) -> Process:
+        """Its end. A provider that is out of reach is asked again for a while: it may have been
+        started anew, and the sandbox be there still. Raises SandboxError."""
+        give_up = 0.0
+        while True:
+            seen = self._output.position
+            try:
+                return kept.processes.follow(pid, self._output.take, seen)
+            except KeptSandboxLost:
+                raise
+            except (ConnectionFailed, ProviderUnavailable):
+                now = time.monotonic()
+                if not give_up or self._output.position > seen:
+                    give_up = now + AWAY_SECONDS
+                if now > give_up or not output_collector.has(self._execution.pk):
+                    raise
+                time.sleep(AGAIN_SECONDS)
+
+    def _follow(self) -> None:
+        pid = self._execution.pid or 0
+        try:
+            with ExitStack() as held:
+                kept = held.enter_context(lent_sandbox(self._session))
+                # It may run for a day, and a database has connections for few.
+                connection.close()
+                ended = self._followed(kept, pid)
+            if output_collector.has(self._execution.pk):
+                self._finish()
+                _close(self._execution, self._output, ended)
+        except SandboxError as error:
+            # Its sandbox is gone or out of reach: the session's end, or the schedule, closes it.
+            logger.info(
+                "the events of execution %s are no longer read: %s",
+                self._execution.pk,
+                error.message,
+            )
+        except Exception:
+            logger.exception("the events of execution %s are no longer read", self._execution.pk)
+        finally:
+            self._finish()
+            tell([self._output.log.closed])
+            connection.close()
+
+
+def _close(execution: Execution, output: Output, ended: Process | None) -> bool:
+    """Record how a background process ended; None: the sandbox knows nothing of it any more."""
+    if ended is None:
+        lost = error_changes("SB009", "The sandbox no longer knows this process.")
+        return _record(execution, Execution.Status.ERROR, {**output.facts(), **lost})
+    has_ended = Session.objects.filter(executions=execution.pk, closed_at__isnull=False)
+    if ended.ended_by_us == "closed" or has_ended.exists():
+        return _cancel(execution, output)
+    if asked_by := canceller_of(execution.pk):
+        told = {"exit_code": ended.exit_code, "error_message": message_for(asked_by)}
+        return _record(execution, Execution.Status.CANCELLED, {**output.facts(), **told})
+    if ended.ended_by_us == "memory":
+        memory = error_changes("SB006", "The command exceeded its memory limit and was ended.")
+        return _record(execution, Execution.Status.OUT_OF_MEMORY, {**output.facts(), **memory})
+    if ended.ended_by_us == "timeout":
+        late = error_changes("SB005", "The command exceeded its timeout and was ended.")
+        return _record(
+            execution, Execution.Status.TIMED_OUT, {**output.facts(), **late, "exit_code": 137}
+        )
+    status = Execution.Status.SUCCEEDED if ended.exit_code == 0 else Execution.Status.FAILED
+    return _record(execution, status, {**output.facts(), "exit_code": ended.exit_code})
+
+
+def _cancel(execution: Execution, output: Output) -> bool:
+    told = {"error_message": "Its session ended."}
+    return _record(execution, Execution.Status.CANCELLED, {**output.facts(), **told})
+
+
+def _record(execution: Execution, status: Execution.Status, facts: Mapping[str, Any]) -> bool:
+    won = end_by_others(execution, status, facts)
+    if won:
+        log_execution(execution)
+    return won

@@ -1,0 +1,164 @@
+"""How many sessions may have a sandbox, and whose makes room for another."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+from uuid import UUID
+
+from django.conf import settings
+from django.db.models import Count, Q, QuerySet
+
+from executions.kernel import background
+from executions.kernel.coroutines import Waits
+from executions.sessions.ending import SLEEPLESS, busy, close_if_idle, end_leftovers, release
+from executions.sessions.models import Session
+from executions.sessions.session_sandbox import opened_by
+from executions.sessions.storage.suspend import put_to_sleep
+from executions.tenants.models import Tenant
+from executions.tenants.quotas import OF_ALL_SESSIONS, Quota, bound, counted_alone
+from providers.errors import KeptFull, RateLimited, SandboxError
+from providers.manager import Lease
+from providers.remote.deadline import DeadlinePassed
+from providers.sandbox import KeptSandbox
+from providers.waiting import within
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_RETRY_SECONDS = 5.0
+# Who wants room waits no longer for others to be saved: that may take half an hour.
+ROOM_SECONDS = 30.0
+_BECAUSE = "another session was opened"
+# Asleep, for each that a tenant may have awake: they have no sandbox, but rows and files.
+ASLEEP_FOR_EACH = 50
+# Who sleeps has no sandbox, unless it is being woken.
+_AWAKE = Session.objects.filter(
+    Q(state=Session.State.OPEN) | Q(state=Session.State.ASLEEP, waking_since__isnull=False)
+)
+
+
+def making_room(tenant: Tenant, reserve: Callable[[], T]) -> Waits[T]:
+    """What `reserve` returns, in a transaction in which there is room for one more of this tenant.
+
+    Beyond its own bound it is the tenant's session that was unused for longest that goes to sleep,
+    or is closed where nothing of it is saved. Beyond the bound of all it is that of the tenant who
+    has the most: nobody loses one to somebody who has more. Raises RateLimited where each of them
+    is busy, is being opened, or cannot be saved in time.
+    """
+    until = time.monotonic() + ROOM_SECONDS
+    tried: set[UUID] = set()
+    while True:
+        # Over all tenants: what is counted is all that there are.
+        with counted_alone("sessions of all"):
+            full = _full(tenant)
+            if full is None:
+                return reserve()
+        slug, problem, quota = full
+        session = next(iter(_unused(slug, tried)), None)
+        if session is None or time.monotonic() > until:
+            raise RateLimited(
+                f"{problem}, and no more can be opened while these are in use. Close one.",
+                field=quota,
+                retry_after=_RETRY_SECONDS,
+            )
+        tried.add(session.pk)
+        yield from _made_free(session, until)
+
+
+def awake_of(tenant: Tenant) -> int:
+    """How many sessions it has that count."""
+    return _AWAKE.filter(tenant_slug=tenant.slug).count()
+
+
+def refuse_too_many_asleep(tenant: Tenant) -> None:
+    """Raises RateLimited. Only who opens another is asked: those that are awake can fall asleep."""
+    most = ASLEEP_FOR_EACH * bound(tenant, Quota.SESSIONS)
+    asleep = Session.objects.filter(
+        tenant_slug=tenant.slug, state=Session.State.ASLEEP, closed_at=None
+    )
+    if most and (number := asleep.count()) >= most:
+        raise RateLimited(
+            f"The tenant has {number} sleeping sessions, and the limit is {most}. Close some.",
+            field=Quota.SESSIONS.value,
+        )
+
+
+def _full(tenant: Tenant) -> tuple[str, str, str] | None:
+    """Whose sessions are one too many, why, and by which quota; None where there is room."""
+    own = awake_of(tenant)
+    if own >= (most := bound(tenant, Quota.SESSIONS)):
+        said = f"The tenant has {own} sessions, and the limit is {most}"
+        return tenant.slug, said, Quota.SESSIONS.value
+    if (total := _AWAKE.count()) >= settings.SESSIONS_MAX_TOTAL:
+        return _who_has_most(tenant.slug), f"There are {total} sessions", OF_ALL_SESSIONS
+    return None
+
+
+def making_room_at(provider: str, tenant_slug: str) -> Waits[bool]:
+    """Have one of the sessions go at a provider that keeps no more sandboxes, by the rule for all
+    of them. False where each of those it may be is busy.
+    """
+    there = _AWAKE.filter(provider=provider)
+    session = next(iter(_unused(_who_has_most(tenant_slug, there), (), there)), None)
+    if session is None:
+        return False
+    yield from _made_free(session, time.monotonic() + ROOM_SECONDS)
+    return True
+
+
+def opened_where_there_is_room(
+    lease: Lease, session: Session, *, is_last: bool = True
+) -> Waits[KeptSandbox]:
+    """A new sandbox for it. At a full provider another session makes room, unless there is another
+    provider left to try."""
+    try:
+        return (yield from opened_by(lease, session))
+    except KeptFull:
+        if not is_last or not (yield from making_room_at(lease.provider_id, session.tenant_slug)):
+            raise
+    return (yield from opened_by(lease, session))
+
+
+def _who_has_most(tenant_slug: str, awake: QuerySet[Session] = _AWAKE) -> str:
+    counted = awake.values("tenant_slug").annotate(number=Count("pk")).order_by("-number")
+    numbers = {row["tenant_slug"]: row["number"] for row in counted}
+    most = max(numbers.values(), default=0)
+    # The one who asks would have one more.
+    if numbers.get(tenant_slug, 0) + 1 >= most and tenant_slug in numbers:
+        return tenant_slug
+    return next((slug for slug, number in numbers.items() if number == most), tenant_slug)
+
+
+def _unused(
+    tenant_slug: str, tried: Iterable[UUID], awake: QuerySet[Session] = _AWAKE
+) -> list[Session]:
+    """Its sessions in which nothing runs, the one unused for longest first. One that is being
+    opened is in use by who opens it."""
+    own = awake.filter(tenant_slug=tenant_slug, state=Session.State.OPEN, ref__isnull=False)
+    found = list(own.exclude(pk__in=tried).defer("env").order_by("used_at", "pk"))
+    taken = busy(session.pk for session in found)
+    return [session for session in found if session.pk not in taken]
+
+
+def _made_free(session: Session, until: float) -> Waits[None]:
+    pk = session.pk
+    if Session.objects.filter(SLEEPLESS, pk=pk).exists():
+        if close_if_idle(pk, _BECAUSE):
+            yield from release(session)
+            end_leftovers(session)
+        return
+    slept = background.submit(
+        ("sleep", pk), session.tenant_slug, lambda: put_to_sleep(pk, _BECAUSE), first=True
+    )
+    awaited = within(max(until - time.monotonic(), 0), slept)
+    yield awaited
+    try:
+        awaited.result()
+    except DeadlinePassed:
+        logger.warning("session %s is still being saved, and is closed after that", pk)
+    except SandboxError as error:
+        logger.warning("session %s cannot sleep: %s", pk, error.message)

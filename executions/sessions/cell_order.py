@@ -1,0 +1,154 @@
+"""The order of cells in a session, and the notification of those who wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.db.models import OuterRef, Subquery
+
+from executions.kernel.coroutines import Waits
+from executions.runs import active_runs, polling, statements
+from executions.runs.event_log import Moment, tell
+from executions.runs.models import Execution
+from executions.sessions.models import Session
+from executions.sessions.requests import Conflict, refuse_ended
+from providers.waiting import within
+
+# How often those look who leave it to another.
+REST_SECONDS = 5.0
+
+# Reentrant: the garbage collector may end a generator that waits with one, in any thread.
+_lock = threading.RLock()
+_waiting: dict[UUID, set[Future[None]]] = {}
+_lookers: dict[UUID, object] = {}
+
+
+@contextmanager
+def hung(session_id: UUID) -> Iterator[Future[None]]:
+    """A future that is done at the next `ring`."""
+    bell: Future[None] = Future()
+    with _lock:
+        _waiting.setdefault(session_id, set()).add(bell)
+    try:
+        yield bell
+    finally:
+        with _lock:
+            bells = _waiting.get(session_id, set())
+            bells.discard(bell)
+            if not bells:
+                _waiting.pop(session_id, None)
+
+
+def ring(session_id: UUID) -> None:
+    with _lock:
+        bells = _waiting.pop(session_id, set())
+    for bell in bells:
+        if bell.set_running_or_notify_cancel():
+            bell.set_result(None)
+
+
+@contextmanager
+def looking(session_id: UUID) -> Iterator[Callable[[float], float]]:
+    """Say after how many seconds one who waits looks into the database again: those that are given
+    for one of this process, REST_SECONDS for the others. When that one has done, they are rung.
+    """
+    me = object()
+
+    def pause(seconds: float) -> float:
+        with _lock:
+            is_mine = _lookers.setdefault(session_id, me) is me
+        return seconds if is_mine else REST_SECONDS
+
+    try:
+        yield pause
+    finally:
+        with _lock:
+            was_mine = _lookers.get(session_id) is me
+            if was_mine:
+                del _lookers[session_id]
+        if was_mine:
+            ring(session_id)
+
+
+def take(execution: Execution) -> None:
+    """Give a new execution its place, in the transaction that inserts it.
+
+    Raises SessionLost, SessionClosed, or Conflict for a session that is still being opened.
+    """
+    if (session_id := execution.session_id) is None:
+        return
+    taken = statements.take_turn(session_id, execution.context)
+    if taken is None:
+        session = Session.objects.defer("env", "ref").get(pk=session_id)
+        refuse_ended(session)
+        raise Conflict("The session is still being opened. Try again.", retry_after=1)
+    execution.turn, execution.is_held = taken
+
+
+def turn_of(
+    execution: Execution, waiting: Callable[[Future[Any]], AbstractContextManager[None]]
+) -> Waits[None]:
+    """Wait until everything that came earlier to its context has ended.
+
+    `waiting` surrounds the waiting, and may cancel it and raise.
+    Raises Conflict after SESSION_QUEUE_TIMEOUT, and SessionLost or SessionClosed where the session
+    ended meanwhile. Nothing has run then.
+    """
+    # What nobody held when it took its turn, nobody holds later: others come after it.
+    if (session_id := execution.session_id) is None or not execution.is_held:
+        return
+    earlier = Execution.objects.filter(
+        session=OuterRef("pk"),
+        finished_at=None,
+        context=execution.context,
+        turn__lt=execution.turn,
+        background=False,
+    )
+    # The last of them; those before it have ended when it has, or are waited for after it.
+    last = earlier.order_by("-turn").values("pk")[:1]
+    session = Session.objects.filter(pk=session_id).defer("env", "ref")
+    until = time.monotonic() + settings.SESSION_QUEUE_TIMEOUT
+    while True:
+        with hung(session_id) as bell:
+            found = session.annotate(holder=Subquery(last)).get()
+            refuse_ended(found)
+            if not execution.context or found.holder is None:
+                return
+            left = until - time.monotonic()
+            if left <= 0:
+                raise Conflict(
+                    f"Other code has been running in this context of the session {session_id} for "
+                    f"{settings.SESSION_QUEUE_TIMEOUT} s. Wait for it, interrupt it, or use "
+                    "another context."
+                )
+            # The bell rings for what this process runs, the poll sees what others do.
+            record = polling.Waiter(found.holder, is_urgent=True)
+            awaited = within(left, _first_of(bell, record.ended))
+            with (
+                polling.poll.joined(record),
+                active_runs.given_up_at_the_end(awaited),
+                waiting(awaited),
+            ):
+                yield awaited
+        active_runs.refuse_when_ending()
+
+
+def _first_of(bell: Future[None], end: Moment) -> Future[None]:
+    come: Future[None] = Future()
+    bell.add_done_callback(lambda _: tell([come]))
+    end.bring(come)
+    return come
+
+
+def ended(execution: Execution) -> None:
+    """Let the next one go on, and count the session's idle time from now."""
+    if execution.session_id is not None:
+        statements.use_session(execution.session_id)
+        ring(execution.session_id)

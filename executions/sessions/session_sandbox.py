@@ -1,0 +1,404 @@
+"""The sandbox of a session, as the provider of its runs, and the validation of its answers."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+from uuid import UUID
+from weakref import WeakKeyDictionary
+
+from django.conf import settings
+
+from executions.kernel.coroutines import Waits
+from executions.runs.provider_calls import CREATE_SECONDS, ask
+from executions.runs.routes import Step, lent
+from executions.services.policies.enforcing import Held
+from executions.services.policies.in_force import rules_for
+from executions.sessions.models import Session
+from providers.base import Health, SandboxProvider
+from providers.errors import (
+    CreationFailed,
+    ProviderUnavailable,
+    RateLimited,
+    SandboxError,
+    before_the_code,
+)
+from providers.manager import Lease
+from providers.named import lease_of_version
+from providers.sandbox import KeptSandbox, Process, Sandbox
+from providers.values import Emit, ExecutionResult, Job, SandboxSpec
+from providers.waiting import RETRY_AFTER_SECONDS, submit
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+SHARING = "session"
+# For how long a sandbox stays at its provider when nobody of ours says so again: a new one, known
+# only to who opens it, and a session's. And after what part of it who uses one does.
+NEW_SECONDS = 60.0
+LEASE_SECONDS = 600.0
+RENEW_SECONDS = 60.0
+OPERATION_SECONDS = 70.0
+
+# Reentrant: a stream that nobody reads on is given back by whoever's thread collects the garbage,
+# and that may hold it already.
+_lock = threading.RLock()
+_attached: WeakKeyDictionary[SandboxProvider, dict[UUID, KeptSandbox]] = WeakKeyDictionary()
+_renewed: dict[UUID, float] = {}
+
+
+class _Shares:
+    """What each tenant has of the threads that wait: at most one of so many parts."""
+
+    def __init__(self, parts: int, told: str) -> None:
+        self._parts = parts
+        self._told = told
+        self._taken: Counter[str] = Counter()
+
+    def take(self, slug: str) -> None:
+        """Raises RateLimited for one more than the tenant may have."""
+        share = max(1, settings.PROVIDER_WAITS // self._parts)
+        with _lock:
+            if self._taken[slug] >= share:
+                raise RateLimited(f"{share} {self._told}", retry_after=RETRY_AFTER_SECONDS)
+            self._taken[slug] += 1
+
+    def give_back(self, slug: str) -> None:
+        with _lock:
+            self._taken[slug] -= 1
+            if not self._taken[slug]:
+                del self._taken[slug]
+
+
+# A sandbox can let its callers wait.
+_waited_for = _Shares(4, "calls to your sessions are already waiting.")
+# And files are sent at the pace of whoever reads them.
+_streams = _Shares(8, "files of your sessions are already being sent.")
+
+
+class Runs(Protocol):
+    """What is run in place of code in a context."""
+
+    def submit(self, kept: KeptSandbox, job: Job, emit: Emit | None) -> Future[ExecutionResult]: ...
+
+    def stop(self, kept: KeptSandbox) -> bool:
+        """End it, where it was given up. Whether it ran."""
+
+
+def asked(
+    session: Session,
+    call: Callable[[KeptSandbox], Any],
+    check: Callable[[Any], T],
+    seconds: float = OPERATION_SECONDS,
+) -> Waits[T]:
+    """What the session's sandbox answers, after `check`.
+
+    Raises SandboxError, and KeptSandboxLost for a sandbox that is gone.
+    """
+    with ExitStack() as held:
+        lease = yield from lent(Step(lender_of(session)), held)
+        ref, provider = _ref(session), lease.provider
+        return (
+            yield from ask(
+                lease.provider_id,
+                lambda: _submit(session, lambda: call(_reached(provider, session.pk, ref))),
+                check,
+                seconds,
+                owner=session.tenant_slug,
+                may_refuse=True,
+            )
+        )
+
+
+def _submit(session: Session, call: Callable[[], Any]) -> Future[Any]:
+    """One of the threads that everybody waits in. Raises RateLimited beyond the tenant's share."""
+    slug = session.tenant_slug
+    _waited_for.take(slug)
+    try:
+        submitted = submit(call, may_refuse=True)
+    except BaseException:
+        _waited_for.give_back(slug)
+        raise
+    submitted.add_done_callback(lambda _: _waited_for.give_back(slug))
+    return submitted
+
+
+@contextmanager
+def counted_stream(tenant_slug: str) -> Iterator[None]:
+    """One file or archive of the tenant's that is being sent. Raises RateLimited beyond its share.
+
+    A sandbox may let each of them wait for as long as it likes, and each is asked again and again.
+    """
+    _streams.take(tenant_slug)
+    try:
+        yield
+    finally:
+        _streams.give_back(tenant_slug)
+
+
+@contextmanager
+def lent_sandbox(session: Session) -> Iterator[KeptSandbox]:
+    """The session's sandbox, for who waits in a thread of his own. Raises SandboxError."""
+    with lender_of(session)() as lease:
+        yield attached(lease.provider, session.pk, _ref(session))
+
+
+def attached(provider: SandboxProvider, session_id: UUID, ref: str) -> KeptSandbox:
+    """The sandbox, kept at hand by this process. Raises KeptSandboxLost."""
+    with _lock:
+        known = _attached.setdefault(provider, {}).get(session_id)
+    # Since it was woken it has another one.
+    if known is None or known.ref != ref:
+        known = provider.attach(ref)
+        with _lock:
+            _forget_unused()
+            _attached.setdefault(provider, {})[session_id] = known
+    if time.monotonic() - _renewed.get(session_id, -LEASE_SECONDS) > RENEW_SECONDS:
+        _renewed[session_id] = time.monotonic()
+        try:
+            known.renew(LEASE_SECONDS)
+        except SandboxError:
+            # Who attaches anew is told for certain whether it is there.
+            with _lock:
+                _attached[provider].pop(session_id, None)
+            raise
+    return known
+
+
+def _reached(provider: SandboxProvider, session_id: UUID, ref: str) -> KeptSandbox:
+    """As `attached`, for who then asks for something: what fails here proves that nothing began."""
+    with before_the_code():
+        return attached(provider, session_id, ref)
+
+
+def _forget_unused() -> None:
+    """Let go of what nobody here has used for a lease: another process may have closed it."""
+    until = time.monotonic() - LEASE_SECONDS
+    unused = [session_id for session_id, renewed in list(_renewed.items()) if renewed < until]
+    for session_id in unused:
+        _renewed.pop(session_id, None)
+        for sandboxes in _attached.values():
+            sandboxes.pop(session_id, None)
+
+
+def forget(session: Session) -> None:
+    """Let go of a sandbox that is no longer there."""
+    with _lock:
+        _renewed.pop(session.pk, None)
+        for sandboxes in _attached.values():
+            sandboxes.pop(session.pk, None)
+
+
+def step_in(session: Session, context: str, env: Mapping[str, str], runs: Runs | None) -> Step:
+    """What `run.py` tries in place of a route. `runs` is how, where it is not code in `context`."""
+
+    @contextmanager
+    def route(*, wait: bool = True) -> Iterator[Lease]:
+        with lender_of(session)(wait=wait) as lease:
+            place = _Place(lease.provider, session, context, env, runs)
+            yield Lease(place, lease.provider_id, lease.config_version)
+
+    return Step(route, session=session)
+
+
+def opened_by(lease: Lease, session: Session) -> Waits[KeptSandbox]:
+    """A new sandbox for a session, which nobody knows of yet. Raises SandboxError."""
+    held = Held(rules_for(session.tenant_slug))
+    spec = SandboxSpec(
+        session.template or session.language,
+        kept=True,
+        limits=held.limits,
+        environment=dict(session.env or {}),
+        seconds=NEW_SECONDS,
+    )
+    with held.to_memory():
+        sandbox = yield from ask(
+            lease.provider_id,
+            lambda: lease.provider.submit_open(spec, session.tenant_slug),
+            _check_sandbox,
+            CREATE_SECONDS,
+            owner=session.tenant_slug,
+            may_refuse=True,
+            too_late=lambda late: late.submit_close(),
+        )
+    return sandbox
+
+
+def taken_over(lease: Lease, session: Session, sandbox: KeptSandbox) -> Waits[None]:
+    """What was opened is the session's by now, and stays as long as one of those does.
+
+    One for which that cannot be said just now is spoken for by who uses it, or by the schedule.
+    """
+    try:
+        yield from ask(
+            lease.provider_id,
+            lambda: submit(lambda: sandbox.renew(LEASE_SECONDS), may_refuse=True),
+            lambda answer: answer,
+            OPERATION_SECONDS,
+            owner=session.tenant_slug,
+            may_refuse=True,
+        )
+    except SandboxError as error:
+        logger.warning("session %s could not be renewed: %s", session.pk, error.message)
+
+
+def _check_sandbox(answer: Any) -> KeptSandbox:
+    if (
+        not isinstance(answer, KeptSandbox)
+        or not isinstance(answer.ref, str)
+        or not answer.ref
+        or not isinstance(answer.metadata, dict)
+    ):
+        raise CreationFailed("The provider did not return a persistent sandbox.")
+    return answer
+
+
+def lender_of(session: Session) -> Any:
+    """The route to the provider of a session, as its configuration was when it was opened."""
+    provider_id, version = session.provider, session.config_version or 0
+    return lambda *, wait=True: lease_of_version(provider_id, version, wait=wait)
+
+
+def _ref(session: Session) -> str:
+    return str(session.ref)
+
+
+class _Place(SandboxProvider):
+    """A provider that has this one sandbox and opens no other."""
+
+    id = "session"
+    name = "Session"
+    knows_at_once = True
+
+    def __init__(
+        self,
+        provider: SandboxProvider,
+        session: Session,
+        context: str,
+        env: Mapping[str, str],
+        runs: Runs | None,
+    ) -> None:
+        self._provider = provider
+        self._session = session
+        self._context = context
+        self._env = env
+        self._runs = runs
+
+    @property
+    def capabilities(self) -> frozenset[str]:  # type: ignore[override]
+        return self._provider.capabilities
+
+    @property
+    def isolation(self) -> str:
+        return self._session.isolation
+
+    @property
+    def sharing(self) -> str:
+        return SHARING
+
+    @property
+    def network(self) -> str:
+        return self._provider.network
+
+    @property
+    def max_timeout(self) -> float | None:
+        return self._provider.max_timeout
+
+    def initialize(self, config: Mapping[str, Any]) -> bool:
+        return True
+
+    def health_check(self) -> Health:
+        return self._provider.health_check()
+
+    def get_supported_languages(self) -> list[str]:
+        return self._provider.get_supported_languages()
+
+    def open(self, spec: SandboxSpec, owner: str) -> Sandbox:
+        session = self._session
+        kept = attached(self._provider, session.pk, _ref(session))
+        metadata = {
+            "runtime": session.runtime,
+            "isolation": session.isolation,
+            "sharing": SHARING,
+        }
+        return _Cell(kept, metadata, self._context, self._env, self._runs)
+
+
+class _Cell(Sandbox):
+    """One run's view of a sandbox that stays: what ends it ends the run and nothing else."""
+
+    def __init__(
+        self,
+        kept: KeptSandbox,
+        metadata: dict[str, Any],
+        context: str,
+        env: Mapping[str, str],
+        runs: Runs | None,
+    ) -> None:
+        self.ref = context or "command"
+        self.metadata = metadata
+        self._kept = kept
+        self._context = context
+        self._env = env
+        self._runs = runs
+        self._run = secrets.token_hex(8)
+        self._running: Future[ExecutionResult] | None = None
+
+    def run(self, job: Job, emit: Emit | None = None) -> ExecutionResult:
+        return self.submit_run(job, emit).result()
+
+    def submit_run(self, job: Job, emit: Emit | None = None) -> Future[ExecutionResult]:
+        env = {**job.environment, **self._env}
+        job = replace(job, context=self._context, environment=env, run=self._run)
+        if self._runs is not None:
+            self._running = self._runs.submit(self._kept, job, emit)
+        else:
+            self._running = self._kept.submit_run(job, emit)
+        return self._running
+
+    def answer(self, call: int, answer: bytes) -> bool:
+        """Answer a call that the run makes of a tool."""
+        return self._kept.answer(self._run, call, answer)
+
+    def close(self) -> bool:
+        """Stop what still runs: it was given up, cancelled, or its record is no longer ours."""
+        if self._running is None or (self._running.done() and not self._running.cancelled()):
+            return False
+        if self._runs is not None:
+            return self._runs.stop(self._kept)
+        return self._kept.interrupt(self._context, self._run)
+
+
+MOST_PID = 2**53
+MOST_PROCESSES = 1000
+
+
+def checked_pid(answer: Any) -> int:
+    """The number of what is said to be a process. Raises ProviderUnavailable."""
+    if not isinstance(answer, Process) or type(answer.pid) is not int:
+        raise ProviderUnavailable("The provider did not return a process.")
+    if not 0 < answer.pid < MOST_PID:
+        raise ProviderUnavailable("The provider returned a process without a number.")
+    return answer.pid
+
+
+def checked_processes(answer: Any) -> list[Process]:
+    """The processes there are said to be. Raises ProviderUnavailable."""
+    if not isinstance(answer, list | tuple):
+        raise ProviderUnavailable("The provider did not return a list.")
+    if len(answer) > MOST_PROCESSES:
+        raise ProviderUnavailable("The provider returned more processes than possible.")
+    for each in answer:
+        checked_pid(each)
+        if each.exit_code is not None and type(each.exit_code) is not int:
+            raise ProviderUnavailable("The provider did not return a process.")
+    return list(answer)
