@@ -14,7 +14,7 @@ def fill(executions: int) -> None:
     """`executions` of the last DAYS days, nine of ten one tenant's; as many ledger entries."""
     from django.db import connection
 
-    from executions.models.code_text import CodeSearchProgress
+    from executions.capabilities.search.models import CodeSearchProgress
     from executions.runs.models import Execution
     from executions.tenants.models import Tenant
 

@@ -145,13 +145,14 @@ def _measure_all(watcher: Connection) -> None:
     from django.core.management import call_command
     from django.utils import timezone
 
+    from executions.capabilities.observability.counter_repair import recount
+    from executions.capabilities.observability.models import ExecutionCount
+    from executions.capabilities.retention import service as retention
+    from executions.capabilities.search import service as search
     from executions.ledger import checkpoints
     from executions.ledger.append import append
     from executions.ledger.baseline import take_stock
     from executions.ledger.verification import verify, verify_entries
-    from executions.models.statistic import ExecutionCount
-    from executions.services import code_search, compaction, retention
-    from executions.services.recounting import recount
     from executions.tenants.models import Tenant
 
     sink = Path(os.devnull).open("w")  # noqa: SIM115
@@ -159,7 +160,7 @@ def _measure_all(watcher: Connection) -> None:
     said = {"stdout": sink, "stderr": sink}
     columns = f"{'took':>10} {'processor':>10} {'held':>7} {'p50 ms':>8} {'p99':>8} {'max':>8}"
     print(f"{'':28} {columns}  >{BOUND_MS}")
-    measure("index_new_code", code_search.index_new_code, watcher)
+    measure("index_new_code", search.index_new_code, watcher)
     ExecutionCount.objects.all().delete()
     measure("recount", recount, watcher)
     measure("take_stock", take_stock, watcher)
@@ -171,7 +172,7 @@ def _measure_all(watcher: Connection) -> None:
     settings.FERNET_KEYS = ["g" * 50, *settings.FERNET_KEYS]
     measure("rotate_keys", lambda: call_command("rotate_keys", **said), watcher)
     measure("apply_retention", retention.apply_retention, watcher)
-    measure("give_space_back", compaction.give_space_back, watcher)
+    measure("give_space_back", retention.give_space_back, watcher)
     past = timezone.now() - timedelta(days=1)
     Session.objects.bulk_create(
         [

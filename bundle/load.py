@@ -20,8 +20,8 @@ _OTHERS = (
     # A plugin for the tests of providers' authors, who have pytest.
     "providers.pytest_contract",
     # With requirements-otel.txt alone.
-    "executions.services.telemetry.metrics",
-    "executions.services.telemetry.sending",
+    "executions.capabilities.observability.otlp",
+    "executions.capabilities.observability.otlp",
 )
 
 

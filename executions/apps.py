@@ -17,13 +17,13 @@ class ExecutionsConfig(AppConfig):
             checks,  # noqa: F401  registers the checks
             receivers,
         )
+        from executions.capabilities.observability import telemetry
+        from executions.capabilities.policies.service import POLICIES
+        from executions.capabilities.retention.holds import HOLDS
+        from executions.capabilities.spending.models import Budget
         from executions.kernel.audit import current_actor
-        from executions.models.spending import Budget
         from executions.runs import journal_files, payloads
         from executions.runs.process_reaper import has_ended
-        from executions.services import telemetry
-        from executions.services.holds import HOLDS
-        from executions.services.policies.rows import POLICIES
         from executions.tenants.key_escalation import KEYS
         from executions.tenants.models import Tenant
         from executions.tenants.service import ensure_roles

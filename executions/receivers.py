@@ -11,6 +11,11 @@ from django.db import router, transaction
 from django.db.models import Model
 from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete, pre_save
 
+from executions.capabilities.retention.holds import keep_held_tenant
+from executions.capabilities.retention.models import LegalHold
+from executions.capabilities.retention.tenant_removal import check_mark
+from executions.capabilities.schedules.models import Schedule
+from executions.capabilities.webhooks.models import WebhookSecret
 from executions.kernel.text import storable_value
 from executions.ledger.append import append
 from executions.ledger.bindings import BINDINGS, DELETED, NOT_COMPARED, columns_of, model_of
@@ -23,11 +28,6 @@ from executions.ledger.bound_rows import (
     saving,
 )
 from executions.ledger.entry import lock_ledger
-from executions.models.legal_hold import LegalHold
-from executions.models.schedule import Schedule
-from executions.models.webhook import WebhookSecret
-from executions.services.holds import keep_held_tenant
-from executions.services.removal import check_mark
 from executions.tenants.models import ApiKey, Tenant
 from providers.signals import (
     configuration_changed,

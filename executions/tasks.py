@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from django.conf import settings
 
+from executions.capabilities.alerts import service as alerts
+from executions.capabilities.observability import audit_export
+from executions.capabilities.reports import service as reports
+from executions.capabilities.retention import service as retention
+from executions.capabilities.retention import tenant_removal
+from executions.capabilities.schedules import service as schedules
+from executions.capabilities.search import service as search
+from executions.capabilities.spending import service as spending
+from executions.capabilities.webhooks import service as webhooks
 from executions.kernel.background import begin_alone
 from executions.ledger import checkpoints, checks
 from executions.ledger.verification import verify_entries
 from executions.runs import active_runs, event_log, expiry
-from executions.services import code_search, compaction, removal, retention, spending
-from executions.services.alerts import watching
-from executions.services.audit_export import exporting
-from executions.services.recurring import beginning
-from executions.services.reports import asking
-from executions.services.webhooks import outbox
 from executions.sessions import maintenance
 from executions.sessions.storage import blobs
 
@@ -52,7 +55,7 @@ def discard_unfinished_uploads() -> int:
 
 
 def index_new_code() -> int:
-    return code_search.index_new_code()
+    return search.index_new_code()
 
 
 def watch_spending() -> int:
@@ -60,36 +63,36 @@ def watch_spending() -> int:
 
 
 def watch_alerts() -> int:
-    return watching.watch_and_tell()
+    return alerts.watch_and_tell()
 
 
 def export_ledger() -> None:
-    begin_alone("audit export", exporting.export_for)
+    begin_alone("audit export", audit_export.export_for)
 
 
 def export_metrics() -> None:
     if settings.TELEMETRY is not None:
-        from executions.services.telemetry.metrics import send
+        from executions.capabilities.observability.otlp import send
 
         begin_alone("metrics over OTLP", send)
 
 
 def make_reports() -> int:
-    begin_alone("audit reports", asking.make_waiting)
-    return asking.remove_old()
+    begin_alone("audit reports", reports.make_waiting)
+    return reports.remove_old()
 
 
 def tend_webhooks() -> int:
-    return outbox.forget_old()
+    return webhooks.forget_old()
 
 
 def begin_schedules() -> int:
-    return beginning.begin_due()
+    return schedules.begin_due()
 
 
 def remove_tenants() -> int:
-    return removal.go_on()
+    return tenant_removal.go_on()
 
 
 def give_space_back() -> int:
-    return compaction.give_space_back()
+    return retention.give_space_back()

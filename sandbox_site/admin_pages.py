@@ -44,8 +44,8 @@ def _is_spending(request: HttpRequest) -> bool:
 
 
 def _item(title: str, icon: str, model: str, app: str, badge: str = "") -> dict[str, Any]:
-    """`badge` is of `executions.admin.attention`: how much of it calls for attention."""
-    shown = {"badge": f"executions.admin.attention.{badge}_badge"} if badge else {}
+    """`badge` is of `capabilities.dashboard.admin`: how much of it calls for attention."""
+    shown = {"badge": f"executions.capabilities.dashboard.admin.{badge}_badge"} if badge else {}
     return {
         **shown,
         "title": title,
@@ -80,7 +80,7 @@ UNFOLD: dict[str, Any] = {
     "ACCOUNT": {
         "navigation": [{"title": "Authenticator", "link": reverse_lazy("authenticator")}],
     },
-    "DASHBOARD_CALLBACK": "executions.admin.dashboard.dashboard_context",
+    "DASHBOARD_CALLBACK": "executions.capabilities.dashboard.admin.dashboard_context",
     "LOGIN": {"form": "sandbox_site.login.LoginForm"},
     "SIDEBAR": {
         "show_search": False,

@@ -99,9 +99,9 @@ def post_worker_init(worker: Any) -> None:
     """Have warm sandboxes before the first request; without them it is slower, not wrong."""
     from django.urls import get_resolver
 
+    from executions.capabilities.alerts.service import watch_in_background
     from executions.runs import heartbeat, journal
     from executions.runs.process_models import Process
-    from executions.services.alerts.standing_in import watch_in_background
     from executions.sessions import due
     from providers.manager import manager
     from providers.services.ahead import start_ahead

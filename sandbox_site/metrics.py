@@ -5,9 +5,7 @@ from __future__ import annotations
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_safe
 
-from executions.services.metrics.access import access_of
-from executions.services.metrics.collecting import collect
-from executions.services.metrics.exposition import CONTENT_TYPE, write
+from executions.capabilities.observability.metrics import CONTENT_TYPE, access_of, collect, write
 
 _REFUSALS = {
     401: "A token is required: Authorization: Bearer with the value of METRICS_TOKEN.\n",

@@ -54,7 +54,7 @@ def mail(env: StrictEnv) -> dict[str, Any]:
     }
 
 
-# From when on an alert is opened; `executions/services/alerts/rules.py` says what of.
+# From when on an alert is opened; `executions/capabilities/alerts/rules.py` says what of.
 THRESHOLDS = {
     "availability_percent": 99.0,
     "error_percent": 5.0,

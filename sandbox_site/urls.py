@@ -4,9 +4,9 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularSwaggerSplitView
 
-from executions.admin.dashboard import figures_view, pool_view
-from executions.admin.playground import Playground
 from executions.admin.unproven import mark_pages
+from executions.capabilities.dashboard.admin import figures_view, pool_view
+from executions.capabilities.playground.admin import Playground
 from sandbox_site.authenticator import authenticator
 from sandbox_site.description import DescriptionView
 from sandbox_site.health import healthz, readyz

@@ -21,8 +21,8 @@ from django.views.decorators.debug import sensitive_variables
 
 from executions.admin.bases import ApiKeyModelAdmin, ApiKeyModelForm
 from executions.admin.choosing import refuse_unknown
-from executions.admin.example_call import example_call
 from executions.admin.naming import refuse_hidden
+from executions.capabilities.playground.admin import example_call
 from executions.services.consequences import revoked_key
 from executions.tenants.key_escalation import CONFIGURE, refuse_used
 from executions.tenants.keys import create_api_key, revoke, rotate

@@ -9,8 +9,8 @@ from django.contrib import admin
 from django.core.paginator import Paginator
 from unfold.admin import ModelAdmin as UnfoldModelAdmin
 
+from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.ledger.models import LedgerEntry
-from executions.models.webhook import WebhookDelivery, WebhookSecret
 from executions.runs.models import Execution
 from executions.runs.process_models import Process
 from executions.sessions.models import Session

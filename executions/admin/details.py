@@ -17,9 +17,17 @@ from django.urls import URLPattern, path, reverse
 from executions.admin.bases import ExecutionModelAdmin
 from executions.admin.display import artifact_image_type
 from executions.admin.execution_page import CANCEL, REPLAY
-from executions.admin.exporting import export_view
 from executions.api.files import download_response
 from executions.api.later import answer
+from executions.capabilities.playground.service import (
+    Difference,
+    differences_of,
+    providers_for,
+    recorded_request,
+    replaying,
+)
+from executions.capabilities.search.admin import export_view
+from executions.capabilities.search.service import remove_filter, save_filter
 from executions.kernel.audit import current_actor
 from executions.kernel.coroutines import Waits
 from executions.kernel.database import DatabaseAway
@@ -30,14 +38,6 @@ from executions.middleware import away_answer
 from executions.runs.models import Artifact, Execution
 from executions.runs.results import rich_outputs
 from executions.runs.service import HasEnded, cancelling
-from executions.services.replay import (
-    Difference,
-    differences_of,
-    providers_for,
-    recorded_request,
-    replaying,
-)
-from executions.services.saved_filters import remove_filter, save_filter
 from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxError
 from providers.hidden_characters import visible
 

@@ -14,7 +14,6 @@ from executions.admin.badges import status_badge
 from executions.admin.bases import ExecutionModelAdmin
 from executions.admin.details import Details
 from executions.admin.execution_page import Record
-from executions.admin.exporting import PERMISSION as EXPORT
 from executions.admin.filters import (
     AgentField,
     ConversationField,
@@ -32,12 +31,13 @@ from executions.admin.filters import (
     TenantField,
     UntilField,
 )
-from executions.admin.fragments import fragment_of
+from executions.capabilities.dashboard.admin import fragment_of
+from executions.capabilities.search.admin import PERMISSION as EXPORT
+from executions.capabilities.search.export import FORMATS
+from executions.capabilities.search.service import SHARE, filters_for
 from executions.kernel.presentation import in_time
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
-from executions.services.export import FORMATS
-from executions.services.saved_filters import SHARE, filters_for
 from providers.admin.keyset import KeysetAdmin, KeysetList
 from providers.admin.read_only import ReadOnly
 from providers.admin.sifting import Condition

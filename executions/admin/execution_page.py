@@ -25,10 +25,10 @@ from executions.admin.display import (
     receipt,
     timeline,
 )
+from executions.capabilities.policies.models import Approval
+from executions.capabilities.schedules.models import Schedule
 from executions.kernel.page_time import PageTime
 from executions.kernel.presentation import in_time, shown
-from executions.models.approval import Approval
-from executions.models.schedule import Schedule
 from executions.runs.listing import exception_of, omission_lines
 from executions.runs.models import Execution
 from executions.runs.requests import CLAIMS

@@ -7,9 +7,13 @@ from uuid import UUID
 
 from django.db.models import Q
 
+from executions.capabilities.search.service import (
+    MOST_PROGRAMS,
+    SHORTEST,
+    not_taken_in,
+    programs_with,
+)
 from executions.runs.requests import CLAIMS
-from executions.services.code_search import MOST as MOST_PROGRAMS
-from executions.services.code_search import SHORTEST, not_taken_in, programs_with
 from providers.admin.sifting import MOST, Condition
 from providers.moments import in_words
 

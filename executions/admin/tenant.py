@@ -12,10 +12,10 @@ from django.utils.html import escape
 from executions.admin.bases import TenantModelAdmin
 from executions.admin.naming import refuse_hidden
 from executions.admin.tenant_overview import overview
-from executions.models.schedule import Schedule
-from executions.models.webhook import WebhookSecret
+from executions.capabilities.retention import tenant_removal
+from executions.capabilities.schedules.models import Schedule
+from executions.capabilities.webhooks.models import WebhookSecret
 from executions.runs.requests import LIMIT_COLUMNS, default_limit
-from executions.services import removal
 from executions.services.consequences import inactive_tenant, without_tenant
 from executions.tenants.models import ApiKey, Tenant
 from executions.tenants.quotas import COLUMNS, installed_in_column
@@ -141,11 +141,11 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
     ) -> HttpResponse:
         answer = super().delete_view(request, object_id, extra_context)
         if request.method == "POST":
-            removal.go_on(removal.REQUEST_SECONDS)
+            tenant_removal.go_on(tenant_removal.REQUEST_SECONDS)
         return answer
 
     def delete_model(self, request: HttpRequest, obj: Tenant) -> None:
-        removal.begin(obj)
+        tenant_removal.begin(obj)
 
     def response_delete(
         self, request: HttpRequest, obj_display: str, obj_id: int

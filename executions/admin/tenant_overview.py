@@ -9,15 +9,15 @@ from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
 from django.utils import timezone
 
-from executions.admin.charts import stacked_bars
-from executions.services.tenant_overview import (
+from executions.capabilities.dashboard.admin import stacked_bars
+from executions.capabilities.dashboard.service import (
     DAYS,
     latest_runs,
     latest_sessions,
     newest_keys,
     runs_by_day,
 )
-from executions.services.usage import Use, usage_of
+from executions.capabilities.spending.usage import Use, usage_of
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import Quota
 from providers.hidden_characters import visible

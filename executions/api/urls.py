@@ -16,7 +16,6 @@ from executions.api.files import signed_download, workspace_download
 from executions.api.ledger import LedgerKeysView
 from executions.api.mcp.views import McpView
 from executions.api.running import EventsView
-from executions.api.schedules import SchedulesView, ScheduleView
 from executions.api.session_file_events import FileEventsView
 from executions.api.session_files import (
     FileArchiveView,
@@ -43,7 +42,6 @@ from executions.api.sessions import (
     SessionView,
 )
 from executions.api.snapshots import SessionSnapshotView, SnapshotsView, SnapshotView
-from executions.api.tools import ToolCallsView, ToolCallView
 from executions.api.usage import UsageView
 from executions.api.views import (
     ArtifactView,
@@ -53,6 +51,8 @@ from executions.api.views import (
     LanguagesView,
     NothingHereView,
 )
+from executions.capabilities.schedules.api import SchedulesView, ScheduleView
+from executions.capabilities.tools.api import ToolCallsView, ToolCallView
 
 _SESSION = "api/v1/sessions/<uuid:session_id>"
 

@@ -12,7 +12,7 @@ from rest_framework.request import Request
 from executions.api import schema
 from executions.api.base import ApiView
 from executions.api.rendering import json_response
-from executions.services.usage import usage_of
+from executions.capabilities.spending.usage import usage_of
 from executions.tenants.quotas import Quota
 
 

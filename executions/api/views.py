@@ -31,6 +31,7 @@ from executions.api.running import (
 )
 from executions.api.scopes import require_scopes
 from executions.api.streams import wanted_form
+from executions.capabilities.policies.enforcement import languages_of
 from executions.kernel.bodies import LARGE
 from executions.kernel.coroutines import Waits
 from executions.ledger.sealing import receipt_of
@@ -40,7 +41,6 @@ from executions.runs.record import Outcome
 from executions.runs.requests import RUN, ExecutionRequest
 from executions.runs.routing import allowed_languages, languages_for
 from executions.runs.service import HasEnded, cancelling, running
-from executions.services.policies.enforcing import languages_of
 from executions.sessions.requests import CONFLICT
 from executions.tenants.models import Scope
 from executions.tenants.tenant_scope import artifacts_of, executions_of

@@ -79,7 +79,7 @@ def _is_due_in_time(row: Any) -> str:
     A clock of ours may have been ahead when it was written, or set back since. `last_at` is not
     bound, so it excuses no more than a day.
     """
-    from executions.services.recurring.cron import next_time
+    from executions.capabilities.schedules.cron import next_time
 
     if row.paused_because:
         return "" if row.next_at is None else "it has a next run although it is paused"

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from django.db.models.fields.files import FieldFile
 
+from executions.capabilities.policies.active import policy_of
 from executions.kernel.text import without_surrogates
 from executions.ledger.append import append
 from executions.ledger.entry_format import (
@@ -24,7 +25,6 @@ from executions.ledger.entry_format import (
 )
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Artifact, Execution
-from executions.services.policies.told import policy_of
 
 
 def append_execution(content: dict[str, Any], execution: Execution) -> LedgerEntry:

@@ -7,7 +7,7 @@ import django.utils.timezone
 import executions.kernel.text
 import executions.tenants.models
 import executions.runs.models
-import executions.models.policy
+import executions.capabilities.policies.models
 import executions.sessions.storage.models
 import providers.fields
 from django.conf import settings
@@ -759,9 +759,9 @@ class Migration(migrations.Migration):
                 ('analysis', models.CharField(choices=[('off', 'off'), ('warn', 'warn: run it, and report findings in the response'), ('ask', 'require approval: hold the run until a person approves it'), ('block', 'block: reject the run (SB007)')], default='off', max_length=8, verbose_name='static analysis (Python)')),
                 ('ask_always', models.BooleanField(db_default=False, default=False, help_text='For all languages.', verbose_name='require approval for every run')),
                 ('imports_mode', models.CharField(blank=True, choices=[('deny', 'deny the modules below'), ('allow', 'allow only the modules below')], max_length=8, verbose_name='imports')),
-                ('imports', models.TextField(blank=True, default='', help_text='Submodules are included.', validators=[executions.models.policy.check_modules], verbose_name='modules')),
-                ('imports_except', models.TextField(blank=True, default='', help_text='Allowed parts of denied modules, for example os.path.', validators=[executions.models.policy.check_modules], verbose_name='exceptions')),
-                ('calls', models.TextField(blank=True, default='', help_text='For example eval, os.exec*, open:write (opening for writing), .write_text (any method of that name).', validators=[executions.models.policy.check_calls], verbose_name='denied calls')),
+                ('imports', models.TextField(blank=True, default='', help_text='Submodules are included.', validators=[executions.capabilities.policies.models.check_modules], verbose_name='modules')),
+                ('imports_except', models.TextField(blank=True, default='', help_text='Allowed parts of denied modules, for example os.path.', validators=[executions.capabilities.policies.models.check_modules], verbose_name='exceptions')),
+                ('calls', models.TextField(blank=True, default='', help_text='For example eval, os.exec*, open:write (opening for writing), .write_text (any method of that name).', validators=[executions.capabilities.policies.models.check_calls], verbose_name='denied calls')),
             ],
             options={
                 'verbose_name_plural': 'policies',

@@ -1,22 +1,20 @@
-from executions.ledger.models import LedgerCheck, LedgerEntry
-from executions.models.alert import Alert
-from executions.models.approval import Approval
-from executions.models.audit_export import AuditExport
-from executions.models.code_text import CodeSearchProgress, CodeText
-from executions.models.legal_hold import LegalHold
-from executions.models.policy import Policy
-from executions.models.report import Report
-from executions.models.saved_filter import SavedFilter
-from executions.models.schedule import Schedule
-from executions.models.spending import Budget, Spending, SpendingAlert
-from executions.models.statistic import (
+from executions.capabilities.alerts.models import Alert
+from executions.capabilities.observability.models import (
+    AuditExport,
     ExecutionCount,
     ExecutionLatency,
     ExecutionTenantCount,
     ExecutionTotal,
 )
-from executions.models.tool_call import ToolCall
-from executions.models.webhook import WebhookDelivery, WebhookSecret
+from executions.capabilities.policies.models import Approval, Policy
+from executions.capabilities.reports.models import Report
+from executions.capabilities.retention.models import LegalHold
+from executions.capabilities.schedules.models import Schedule
+from executions.capabilities.search.models import CodeSearchProgress, CodeText, SavedFilter
+from executions.capabilities.spending.models import Budget, Spending, SpendingAlert
+from executions.capabilities.tools.models import ToolCall
+from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
+from executions.ledger.models import LedgerCheck, LedgerEntry
 from executions.runs.models import Artifact, Execution, ExecutionEvent, LateResult
 from executions.runs.process_models import Process
 from executions.runs.signal_models import RunSignal

@@ -13,6 +13,10 @@ from uuid import UUID
 from django.db import Error as DatabaseFailure
 from django.utils import timezone
 
+from executions.capabilities.policies.active import POLICY, BlockedByPolicy
+from executions.capabilities.policies.enforcement import Held
+from executions.capabilities.tools.dispatcher import Desk
+from executions.capabilities.tools.setup import TOOL_CALLS, kept_for, offer_tools, require_tools
 from executions.kernel.coroutines import Waits
 from executions.kernel.database import DatabaseAway
 from executions.kernel.text import storable
@@ -39,10 +43,6 @@ from executions.runs.routing import (
     require_sandbox,
     seconds_at,
 )
-from executions.services.policies.enforcing import Held
-from executions.services.policies.in_force import POLICY, BlockedByPolicy
-from executions.services.tools.desk import Desk
-from executions.services.tools.offering import TOOL_CALLS, kept_for, offer_tools, require_tools
 from executions.sessions.cells import end_of, facts_of_cell
 from executions.sessions.models import Session
 from executions.sessions.requests import SessionClosed

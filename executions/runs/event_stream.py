@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
+from executions.capabilities.tools.calls import was_handed_out
 from executions.kernel.coroutines import Waits
 from executions.runs import active_runs, event_log, polling
 from executions.runs.event_log import STREAMS, Entry, EventLog, Moment, Source, tell
 from executions.runs.models import Execution
 from executions.runs.results import bundles_of
 from executions.runs.signal_models import RunSignal
-from executions.services.tools.calls import was_handed_out
 from executions.sessions import output_collector
 from executions.tenants.models import ApiKey
 from providers.errors import RateLimited

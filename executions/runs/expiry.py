@@ -11,7 +11,7 @@ from datetime import timedelta
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from executions.models.approval import Approval
+from executions.capabilities.policies.models import Approval
 from executions.runs import payloads
 from executions.runs.models import Execution
 from executions.runs.process_reaper import close_lost

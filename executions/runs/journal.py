@@ -19,6 +19,7 @@ from django.db import Error as DatabaseFailure
 from django.db import connections
 from django.utils import timezone
 
+from executions.capabilities.spending.service import cost_of
 from executions.kernel.database import DatabaseAway, problem_of
 from executions.kernel.disk import disk_problem
 from executions.ledger.keyring import LedgerUnavailable
@@ -37,7 +38,6 @@ from executions.runs.late_results import attach
 from executions.runs.listing import log_execution
 from executions.runs.models import Execution
 from executions.runs.record import Outcome, close_unrun, error_changes, record_end
-from executions.services.spending import cost_of
 from providers.errors import UNAVAILABLE, SandboxError
 
 logger = logging.getLogger(__name__)

@@ -10,13 +10,13 @@ from uuid import UUID
 from django.db import IntegrityError, transaction
 from django.db.models import Q
 
+from executions.capabilities.observability.counters import count_used
+from executions.capabilities.retention.holds import held_of
+from executions.capabilities.spending.service import spend
 from executions.kernel.batches import keys_of, let_others_write
 from executions.ledger.sealing import artifact_content
 from executions.runs.models import Artifact, Execution, LateResult
 from executions.runs.record import used_ms
-from executions.services.holds import held_of
-from executions.services.spending import spend
-from executions.services.statistics import count_used
 from providers.errors import UNAVAILABLE
 
 _COLUMNS = (

@@ -7,13 +7,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from executions.capabilities.observability import telemetry
 from executions.kernel.audit import SUCCESS, log_operation
 from executions.kernel.declarations import STORABLE, Id, Query, declared, newest_first, one_of
 from executions.kernel.text import from_json
 from executions.ledger.entry_format import text_hash
 from executions.runs.models import Execution, LateResult
 from executions.runs.requests import CLAIMS, Agent, ConversationName, Model, OnBehalfOf
-from executions.services import telemetry
 from executions.tenants.models import Tenant
 from executions.tenants.tenant_scope import executions_of
 from providers.values import ARTIFACTS_SKIPPED, OUTPUTS_SKIPPED

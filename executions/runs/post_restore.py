@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from django.db.models.functions import Now
 
-from executions.models.schedule import Schedule
+from executions.capabilities.schedules.models import Schedule
+from executions.capabilities.schedules.service import pause
 from executions.runs import journal
 from executions.runs.listing import log_execution
 from executions.runs.models import Execution
 from executions.runs.record import close_record, error_changes
-from executions.services.recurring.changing import pause
 from providers.errors import UNAVAILABLE
 
 RESTORED = "The database was restored from a backup. Resume it."

@@ -27,6 +27,7 @@ from django.db import Error as DatabaseFailure
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
+from executions.capabilities.tools import calls
 from executions.kernel.batches import delete_in_batches
 from executions.runs import active_runs
 from executions.runs.heartbeat import LOOK_SECONDS, clock
@@ -36,7 +37,6 @@ from executions.runs.models import Execution
 from executions.runs.process_models import Process
 from executions.runs.queue import put_back
 from executions.runs.record import close_record, error_changes
-from executions.services.tools import calls
 from executions.sessions.ending import give_up
 from executions.sessions.models import Session
 from providers.errors import UNAVAILABLE

@@ -16,6 +16,12 @@ from django.conf import settings
 from django.db import IntegrityError, OperationalError, transaction
 from django.utils import timezone
 
+from executions.capabilities.observability import counters
+from executions.capabilities.policies.active import POLICY, rules_for
+from executions.capabilities.search.service import forget_code
+from executions.capabilities.spending.service import cost_of, refuse_over_budget, spend
+from executions.capabilities.webhooks import service as webhooks
+from executions.capabilities.webhooks.service import Webhook
 from executions.kernel.database import DatabaseAway, problem_of
 from executions.kernel.disk import look_again_at_disk, refuse_when_full
 from executions.kernel.text import storable
@@ -25,12 +31,6 @@ from executions.runs.active_runs import refuse_when_stopping
 from executions.runs.listing import log_execution
 from executions.runs.models import Artifact, Execution
 from executions.runs.requests import CLAIMS, ExecutionRequest, refuse_run_at, trace_id_of
-from executions.services import statistics
-from executions.services.code_search import forget_code
-from executions.services.policies.in_force import POLICY, rules_for
-from executions.services.spending import cost_of, refuse_over_budget, spend
-from executions.services.webhooks import outbox
-from executions.services.webhooks.receivers import Webhook
 from executions.sessions import cell_order
 from executions.sessions.requests import Conflict
 from executions.tenants.models import ApiKey, Scope, Tenant
@@ -144,7 +144,7 @@ def _insert(request: ExecutionRequest, caller: Caller, beside: Beside | None) ->
         # Before anything is hashed or written for it.
         refuse_beyond_bounds(caller.tenant, wanted)
     if request.webhook is not None:
-        outbox.refuse_unsigned(caller.tenant)
+        webhooks.refuse_unsigned(caller.tenant)
     if request.run_at is not None:
         refuse_run_at(request.run_at, caller.api_key)
     execution = _unsaved(request, caller, status)
@@ -174,11 +174,11 @@ def _save_within_bounds(
                 cell_order.take(execution)
             statements.insert(execution)
             if webhook is not None:
-                outbox.expect_end(execution, tenant, webhook)
+                webhooks.expect_end(execution, tenant, webhook)
             if beside is not None:
                 beside(execution)
             if wanted.payload_bytes:
-                statistics.count_stored(tenant.slug, wanted.payload_bytes)
+                counters.count_stored(tenant.slug, wanted.payload_bytes)
             is_committing = True
     except OperationalError as error:
         look_again_at_disk()
@@ -300,7 +300,7 @@ def close_record(
         won = statements.end(execution, values, only_if=only_if)
         if won:
             if ended.mode == Execution.Mode.ASYNC:
-                outbox.come_due(ended.pk)
+                webhooks.come_due(ended.pk)
             for artifact in artifacts:
                 artifact.save(force_insert=True)
             is_taken_in = ended.run_at is not None or ended.background
@@ -308,7 +308,7 @@ def close_record(
                 # While it was open (`index_new_code`). Before the ledger, as retention does.
                 forget_code({ended.code_hash}, but_of=(ended.pk,))
             entry = append_execution(content, ended)
-            statistics.count(ended, size, ran_ms)
+            counters.count(ended, size, ran_ms)
     if won and ended.mode == Execution.Mode.ASYNC and payloads.may_have_file(execution):
         # Behind the transaction that this is in: where it is taken back, the run is still to come.
         transaction.on_commit(partial(payloads.forget, execution.pk))

@@ -17,6 +17,9 @@ from pydantic import BaseModel, BeforeValidator, Field, GetCoreSchemaHandler, Wi
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_wrap_validator_function
 
+from executions.capabilities.spending.service import refuse_over_budget
+from executions.capabilities.tools.declarations import Tools, stored
+from executions.capabilities.webhooks.service import Webhook
 from executions.kernel.declarations import (
     END,
     STORABLE,
@@ -40,9 +43,6 @@ from executions.kernel.declarations import (
 )
 from executions.kernel.text import is_storable, to_json
 from executions.runs.models import Execution
-from executions.services.spending import refuse_over_budget
-from executions.services.tools.declaring import Tools, stored
-from executions.services.webhooks.receivers import Webhook
 from executions.tenants.models import ApiKey, Scope, Tenant
 from providers import slices
 from providers.errors import ProviderUnavailable

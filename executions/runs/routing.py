@@ -12,6 +12,7 @@ from typing import Any
 from django.conf import settings
 from django.db import DatabaseError
 
+from executions.capabilities.policies.active import BlockedByPolicy, isolation_of
 from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import refuse
 from executions.kernel.text import storable
@@ -20,7 +21,6 @@ from executions.runs.provider_calls import guarded
 from executions.runs.record import Caller
 from executions.runs.requests import ExecutionRequest
 from executions.runs.routes import Route, Step, lender, lent
-from executions.services.policies.in_force import BlockedByPolicy, isolation_of
 from executions.tenants.keys import note_refusal
 from executions.tenants.models import ApiKey, Tenant
 from providers import errors, looks, registry

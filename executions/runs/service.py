@@ -8,6 +8,10 @@ from time import perf_counter
 
 from django.db import transaction
 
+from executions.capabilities.observability import telemetry
+from executions.capabilities.policies.active import rules_for
+from executions.capabilities.policies.approvals import ask_for
+from executions.capabilities.policies.enforcement import Held
 from executions.kernel.coroutines import Waits, wait_for
 from executions.kernel.database import DatabaseAway, problem_of
 from executions.ledger.append import append
@@ -24,10 +28,6 @@ from executions.runs.results import Checked
 from executions.runs.routes import Route, Step
 from executions.runs.routing import allowed_steps, refuse_unsupported, steps_for
 from executions.runs.signal_models import RunSignal
-from executions.services import telemetry
-from executions.services.policies.approvals import ask_for
-from executions.services.policies.enforcing import Held
-from executions.services.policies.in_force import rules_for
 from executions.sessions import cell_order
 from executions.sessions.cells import cell_of
 from executions.sessions.command_ends import stopping

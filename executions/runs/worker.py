@@ -21,6 +21,7 @@ from django.utils import timezone
 from django_q.models import Schedule
 from django_q.tasks import async_task
 
+from executions.capabilities.webhooks.sender import send_in_background
 from executions.kernel.coroutines import wait_for
 from executions.kernel.database import nothing_ran, problem_of
 from executions.runs import active_runs, heartbeat, journal, payloads
@@ -32,7 +33,6 @@ from executions.runs.record import Outcome
 from executions.runs.requests import ExecutionRequest, refuse_begin, run_limits
 from executions.runs.routing import require_known_key
 from executions.runs.service import carry_out
-from executions.services.webhooks.delivering import send_in_background
 from executions.sessions import due
 from executions.sessions.cells import steps_of
 from executions.sessions.maintenance import tend_in_background

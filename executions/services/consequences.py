@@ -8,8 +8,8 @@ from django.db.models import Q, QuerySet
 from django.utils import timezone
 from django.utils.translation import ngettext
 
-from executions.models.schedule import Schedule
-from executions.models.spending import Budget
+from executions.capabilities.schedules.models import Schedule
+from executions.capabilities.spending.models import Budget
 from executions.runs.models import Execution
 from executions.sessions.models import Session
 from executions.tenants.models import ApiKey, Tenant

@@ -23,9 +23,9 @@ from providers.errors import InvalidConfiguration, SandboxError
 from providers.waiting import submit
 
 if TYPE_CHECKING:
+    from executions.capabilities.fetching.filenames import Names
+    from executions.capabilities.fetching.service import Fetched
     from executions.kernel.addresses import Bounds
-    from executions.services.fetching.batch import Fetched
-    from executions.services.fetching.names import Names
 
 _NOT_SAVED = "The file was received, but could not be saved."
 # What a program may make a request ask for until it is told no.
@@ -69,8 +69,8 @@ def fetching(session: Session, urls: Sequence[str], folder: str) -> Waits[Arrive
     None of them replaces a file that is there. Raises where none can be begun with.
     """
     # With it comes an HTTP client, for which no start of this service is to wait.
-    from executions.services.fetching.batch import NotFetched, fetch_files
-    from executions.services.fetching.names import Names
+    from executions.capabilities.fetching.filenames import Names
+    from executions.capabilities.fetching.service import NotFetched, fetch_files
 
     came: list[tuple[str, str]] = []
     arrived = Arrived()

@@ -13,6 +13,7 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
+from executions.capabilities.policies.enforcement import Held
 from executions.kernel.coroutines import Waits
 from executions.ledger.entry import require_ledger
 from executions.runs.event_log import EventLog
@@ -23,7 +24,6 @@ from executions.runs.routes import Step, lent
 from executions.runs.routing import allowed_steps, floor_of, require_isolation
 from executions.runs.service import running
 from executions.runs.statements import use_session
-from executions.services.policies.enforcing import Held
 from executions.sessions.background_commands import Follower
 from executions.sessions.cells import PID
 from executions.sessions.command_output import Output

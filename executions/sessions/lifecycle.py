@@ -14,6 +14,9 @@ from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from executions.capabilities.policies.active import rules_for
+from executions.capabilities.policies.enforcement import Held
+from executions.capabilities.spending.service import refuse_over_budget
 from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import refuse
 from executions.kernel.disk import refuse_when_full
@@ -37,9 +40,6 @@ from executions.runs.routing import (
     require_template,
     steps_for,
 )
-from executions.services.policies.enforcing import Held
-from executions.services.policies.in_force import rules_for
-from executions.services.spending import refuse_over_budget
 from executions.sessions.capacity import (
     making_room,
     opened_where_there_is_room,

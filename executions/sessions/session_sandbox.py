@@ -17,11 +17,11 @@ from weakref import WeakKeyDictionary
 
 from django.conf import settings
 
+from executions.capabilities.policies.active import rules_for
+from executions.capabilities.policies.enforcement import Held
 from executions.kernel.coroutines import Waits
 from executions.runs.provider_calls import CREATE_SECONDS, ask
 from executions.runs.routes import Step, lent
-from executions.services.policies.enforcing import Held
-from executions.services.policies.in_force import rules_for
 from executions.sessions.models import Session
 from providers.base import Health, SandboxProvider
 from providers.errors import (

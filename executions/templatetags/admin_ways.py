@@ -8,12 +8,12 @@ from typing import Any
 from django import template
 from django.db.models import Model
 
+from executions.capabilities.dashboard.service import NEW_BELOW, Step
+from executions.capabilities.dashboard.service import first_steps as steps_of
 from executions.kernel.empty_lists import EMPTY
 from executions.kernel.presentation import in_time
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
-from executions.services.first_steps import NEW_BELOW, Step
-from executions.services.first_steps import first_steps as steps_of
 from providers.models import ConfigVersion, ProviderConfig
 
 register = template.Library()

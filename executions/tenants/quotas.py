@@ -13,7 +13,7 @@ from django.conf import settings
 from django.db import connection, transaction
 from django.utils import timezone
 
-from executions.models.statistic import ExecutionTenantCount
+from executions.capabilities.observability.models import ExecutionTenantCount
 from executions.runs.models import Execution
 from executions.tenants.models import Tenant
 from providers.errors import RateLimited

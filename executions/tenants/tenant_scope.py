@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from django.db.models import QuerySet
 
-from executions.models.schedule import Schedule
-from executions.models.tool_call import ToolCall
+from executions.capabilities.schedules.models import Schedule
+from executions.capabilities.tools.models import ToolCall
 from executions.runs.models import Artifact, Execution
 from executions.sessions.models import Session
 from executions.sessions.storage.models import Snapshot

@@ -14,14 +14,14 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group, Permission
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
+from executions.capabilities.playground.service import replay
+from executions.capabilities.policies.models import Policy
+from executions.capabilities.retention.models import LegalHold
+from executions.capabilities.spending.models import Budget
+from executions.capabilities.webhooks.service import create_secret
 from executions.ledger.baseline import take_stock
 from executions.ledger.verification import verify
-from executions.models.legal_hold import LegalHold
-from executions.models.policy import Policy
-from executions.models.spending import Budget
 from executions.runs.models import Execution, LateResult
-from executions.services.replay import replay
-from executions.services.webhooks.secrets import create_secret
 from executions.sessions.models import Session
 from executions.sessions.storage.models import Snapshot
 from executions.tenants.keys import create_api_key, revoke

@@ -13,9 +13,9 @@ from django.db import connection, transaction
 from django.urls import reverse
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
+from executions.capabilities.retention import tenant_removal
+from executions.capabilities.spending.models import Budget
 from executions.ledger.models import LedgerEntry
-from executions.models.spending import Budget
-from executions.services import removal
 from executions.tenants.models import Tenant
 from executions.tenants.service import ADMINISTRATOR, AUDITOR
 from providers.admin.guarded import GuardedAdmin
@@ -256,7 +256,7 @@ def test_she_changes_alone_where_code_runs_or_who_pays(what: str) -> None:
     assert type(row).objects.exists()
     assert approve(ben).status == "approved"
     # A tenant goes with the last of its rows.
-    assert removal.go_on() == (what == "tenant")
+    assert tenant_removal.go_on() == (what == "tenant")
     assert not type(row).objects.exists()
     signed_in(ben).post(reverse("admin:providers_restore", args=[versions[0].pk]))
     assert approve(ann).status == "approved"

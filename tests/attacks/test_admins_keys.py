@@ -10,15 +10,15 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 
-from executions.models.approval import Approval
-from executions.models.tool_call import ToolCall
+from executions.capabilities.policies.approvals import AskedBySame, refuse_whoever_asked
+from executions.capabilities.policies.models import Approval
+from executions.capabilities.tools import calls
+from executions.capabilities.tools.declarations import Tool
+from executions.capabilities.tools.models import ToolCall
 from executions.runs.models import Execution
 from executions.runs.record import Caller as By
 from executions.runs.record import open_record
 from executions.runs.requests import ExecutionRequest
-from executions.services.policies.approvals import AskedBySame, refuse_whoever_asked
-from executions.services.tools import calls
-from executions.services.tools.declaring import Tool
 from executions.tenants.models import ApiKey, Tenant
 from providers.services.approvers import hold
 from tests.attacks.administrators import signed_in, superuser

@@ -9,7 +9,7 @@ from django.contrib.auth.models import Group, Permission, User
 from django.urls import reverse
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
-from executions.models.spending import Budget
+from executions.capabilities.spending.models import Budget
 from executions.tenants.service import ADMINISTRATOR
 from providers.models import (
     ConfigVersion,

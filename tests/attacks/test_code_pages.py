@@ -20,12 +20,12 @@ from django.test import Client
 from django.urls import reverse
 
 from executions.admin.boxes import text_box
+from executions.capabilities.playground.service import MAX_LINES
 from executions.kernel import page_time
 from executions.kernel.page_time import MAX_COLOURED, PAGE_SECONDS, PageTime
 from executions.kernel.presentation import MAX_CHARACTERS
 from executions.kernel.process_pool import PoolBusy, ProcessPool
 from executions.runs.models import Execution
-from executions.services.replay import MAX_LINES
 from executions.sessions.models import Session
 from executions.tenants.models import Tenant
 from providers.languages import TABLE

@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 
+from executions.capabilities.fetching import service as fetching
+from executions.capabilities.fetching.service import Fetched, NotFetched, fetch_files
 from executions.kernel.addresses import Bounds, Reason
-from executions.services.fetching import slots
-from executions.services.fetching.batch import Fetched, NotFetched, fetch_files
 from tests.support.certificates import Authority
 from tests.support.fetching import Came, allow, fetch, fetch_one
 from tests.support.resolving import resolve_as
@@ -46,7 +46,7 @@ def _everything_is_let_go_of() -> Iterator[None]:
     before = open_files()
     began = time.monotonic()
     yield
-    wait_for(lambda: slots.held() == 0 and fetching_threads() == 0)
+    wait_for(lambda: fetching.held() == 0 and fetching_threads() == 0)
     wait_for(lambda: open_files() <= before + 2)
     assert time.monotonic() - began < SOON_SECONDS
 
@@ -333,11 +333,11 @@ def test_a_name_server_that_hangs_keeps_no_caller_and_no_more_than_its_threads(
     bounds = Bounds(file_seconds=0.5, batch_seconds=0.6)
     urls = [f"http://{number}.hanging.example/" for number in range(50)]
     try:
-        for _ in range(slots.MOST_OF_ONE):
+        for _ in range(fetching.MOST_OF_ONE):
             results = fetch(urls, bounds, holder="hostile")
             assert all(isinstance(result, NotFetched) for result in results)
-        assert fetching_threads() <= slots.MOST_OF_ONE * bounds.threads
-        assert slots.held() == slots.MOST_OF_ONE
+        assert fetching_threads() <= fetching.MOST_OF_ONE * bounds.threads
+        assert fetching.held() == fetching.MOST_OF_ONE
         assert isinstance(fetch([website.url("/good")], holder="other")[0], Came)
     finally:
         let_go.set()

@@ -20,12 +20,12 @@ from django.contrib.auth.models import Group, Permission
 from django.contrib.contenttypes.models import ContentType
 from django.db import IntegrityError, connection, models, transaction
 
+from executions.capabilities.playground.service import replay
 from executions.ledger.baseline import take_stock
 from executions.ledger.bindings import BINDINGS, NOT_PROVEN, columns_of, model_of
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs.models import Artifact, Execution
-from executions.services.replay import replay
 from executions.tenants.models import Tenant
 from providers.fields import EncryptedTextField
 from providers.guarded import guarded_row, values_of, write

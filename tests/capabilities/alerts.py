@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executions.models.alert import Alert
+from executions.capabilities.alerts.models import Alert
 
 
 def open_alerts() -> dict[str, str]:

@@ -14,19 +14,21 @@ from typing import Any
 
 import pytest
 
+from executions.capabilities.alerts import service as alerts
+from executions.capabilities.alerts.models import Alert
+from executions.capabilities.alerts.service import QUIET, acknowledge, watch, watch_without_workers
+from executions.capabilities.observability.counters import bucket_of, hour_of
+from executions.capabilities.observability.models import (
+    AuditExport,
+    ExecutionCount,
+    ExecutionLatency,
+)
+from executions.capabilities.spending.models import SpendingAlert
 from executions.kernel import http
 from executions.ledger.append import append
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.alert import Alert
-from executions.models.audit_export import AuditExport
-from executions.models.spending import SpendingAlert
-from executions.models.statistic import ExecutionCount, ExecutionLatency
 from executions.runs.process_models import Process
-from executions.services.alerts import sending
-from executions.services.alerts.acknowledging import acknowledge
-from executions.services.alerts.watching import QUIET, watch, watch_without_workers
-from executions.services.statistics import bucket_of, hour_of
 from executions.tasks import watch_alerts
 from executions.tenants.models import Tenant
 from executions.tenants.service import ADMINISTRATOR, AUDITOR, OPERATOR
@@ -180,7 +182,7 @@ def test_one_rule_that_fails_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> 
     def fails(*_: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("executions.services.alerts.rules.ProviderCheckCount", None)
+    monkeypatch.setattr("providers.models.ProviderCheckCount", None)
     assert watch(NOW) == 1
 
 
@@ -242,7 +244,7 @@ def to(receiver_url: str, *emails: str) -> Alerting:
 
 def sent() -> list[int]:
     """By webhook, and by mail."""
-    return [sending.send_news(way) for way in sending.WAYS]
+    return [alerts.send_news(way) for way in alerts.WAYS]
 
 
 def test_each_state_is_mailed_and_posted_once_and_signed(settings: Any, smtp: SmtpServer) -> None:
@@ -317,15 +319,15 @@ def test_a_way_that_is_away_for_long_does_not_put_off_the_other(
 def test_of_two_processes_one_sends(settings: Any) -> None:
     settings.ALERTING = to("https://example.com/", "a@example.com")
     alert = an_alert()
-    for way, other in (sending.WAYS, sending.WAYS[::-1]):
-        assert sending._claimed(way, alert)
-        assert not sending._claimed(way, alert)
+    for way, other in (alerts.WAYS, alerts.WAYS[::-1]):
+        assert alerts._claimed(way, alert)
+        assert not alerts._claimed(way, alert)
         # One that has changed meanwhile is not sent as it was.
         Alert.objects.update(claimed_until=None, mail_claimed_until=None)
         alert.state = "resolved"
-        assert not sending._claimed(way, alert)
+        assert not alerts._claimed(way, alert)
         alert.refresh_from_db()
-        assert sending._claimed(other, alert)
+        assert alerts._claimed(other, alert)
         Alert.objects.update(claimed_until=None, mail_claimed_until=None)
 
 

@@ -9,13 +9,13 @@ from uuid import UUID
 import pytest
 from django.utils import timezone
 
+from executions.capabilities.alerts import rules
+from executions.capabilities.alerts.models import Alert
+from executions.capabilities.alerts.rules import SHARED_CODE
+from executions.capabilities.alerts.service import QUIET, watch
+from executions.capabilities.observability.counters import hour_of
 from executions.kernel.text import first_uuid7
-from executions.models.alert import Alert
 from executions.runs.models import Execution
-from executions.services.alerts import rules
-from executions.services.alerts.of_runs import SHARED_CODE
-from executions.services.alerts.watching import QUIET, watch
-from executions.services.statistics import hour_of
 from providers.models import CircuitBreaker, ProviderCheckCount, ProviderConfig
 from tests.capabilities.alerts import open_alerts
 from tests.conftest import Caller

@@ -14,18 +14,18 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from executions.capabilities.alerts import service as alerts
+from executions.capabilities.alerts.models import Alert
+from executions.capabilities.alerts.rules import RULES
+from executions.capabilities.alerts.service import watch_without_workers
+from executions.capabilities.dashboard.inbox import MOST, attention
+from executions.capabilities.policies.models import Approval
+from executions.capabilities.spending.models import Budget, Spending
+from executions.capabilities.tools.models import ToolCall
 from executions.ledger.models import LedgerCheck
-from executions.models.alert import Alert
-from executions.models.approval import Approval
-from executions.models.spending import Budget, Spending
-from executions.models.tool_call import ToolCall
 from executions.runs.models import Execution
 from executions.runs.process_models import Process
 from executions.runs.queue import queue_state
-from executions.services.alerts import standing_in
-from executions.services.alerts.rules import RULES
-from executions.services.alerts.watching import watch_without_workers
-from executions.services.attention import MOST, attention
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import _own_running
 from executions.tenants.service import AUDITOR, OPERATOR
@@ -302,4 +302,4 @@ def test_without_a_worker_a_web_process_watches(
     Process.objects.create(instance="a", kind="worker", pid=1)
     assert not watch_without_workers()
     assert not Alert.objects.exists()
-    assert standing_in.EVERY_SECONDS <= 60
+    assert alerts.EVERY_SECONDS <= 60

@@ -14,17 +14,17 @@ import pytest
 from django.db import connections
 from django.db.models import Max
 
+from executions.capabilities.observability import audit_export
+from executions.capabilities.observability.audit_events import event_of
+from executions.capabilities.observability.audit_export import export_for
+from executions.capabilities.observability.models import AuditExport
 from executions.ledger.append import append
 from executions.ledger.entry_format import signed_bytes
 from executions.ledger.keyring import is_signed_by
 from executions.ledger.models import LedgerEntry
 from executions.ledger.trust import trusted_keys
-from executions.models.audit_export import AuditExport
 from executions.runs.models import Execution
 from executions.runs.record import close_record
-from executions.services.audit_export import exporting, syslog
-from executions.services.audit_export.events import event_of
-from executions.services.audit_export.exporting import export_for
 from executions.tasks import export_ledger
 from sandbox_site.observability import AuditDestination
 from tests.capabilities.collectors import Receiver, Silent, SyslogCollector
@@ -119,7 +119,7 @@ def again_at_once() -> None:
 def test_every_entry_comes_once_in_order_and_proves_itself(
     alice: Caller, settings: Any, tls: ssl.SSLContext, authority: Authority, monkeypatch: Any
 ) -> None:
-    monkeypatch.setattr(exporting, "BATCH", 4)
+    monkeypatch.setattr(audit_export, "BATCH", 4)
     for status in (Execution.Status.SUCCEEDED, Execution.Status.FAILED):
         assert close_record(opened(alice), status, {})
     alice.tenant.save()
@@ -235,9 +235,9 @@ def test_who_lost_the_lease_while_it_sent_moves_no_cursor(
 
     def send(*given: Any) -> None:
         AuditExport.objects.update(holder="another")
-        syslog.send(*given)
+        audit_export.send_syslog(*given)
 
-    monkeypatch.setitem(exporting._SEND, "syslog", send)
+    monkeypatch.setitem(audit_export._SEND, "syslog", send)
     assert export_for(0) == 0
     row = AuditExport.objects.get()
     assert (row.sequence, row.holder) == (0, "another")
@@ -294,8 +294,8 @@ def test_a_slow_collector_holds_neither_the_task_nor_what_is_entered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It takes the connection and says nothing: not even the handshake comes to an end."""
-    monkeypatch.setattr(syslog, "STEP_SECONDS", 1.0)
-    monkeypatch.setattr(exporting, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(audit_export, "STEP_SECONDS", 1.0)
+    monkeypatch.setattr(audit_export, "TURN_SECONDS", 0.0)
     silent = Silent()
     settings.AUDIT_EXPORT = to("syslog", silent.port, authority)
     entries(1)
@@ -323,7 +323,7 @@ def test_what_is_no_statement_is_sent_as_what_it_is(alice: Caller) -> None:
     )
     jsonschema.validate(event_of(entry), OCSF)
     assert event_of(entry)["raw_data"] == "no JSON\u0000"
-    frame = syslog.frame_of(entry, event_of(entry))
+    frame = audit_export.frame_of(entry, event_of(entry))
     length, _, message = frame.partition(b" ")
     assert int(length) == len(message)
     assert b"\n" not in message

@@ -11,12 +11,13 @@ from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
+from executions.capabilities.retention import service as retention
+from executions.capabilities.search import service as search
+from executions.capabilities.search.models import CodeSearchProgress, CodeText
+from executions.capabilities.search.service import forget_code, search_code
 from executions.kernel.text import first_uuid7
-from executions.models.code_text import CodeSearchProgress, CodeText
 from executions.runs.models import Execution
 from executions.runs.record import close_record
-from executions.services import code_search, retention
-from executions.services.code_search import forget_code, search_code
 from executions.tasks import index_new_code
 from tests.capabilities.write_transactions import write_transactions
 from tests.conftest import Caller
@@ -37,7 +38,7 @@ CODE = 'import os\nos.system("Curl http://x/%20?q=1")  # Zürich_100%\n'
 def a_little_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """The index is kept when everything has settled."""
     clock = SimpleNamespace(now=lambda: timezone.now() + timedelta(minutes=1))
-    monkeypatch.setattr(code_search, "timezone", clock)
+    monkeypatch.setattr(search, "timezone", clock)
 
 
 def record(caller: Caller, code: str) -> Execution:
@@ -84,7 +85,7 @@ def test_a_program_is_kept_once_and_finds_all_its_executions(
 def test_batches_reach_everything(
     scripted: object, alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(code_search, "_BATCH", 2)
+    monkeypatch.setattr(search, "_BATCH", 2)
     wanted = {record(alice, f"program {number}").pk for number in range(5)}
     assert index_new_code() == 5
     assert found("program") == wanted
@@ -182,16 +183,16 @@ def test_code_that_is_erased_while_it_is_taken_in_is_not_found(
 ) -> None:
     erased = record(alice, CODE)
     kept = record(alice, "system")
-    step = code_search._next_step(code_search._NIL, first_uuid7(timezone.now()))
+    step = search._next_step(search._NIL, first_uuid7(timezone.now()))
     assert step is not None
     assert len(step.programs) == 2
     CodeSearchProgress.objects.create(pk=1, before=step.after)
     forget_code([erased.code_hash], but_of=[erased.pk])
     Execution.objects.filter(pk=erased.pk).update(code="")
 
-    assert code_search._take(step) == 1
+    assert search._take(step) == 1
     assert found("system") == {kept.pk}
-    assert code_search._take(step) == 0  # somebody else was faster
+    assert search._take(step) == 0  # somebody else was faster
 
 
 @pytest.mark.django_db(transaction=True)

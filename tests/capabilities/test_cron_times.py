@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from executions.services.recurring.cron import next_time
+from executions.capabilities.schedules.cron import next_time
 
 MINUTE = timedelta(minutes=1)
 # Clocks that leave out midnight, two hours or half an hour, and some that are usual or never change.

@@ -19,10 +19,10 @@ from django.contrib.auth.models import Permission
 from django.core.management import CommandError, call_command
 from django.test import Client
 
+from executions.capabilities.search import export as service
+from executions.capabilities.search.export import BODIES, FACTS, export
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
-from executions.services import export as service
-from executions.services.export import BODIES, FACTS, export
 from tests.conftest import Caller
 from tests.support.execution_rows import make_rows
 from tests.support.running import run

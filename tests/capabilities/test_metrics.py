@@ -13,12 +13,14 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.models.statistic import ExecutionCount, ExecutionTenantCount, ExecutionTotal
+from executions.capabilities.observability.counters import BOUNDS, hour_of
+from executions.capabilities.observability.metrics import TENANTS, Family, collect, write
+from executions.capabilities.observability.models import (
+    ExecutionCount,
+    ExecutionTenantCount,
+    ExecutionTotal,
+)
 from executions.runs.process_models import Process
-from executions.services.metrics.collecting import TENANTS, collect
-from executions.services.metrics.exposition import Family, write
-from executions.services.statistics import hour_of
-from executions.services.totals import BOUNDS
 from executions.sessions.models import Session
 from providers.models import CircuitBreaker, ProviderConfig, ProviderHealth
 from tests.conftest import Caller

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from executions.capabilities.playground.service import snippets_of
 from executions.runs.models import Execution
 from executions.runs.requests import ExecutionRequest
-from executions.services.snippets import snippets_of
 from executions.tenants.service import OPERATOR
 from providers.values import InputFile
 from tests.conftest import Caller

@@ -18,8 +18,8 @@ import pytest
 import yaml
 from django.utils import timezone
 
-from executions.models.alert import Alert
-from executions.models.audit_export import AuditExport
+from executions.capabilities.alerts.models import Alert
+from executions.capabilities.observability.models import AuditExport
 from executions.runs.process_models import Process
 from executions.sessions.models import Session
 from providers.models import CircuitBreaker, ProviderConfig, ProviderHealth

@@ -10,10 +10,14 @@ import pytest
 from django.db import connection, connections
 from django.db.models import Sum
 
-from executions.models.statistic import ExecutionCount, ExecutionLatency, ExecutionTenantCount
+from executions.capabilities.observability import counter_repair
+from executions.capabilities.observability.counter_repair import Recounting, recount
+from executions.capabilities.observability.models import (
+    ExecutionCount,
+    ExecutionLatency,
+    ExecutionTenantCount,
+)
 from executions.runs.models import Execution
-from executions.services import recounting
-from executions.services.recounting import Recounting, recount
 from tests.capabilities.write_transactions import write_transactions
 from tests.conftest import Caller
 from tests.support.held import ended, opened
@@ -84,7 +88,7 @@ def test_too_many_are_taken_back_and_what_was_stored_stays(alice: Caller) -> Non
 def test_others_can_write_after_every_few_rows(
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recounting, "_CORRECTED", 3)
+    monkeypatch.setattr(counter_repair, "_CORRECTED", 3)
     for hour in range(8):
         end(alice)
         newest = Execution.objects.latest("pk")
@@ -104,7 +108,7 @@ def test_others_can_write_after_every_few_rows(
 
 def test_two_at_once_do_not_both_add_what_is_missing(alice: Caller) -> None:
     end(alice)
-    with recounting._recounting_alone():
+    with counter_repair._recounting_alone():
         found = []
 
         def recount_too() -> None:

@@ -11,14 +11,14 @@ import pytest
 from django.db import OperationalError, connection
 from django.utils import timezone
 
+from executions.capabilities.schedules import service as schedules
+from executions.capabilities.schedules.models import Schedule
+from executions.capabilities.schedules.service import begin_due
 from executions.ledger.bindings import BINDINGS
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.schedule import Schedule
 from executions.runs.models import Execution
 from executions.runs.post_restore import RESTORED, pause_schedules
-from executions.services.recurring import beginning
-from executions.services.recurring.beginning import begin_due
 from executions.tasks import begin_schedules
 from executions.tenants.keys import create_api_key, revoke
 from executions.tenants.models import Tenant
@@ -96,9 +96,9 @@ def test_whoever_comes_second_with_what_it_saw_inserts_nothing(
     at = due(schedule)
     schedule.refresh_from_db()
     following = at + timedelta(minutes=1)
-    assert beginning._run(schedule, following)
-    with pytest.raises(beginning._TakenByAnother):
-        beginning._run(schedule, following)
+    assert schedules._run(schedule, following)
+    with pytest.raises(schedules._TakenByAnother):
+        schedules._run(schedule, following)
     assert Execution.objects.count() == 1
 
 
@@ -191,7 +191,7 @@ def test_many_schedules_of_one_tenant_hold_up_nobody_elses(
         due(made(alice), timedelta(minutes=10 - number))
     theirs = made(charlie)
     due(theirs)
-    monkeypatch.setattr(beginning, "_begin_alone", lambda pk: bool(order.append(pk)))
+    monkeypatch.setattr(schedules, "_begin_alone", lambda pk: bool(order.append(pk)))
     begin_due()
     assert theirs.pk in order[:2]
 
@@ -230,7 +230,7 @@ def test_what_is_busy_for_a_moment_takes_no_time_away(
         raise problem
 
     with monkeypatch.context() as patched:
-        patched.setattr(beginning, "running", fail)
+        patched.setattr(schedules, "running", fail)
         assert begin_due() == 0
     schedule.refresh_from_db()
     assert (schedule.next_at, schedule.last_problem) == (at, "")

@@ -13,16 +13,16 @@ from django.core.management import call_command
 from django.db import connection
 from django.utils import timezone
 
+from executions.capabilities.retention import service as retention
+from executions.capabilities.retention.service import apply_retention
+from executions.capabilities.tools.models import ToolCall
 from executions.kernel.text import first_uuid7, uuid7
 from executions.ledger.append import append
 from executions.ledger.executions import ERASURE
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.tool_call import ToolCall
 from executions.runs.late_results import attach
 from executions.runs.models import Artifact, Execution, LateResult
-from executions.services import retention
-from executions.services.retention import apply_retention
 from executions.tasks import apply_retention as scheduled
 from tests.capabilities.write_transactions import write_transactions
 from tests.conftest import Caller

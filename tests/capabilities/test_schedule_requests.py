@@ -9,12 +9,12 @@ from uuid import UUID
 import pytest
 from django.db import connection
 
+from executions.capabilities.schedules.cron import next_time
+from executions.capabilities.schedules.models import Schedule
+from executions.capabilities.schedules.service import begin_due
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.schedule import Schedule
 from executions.runs.models import Execution
-from executions.services.recurring.beginning import begin_due
-from executions.services.recurring.cron import next_time
 from executions.tenants.keys import create_api_key
 from tests.conftest import Caller
 from tests.support.approvals import signed_in

@@ -15,12 +15,11 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from executions.capabilities.observability import telemetry
+from executions.capabilities.observability.metrics import collect
+from executions.capabilities.observability.otlp import Traces, send
 from executions.runs import active_runs
 from executions.runs.models import Execution
-from executions.services import telemetry
-from executions.services.metrics.collecting import collect
-from executions.services.telemetry.metrics import send
-from executions.services.telemetry.sending import Traces
 from executions.tasks import export_metrics
 from sandbox_site import observability
 from sandbox_site.environment import StrictEnv

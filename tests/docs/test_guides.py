@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
+from executions.capabilities.webhooks.service import signed_headers
 from executions.runs.models import Execution
-from executions.services.webhooks.signing import signed_headers
 from providers.errors import CODES
 from tests.support.processes import ROOT, Service, clean_environment, free_port, started
 from tests.support.site import migrated

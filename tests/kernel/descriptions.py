@@ -12,10 +12,10 @@ from drf_spectacular.generators import SchemaGenerator
 
 from executions.api import admin_sandbox, claims, running
 from executions.api.agent_sandbox import requests as agent_sandbox_requests
+from executions.capabilities.schedules import service as recurring_requests
+from executions.capabilities.tools import declarations as tool_requests
 from executions.kernel.declarations import Body
 from executions.runs import listing, requests
-from executions.services.recurring import requests as recurring_requests
-from executions.services.tools import requests as tool_requests
 from executions.sessions import queries
 from executions.sessions import requests as session_requests
 from executions.sessions.storage import snapshots

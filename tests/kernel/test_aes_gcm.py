@@ -17,8 +17,8 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.models.schedule import Schedule
-from executions.models.webhook import WebhookDelivery, WebhookSecret
+from executions.capabilities.schedules.models import Schedule
+from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.runs.models import Execution
 from executions.sessions.models import Session
 from executions.tenants.models import Tenant

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
+from executions.capabilities.fetching import service as fetching
+from executions.capabilities.fetching.service import Fetched, NotFetched, fetch_files
 from executions.kernel.addresses import Bounds, Reason
 from executions.kernel.disk import look_again_at_disk
-from executions.services.fetching import slots
-from executions.services.fetching.batch import Fetched, NotFetched, fetch_files
 from providers.errors import InvalidConfiguration, RateLimited
 from tests.support.certificates import Authority
 from tests.support.fetching import Came, allow, fetch, fetch_one
@@ -43,9 +43,9 @@ def did_not(result: object) -> NotFetched:
 
 def wait_until_nobody_holds_a_slot() -> None:
     deadline = time.monotonic() + 30
-    while slots.held() and time.monotonic() < deadline:
+    while fetching.held() and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert slots.held() == 0
+    assert fetching.held() == 0
 
 
 def test_some_files_come_and_others_do_not(pages: WebServer) -> None:
@@ -260,7 +260,7 @@ def test_a_tenant_has_a_few_batches_at_once(pages: WebServer) -> None:
 
 
 def test_all_tenants_together_have_a_bound(pages: WebServer) -> None:
-    held = [slots.Slot(f"tenant {number}") for number in range(slots.MOST)]
+    held = [fetching.Slot(f"tenant {number}") for number in range(fetching.MOST)]
     try:
         with pytest.raises(RateLimited):
             fetch([pages.url("/")])
@@ -287,15 +287,15 @@ def test_a_batch_that_cannot_begin_holds_nothing(pages: WebServer, settings: Any
         yield "a"
         raise KeyError
 
-    for _ in range(slots.MOST_OF_ONE + 1):
+    for _ in range(fetching.MOST_OF_ONE + 1):
         with pytest.raises(KeyError), fetch_files([], "one", taken=failing()):
             pass
-    assert slots.held() == 0
+    assert fetching.held() == 0
     settings.URL_ALLOWED_NETWORKS = ["no network"]
-    for _ in range(slots.MOST_OF_ONE + 1):
+    for _ in range(fetching.MOST_OF_ONE + 1):
         with pytest.raises(ValueError, match="no network"), fetch_files([], "one"):
             pass
-    assert slots.held() == 0
+    assert fetching.held() == 0
 
 
 def test_names_that_are_taken_are_not_given_again(pages: WebServer) -> None:

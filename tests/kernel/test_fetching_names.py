@@ -11,9 +11,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from executions.services.fetching import names as fetching_names
-from executions.services.fetching.disposition import filename
-from executions.services.fetching.names import MOST_BYTES, Names, clean_name, name_of
+from executions.capabilities.fetching import filenames as fetching_names
+from executions.capabilities.fetching.filenames import (
+    MOST_BYTES,
+    Names,
+    clean_name,
+    filename,
+    name_of,
+)
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from executions.capabilities.policies import analyzer_pool
 from executions.kernel import background
 from executions.ledger.checkpoint_store import Behind
 from executions.runs import heartbeat, journal
 from executions.runs.heartbeat import Keeper
 from executions.runs.journal import start as start_journal
 from executions.runs.process_models import Process
-from executions.services.policies import analysts
 from providers import waiting
 from providers.errors import ProviderUnavailable, RateLimited
 from providers.manager import ProviderManager
@@ -123,10 +123,10 @@ def test_a_call_to_a_service_is_not_made() -> None:
 
 
 def test_a_look_at_code_takes_nobodys_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analysts, "look", lambda code, rules: ("looked", []))
-    lookers = analysts._Lookers()
+    monkeypatch.setattr(analyzer_pool, "look", lambda code, rules: ("looked", []))
+    lookers = analyzer_pool._Lookers()
     with no_thread_left():
-        for _ in range(analysts.OF_ONE_TENANT + 1):
+        for _ in range(analyzer_pool.OF_ONE_TENANT + 1):
             with pytest.raises(RateLimited, match="thread"):
                 lookers.submit("1", {}, "alice")
     assert lookers.submit("1", {}, "alice").result(20) == ("looked", [])

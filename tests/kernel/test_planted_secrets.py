@@ -17,10 +17,10 @@ from django.core.management import call_command
 from django.test import Client
 from django_q.tasks import async_task
 
+from executions.capabilities.playground.service import replay
+from executions.capabilities.search.export import export
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
-from executions.services.export import export
-from executions.services.replay import replay
 from executions.tenants.keys import create_api_key, revoke
 from executions.tenants.models import ApiKey
 from providers.models import ProviderConfig

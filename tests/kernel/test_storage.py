@@ -13,6 +13,8 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.management import call_command
 
+from executions.capabilities.retention import service as retention
+from executions.capabilities.retention.service import apply_retention
 from executions.kernel.storage import ARTIFACTS, LEDGER, QUEUE, kept
 from executions.ledger import checkpoints
 from executions.ledger.append import append
@@ -21,8 +23,6 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify, verify_entries
 from executions.runs import journal, payloads
 from executions.runs.models import Artifact, Execution
-from executions.services import storage_check
-from executions.services.retention import apply_retention
 from providers.values import InputFile
 from sandbox_site import installation, storage_settings
 from sandbox_site.environment import StrictEnv
@@ -205,19 +205,19 @@ def test_storage_and_rows_are_compared_both_ways(
     fine, gone = (str(run(alice, CODE).json()["id"]).replace("-", "") for _ in range(2))
     waiting = opened(alice, "async", files=FILES)
     lost = opened(alice, "async", files=FILES)
-    assert storage_check.compare_storage().is_same
+    assert retention.compare_storage().is_same
 
     kept(ARTIFACTS).delete(str(Artifact.objects.get(execution_id=gone).file.name))
     payloads.forget(lost.pk)
     kept(ARTIFACTS).create("00/nobody/0", b"left")
     kept(ARTIFACTS).create(f"{fine[-2:]}/{fine}/1", b"left")
     kept(QUEUE).create("0" * 32, b"left")
-    young = storage_check.compare_storage()
+    young = retention.compare_storage()
     assert young.without_row.number == 0, "they may be about to have their rows"
-    for module in (storage_check, payloads):
+    for module in (retention, payloads):
         request.getfixturevalue("monkeypatch").setattr(module, "ORPHAN_SECONDS", -60)
 
-    found = storage_check.compare_storage()
+    found = retention.compare_storage()
 
     assert sorted(found.without_row.names) == sorted(
         ["artifacts/00/nobody/0", f"artifacts/{fine[-2:]}/{fine}/1", f"queue/{'0' * 32}"]
@@ -229,7 +229,7 @@ def test_storage_and_rows_are_compared_both_ways(
     with pytest.raises(SystemExit):
         call_command("check_storage", "--remove", stdout=out, stderr=StringIO())
     assert "3 files removed" in out.getvalue()
-    assert storage_check.compare_storage().without_row.number == 0
+    assert retention.compare_storage().without_row.number == 0
     assert kept(QUEUE).exists(waiting.pk.hex)
     assert kept(ARTIFACTS).size(f"{fine[-2:]}/{fine}/0") > 0
     with pytest.raises(FileNotFoundError):
@@ -249,8 +249,8 @@ def test_what_a_run_that_waits_in_the_journal_made_is_not_removed(
     with monkeypatch.context() as patch:
         patch.setattr(journal, "record", away)
         run(alice, CODE)
-    monkeypatch.setattr(storage_check, "ORPHAN_SECONDS", -60)
-    assert storage_check.compare_storage(remove=True).is_same
+    monkeypatch.setattr(retention, "ORPHAN_SECONDS", -60)
+    assert retention.compare_storage(remove=True).is_same
     assert record_kept() == 1
     assert kept(ARTIFACTS).exists(str(Artifact.objects.get().file.name))
     checkpoints_written()

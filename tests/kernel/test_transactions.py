@@ -23,12 +23,12 @@ from django.utils import timezone
 
 from executions import tasks
 from executions.api.scopes import NEEDS
+from executions.capabilities.alerts.models import Alert
+from executions.capabilities.schedules.models import Schedule
+from executions.capabilities.search.models import CodeText
+from executions.capabilities.tools.models import ToolCall
+from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.kernel import background, batches
-from executions.models.alert import Alert
-from executions.models.code_text import CodeText
-from executions.models.schedule import Schedule
-from executions.models.tool_call import ToolCall
-from executions.models.webhook import WebhookDelivery, WebhookSecret
 from executions.runs import worker
 from executions.runs.models import Execution, ExecutionEvent
 from executions.runs.process_models import Process

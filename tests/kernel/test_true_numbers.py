@@ -12,11 +12,11 @@ from django.db import connection, connections
 from django.test import Client
 from django.utils import timezone
 
-from executions.models.statistic import ExecutionCount, ExecutionTenantCount
+from executions.capabilities.dashboard.service import figures
+from executions.capabilities.observability.counter_repair import recount
+from executions.capabilities.observability.models import ExecutionCount, ExecutionTenantCount
+from executions.capabilities.spending.service import compare_providers
 from executions.runs.models import Execution
-from executions.services.comparison import compare_providers
-from executions.services.dashboard import figures
-from executions.services.recounting import recount
 from tests.conftest import Caller
 from tests.support.held import ended, opened
 

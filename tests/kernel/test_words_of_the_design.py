@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from executions.admin.dashboard import band_of
+from executions.capabilities.dashboard.admin import band_of
 from providers import registry
 from providers.aliyun_codeinterpreter import schema
 from providers.errors import InvalidConfiguration

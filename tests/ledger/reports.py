@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from executions.services.reports.making import make
-from executions.services.reports.scope import Scope
+from executions.capabilities.reports.scope import Scope
+from executions.capabilities.reports.service import make
 
 WITH_ARTIFACT = (
     "answer = ExecutionResult('', '', 0, 0.1,"

@@ -18,15 +18,15 @@ from django.test import Client
 from django.utils import timezone
 from pypdf import PdfReader
 
+from executions.capabilities.reports import pdf, scope
+from executions.capabilities.reports.pdf import spelled
+from executions.capabilities.reports.scope import Scope
+from executions.capabilities.reports.service import make
+from executions.capabilities.retention.models import LegalHold
+from executions.capabilities.retention.service import apply_retention
 from executions.ledger.entry_format import canonical
 from executions.ledger.models import LedgerEntry
-from executions.models.legal_hold import LegalHold
 from executions.runs.models import Execution
-from executions.services.reports import paper, scope
-from executions.services.reports.fonts import spelled
-from executions.services.reports.making import make
-from executions.services.reports.scope import Scope
-from executions.services.retention import apply_retention
 from executions.tenants.models import Tenant
 from tests.conftest import Caller
 from tests.support.execution_rows import make_rows
@@ -230,7 +230,7 @@ def test_erased_bodies_and_records_are_told_as_erased(
     Tenant.objects.update(keep_code_days=1, keep_output_days=1)
     later = timezone.now() + timedelta(days=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("executions.services.retention.timezone.now", lambda: later)
+        patch.setattr("executions.capabilities.retention.service.timezone.now", lambda: later)
         apply_retention()
         path = tmp_path / "a.json"
         assert audit_report(path, "--tenant", "wonderland", "--code")[0] == 0
@@ -293,9 +293,7 @@ def test_a_tampered_file_is_told_by_the_command_and_offline(
     # Signed by somebody's own key.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("django.conf.settings.LEDGER_KEYS", ["A" * 43])
-        patch.setattr(
-            "executions.services.reports.making.append", lambda *_: LedgerEntry(sequence=1)
-        )
+        patch.setattr("executions.ledger.append.append", lambda *_: LedgerEntry(sequence=1))
         forged_path = tmp_path / "forged.json"
         audit_report(forged_path, "--tenant", "wonderland")
     code, said = audit_report(forged_path, "--check")
@@ -362,7 +360,7 @@ def test_a_report_that_reached_its_bound_says_so_and_is_signed(
     for _ in range(3):
         run(alice, "pass")
     monkeypatch.setattr(scope, "MOST_RUNS", 2)
-    monkeypatch.setattr(paper, "MOST_RUNS", 1)
+    monkeypatch.setattr(pdf, "MOST_RUNS", 1)
     paths = tmp_path / "a.json", tmp_path / "a.pdf"
     code, said = audit_report(*paths, "--tenant", "wonderland")
     assert (code, "INCOMPLETE: there are more than 2 runs" in said) == (0, True)
@@ -377,7 +375,7 @@ def test_a_report_that_reached_its_bound_says_so_and_is_signed(
 def test_many_runs_take_no_more_memory_than_few(db: None, monkeypatch: pytest.MonkeyPatch) -> None:
     make_rows(150, code="x" * 60_000, tenant_slug="many")
     make_rows(30, code="x" * 60_000, tenant_slug="few")
-    monkeypatch.setattr(paper, "MOST_RUNS", 20)
+    monkeypatch.setattr(pdf, "MOST_RUNS", 20)
 
     def emptied(pieces: Iterable[bytes]) -> None:
         for _ in pieces:

@@ -11,9 +11,9 @@ from contextlib import closing
 import pytest
 from django.db import connection
 
+from executions.capabilities.retention import service as retention
+from executions.capabilities.retention.service import SLICE_PAGES, give_space_back, sizes
 from executions.runs.worker import ensure_schedules
-from executions.services import compaction
-from executions.services.compaction import SLICE_PAGES, give_space_back, sizes
 from executions.tasks import give_space_back as scheduled
 from sandbox_site.database import JOURNAL_BYTES
 from tests.support.sandboxes import wait_until
@@ -31,7 +31,7 @@ pytestmark = [
 @pytest.fixture(autouse=True)
 def _few_pages_to_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that little has to be written to be given back."""
-    monkeypatch.setattr(compaction, "SPARE_PAGES", SPARE_PAGES)
+    monkeypatch.setattr(retention, "SPARE_PAGES", SPARE_PAGES)
 
 
 def fill_and_empty(mebibytes: int) -> None:

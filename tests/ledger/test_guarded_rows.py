@@ -13,8 +13,8 @@ from django.contrib.auth.models import Group, Permission, User
 from django.db import models
 from django.test import Client
 
+from executions.capabilities.spending.models import Budget
 from executions.ledger.models import LedgerEntry
-from executions.models.spending import Budget
 from executions.tenants.models import Tenant
 from providers import guarded, registry
 from providers.errors import InvalidConfiguration

@@ -22,12 +22,12 @@ from django.core.management import call_command
 from django.db import connection, transaction
 from django.test import Client
 
+from executions.capabilities.spending.models import Budget
 from executions.ledger import checkpoints
 from executions.ledger.append import append
 from executions.ledger.keyring import LedgerUnavailable, keyring
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.spending import Budget
 from executions.runs.models import Execution
 from executions.tenants.keys import create_api_key, revoke
 from executions.tenants.models import ApiKey, Tenant

@@ -14,6 +14,9 @@ from django.db import IntegrityError, OperationalError, connection, transaction
 from django.test import Client
 from django.utils import timezone
 
+from executions.capabilities.alerts.models import Alert
+from executions.capabilities.alerts.rules import RULES
+from executions.capabilities.alerts.service import watch
 from executions.kernel import background
 from executions.ledger import checks
 from executions.ledger.append import append
@@ -21,10 +24,7 @@ from executions.ledger.checkpoints import write_checkpoint
 from executions.ledger.checks import ask, begin_waiting, carry_out, close_left
 from executions.ledger.models import LedgerCheck, LedgerEntry
 from executions.ledger.verification import verify_entries
-from executions.models.alert import Alert
 from executions.runs import heartbeat
-from executions.services.alerts.rules import RULES
-from executions.services.alerts.watching import watch
 from executions.tenants.service import AUDITOR
 from tests.conftest import Caller
 from tests.support.ended_runs import ended

@@ -14,13 +14,13 @@ from django.db.models.signals import post_save
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from executions.capabilities.spending.models import Budget
 from executions.ledger import baseline, last_entries
 from executions.ledger.baseline import take_stock
 from executions.ledger.bindings import columns_of
 from executions.ledger.bound_rows import look_at
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.spending import Budget
 from executions.tenants.keys import revoke, rotate
 from executions.tenants.models import ApiKey, Tenant
 from executions.tenants.service import ensure_roles

@@ -11,20 +11,20 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from executions.capabilities.policies import approvals
+from executions.capabilities.policies.models import Approval
+from executions.capabilities.reports.reading import entry_of
+from executions.capabilities.reports.scope import Scope
+from executions.capabilities.reports.service import make
+from executions.capabilities.reports.signing import Signed
 from executions.ledger.append import append
 from executions.ledger.bindings import subject_of_user
 from executions.ledger.last_entries import rows_called
 from executions.ledger.models import LedgerEntry
 from executions.ledger.trust import trusted_keys
 from executions.ledger.verification import verify
-from executions.models.approval import Approval
 from executions.runs.models import Execution
 from executions.runs.requests import ExecutionRequest
-from executions.services.policies import approvals
-from executions.services.reports.entered import entry_of
-from executions.services.reports.making import make
-from executions.services.reports.scope import Scope
-from executions.services.reports.signing import Signed
 from executions.sessions.manual_runs import key_made_by
 from tests.conftest import Caller
 from tests.support.approvals import ASKED, RULES, decided, signed_in

@@ -15,18 +15,18 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from executions.capabilities.observability.counter_repair import recount
+from executions.capabilities.observability.counters import KEYS
+from executions.capabilities.retention import service as retention
+from executions.capabilities.retention.holds import Held, OnHold
+from executions.capabilities.retention.models import LegalHold
+from executions.capabilities.retention.service import apply_retention
+from executions.capabilities.spending.models import Budget
 from executions.kernel.audit import acting_as
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.legal_hold import LegalHold
-from executions.models.spending import Budget
 from executions.runs.late_results import attach
 from executions.runs.models import Execution, LateResult
-from executions.services import retention
-from executions.services.holds import Held, OnHold
-from executions.services.recounting import recount
-from executions.services.retention import apply_retention
-from executions.services.statistics import KEYS
 from executions.sessions.storage.carry_over import clean_ended
 from executions.sessions.storage.models import Workspace
 from executions.tenants.models import Tenant

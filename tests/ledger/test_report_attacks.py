@@ -12,17 +12,17 @@ import pytest
 from django.utils import timezone
 from pypdf import PdfReader
 
+from executions.capabilities.reports import document, reading
+from executions.capabilities.reports.reading import Reading
+from executions.capabilities.reports.scope import Scope
+from executions.capabilities.reports.service import make
+from executions.capabilities.retention.models import LegalHold
+from executions.capabilities.retention.service import apply_retention
 from executions.kernel.text import uuid7
 from executions.ledger.append import append
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.legal_hold import LegalHold
 from executions.runs.models import Artifact, Execution
-from executions.services.reports import document, held
-from executions.services.reports.making import make
-from executions.services.reports.reading import Reading
-from executions.services.reports.scope import Scope
-from executions.services.retention import apply_retention
 from executions.tenants.models import Tenant
 from tests.conftest import Caller
 from tests.ledger.reports import WITH_ARTIFACT, findings_of, report_of
@@ -42,7 +42,7 @@ def erase_records(settings: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[]
         settings.SANDBOX_RECORDS_FLOOR_DAYS = 1
         Tenant.objects.update(keep_records_days=1)
         later = timezone.now() + timedelta(days=2)
-        monkeypatch.setattr("executions.services.retention.timezone.now", lambda: later)
+        monkeypatch.setattr("executions.capabilities.retention.service.timezone.now", lambda: later)
         apply_retention()
 
     return erase
@@ -101,7 +101,7 @@ def test_bytes_that_went_before_their_record_does_are_erased(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run(alice, WITH_ARTIFACT)
-    monkeypatch.setattr("executions.services.retention._erase_rows", lambda *_: None)
+    monkeypatch.setattr("executions.capabilities.retention.service._erase_rows", lambda *_: None)
     erase_records()
     assert not Artifact.objects.get().file
     report = report_of(OURS)
@@ -169,7 +169,7 @@ def test_what_is_left_out_of_lists_is_counted(
         LegalHold.objects.create(tenant_slug="wonderland", execution_id=uuid7(), reason="a matter")
     for version in range(2):
         Execution.objects.filter(pk=run(alice, "pass").json()["id"]).update(config_version=version)
-    monkeypatch.setattr(held, "MOST_HOLDS", 2)
+    monkeypatch.setattr(reading, "MOST_HOLDS", 2)
     monkeypatch.setattr(document, "_MOST_USED", 1)
     pieces: list[bytes] = []
     make("00", OURS, "x", list, pieces.extend)

@@ -13,13 +13,13 @@ import pytest
 from django.core.management import CommandError, call_command
 from pypdf import PdfReader
 
+from executions.capabilities.reports import pdf, scope
+from executions.capabilities.reports.scope import Scope
+from executions.capabilities.reports.service import make
+from executions.capabilities.reports.signing import Signed
 from executions.kernel.text import time_of
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
-from executions.services.reports import paper, scope
-from executions.services.reports.making import make
-from executions.services.reports.scope import Scope
-from executions.services.reports.signing import Signed
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
 from tests.ledger.reports import WITH_ARTIFACT, findings_of, report_of
@@ -61,7 +61,7 @@ def test_what_nobody_expected_is_no_report_that_is_not_intact(
     def broken(*_: Any) -> None:
         raise RuntimeError("nobody expected it")
 
-    monkeypatch.setattr(paper, "write", broken)
+    monkeypatch.setattr(pdf, "write", broken)
     with pytest.raises(CommandError, match="RuntimeError") as failed:
         call_command("audit_report", str(tmp_path / "a.json"), "--tenant", "wonderland")
     assert failed.value.returncode == 2
@@ -109,7 +109,7 @@ def test_lines_of_code_and_pages_are_bounded_and_the_pdf_says_so(
 ) -> None:
     long = "\n" * 4000
     make_rows(3, code=long, error_code="E1", error_message=long, tenant_slug="wonderland")
-    monkeypatch.setattr(paper, "_SAY_EVERY", 1)
+    monkeypatch.setattr(pdf, "_SAY_EVERY", 1)
     whole, said = written()
     assert len(whole.pages) < 30
     page = "".join(each.extract_text() for each in whole.pages)
@@ -117,7 +117,7 @@ def test_lines_of_code_and_pages_are_bounded_and_the_pdf_says_so(
     assert page.count("more characters of this") == 3
     assert any("pages of the PDF written" in each for each in said)
 
-    monkeypatch.setattr(paper, "MOST_PAGES", 2)
+    monkeypatch.setattr(pdf, "MOST_PAGES", 2)
     cut, _ = written()
     page = cut.pages[-1].extract_text()
     assert len(cut.pages) == 3
@@ -134,7 +134,7 @@ def test_a_few_hundred_runs_take_about_ten_pages_and_the_first_begins_with_the_s
     (one,) = told["runs"]
     ids = [f"{number:08d}{one['id'][8:]}" for number in range(300)]
     file = io.BytesIO()
-    paper.write(file, told, Signed("r", "d", "s", "k"), (("runs", {**one, "id": pk}) for pk in ids))
+    pdf.write(file, told, Signed("r", "d", "s", "k"), (("runs", {**one, "id": pk}) for pk in ids))
     pages = [each.extract_text() for each in PdfReader(file).pages]
     assert len(pages) <= 12
     first = pages[0].split()

@@ -17,17 +17,17 @@ from django.core.management import call_command
 from django.test import Client
 from django.utils import timezone
 
+from executions.capabilities.reports import scope
+from executions.capabilities.reports import service as reports
+from executions.capabilities.reports.models import Report
+from executions.capabilities.reports.scope import Scope
+from executions.capabilities.reports.service import make, name_of
+from executions.capabilities.reports.signing import JSON_START, JSON_SUBJECT, json_end, sign
 from executions.kernel.storage import REPORTS, kept
 from executions.ledger.entry_format import canonical
 from executions.ledger.keyring import signing_key
 from executions.ledger.models import LedgerEntry
-from executions.models.report import Report
 from executions.runs.models import Execution
-from executions.services.reports import asking, scope
-from executions.services.reports.asking import name_of
-from executions.services.reports.making import make
-from executions.services.reports.scope import Scope
-from executions.services.reports.signing import JSON, JSON_START, json_end, sign
 from tests.conftest import Caller
 from tests.support.processes import ROOT
 from tests.support.report_pages import LIST, Login, login
@@ -116,7 +116,7 @@ def test_a_run_that_is_told_otherwise_than_in_its_receipt_is_no_valid_report(
     body = canonical(report).encode()
     digest = hashlib.sha256(body).hexdigest()
     path = tmp_path / "forged.json"
-    path.write_bytes(JSON_START + body + json_end(sign(signing_key(), JSON, "01", digest)))
+    path.write_bytes(JSON_START + body + json_end(sign(signing_key(), JSON_SUBJECT, "01", digest)))
     code, said = offline(path)
     assert code == 1
     assert "NOT VALID: the receipt of" in said
@@ -129,12 +129,12 @@ def test_only_the_file_that_was_made_is_given_out(
     first, second = (Report(tenant_slug="wonderland", made_by="user:x") for _ in range(2))
     for each in (first, second):
         each.save()
-        assert asking.make_one(each.pk)
+        assert reports.make_one(each.pk)
         each.refresh_from_db()
     auditor = login("Auditor")
     url = f"{LIST}{first.pk}/report.json"
     assert auditor.get(url).status_code == 200
-    kept(REPORTS).save_stream(name_of(first, "json"), asking.open_file(second, "json"))
+    kept(REPORTS).save_stream(name_of(first, "json"), reports.open_file(second, "json"))
     refused = auditor.get(url)
     assert refused.status_code == 409
     assert b"not the one that was made" in refused.content
@@ -160,9 +160,9 @@ def test_whoever_lost_the_claim_enters_nothing(
         Report.objects.update(tries=2)
         return make(*arguments)
 
-    monkeypatch.setattr(asking, "make", slow)
-    monkeypatch.setattr(asking, "_SAY_EVERY", 3600.0)
-    assert not asking.make_one(report.pk)
+    monkeypatch.setattr(reports, "make", slow)
+    monkeypatch.setattr(reports, "_SAY_EVERY", 3600.0)
+    assert not reports.make_one(report.pk)
     assert not LedgerEntry.objects.filter(kind="report").exists()
     report.refresh_from_db()
     assert (report.state, report.problem) == ("making", "")
@@ -175,5 +175,5 @@ def test_a_claim_is_by_the_clock_of_the_database(
     report.claimed_until = timezone.now() + timedelta(minutes=4)
     report.save()
     ahead = timezone.now() + timedelta(hours=1)
-    monkeypatch.setattr("executions.services.reports.asking.timezone.now", lambda: ahead)
-    assert not asking.make_one(report.pk)
+    monkeypatch.setattr("executions.capabilities.reports.service.timezone.now", lambda: ahead)
+    assert not reports.make_one(report.pk)

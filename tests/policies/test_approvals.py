@@ -13,18 +13,17 @@ from django.db import OperationalError
 from django.test import Client
 from django.utils import timezone
 
+from executions.capabilities.alerts.models import Alert
+from executions.capabilities.alerts.service import QUIET, watch
+from executions.capabilities.policies import approvals
+from executions.capabilities.policies.models import Approval, Policy
+from executions.capabilities.retention import service as retention
 from executions.client import execute_code
 from executions.ledger.entry_format import write
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.alert import Alert
-from executions.models.approval import Approval
-from executions.models.policy import Policy
 from executions.runs.expiry import end_stale_executions
 from executions.runs.models import Execution
-from executions.services import retention
-from executions.services.alerts.watching import QUIET, watch
-from executions.services.policies import approvals
 from executions.tenants.keys import revoke
 from providers.errors import SandboxError
 from providers.services.kept import forget_all

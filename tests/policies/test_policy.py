@@ -10,12 +10,12 @@ from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
 from examples.receipts import verify_receipt
+from executions.capabilities.playground.service import replay
+from executions.capabilities.policies.active import rules_for
+from executions.capabilities.policies.models import Policy
 from executions.client import execute_code
 from executions.ledger.verification import verify
-from executions.models.policy import Policy
 from executions.runs.models import Execution
-from executions.services.policies.in_force import rules_for
-from executions.services.replay import replay
 from executions.sessions.models import Session
 from providers.errors import SandboxError
 from providers.models import ProviderConfig

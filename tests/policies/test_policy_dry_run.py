@@ -14,13 +14,13 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from executions.capabilities.policies.active import rules_for
+from executions.capabilities.policies.models import Policy
+from executions.capabilities.policies.service import dry_run
 from executions.kernel.text import first_uuid7
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.policy import Policy
 from executions.runs.models import Execution
-from executions.services.policies.dry_run import dry_run
-from executions.services.policies.in_force import rules_for
 from executions.tenants.models import Tenant
 from providers.models import ConfigVersion, PendingChange
 from providers.services import approve

@@ -14,7 +14,7 @@ from django.urls import reverse
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.services.spending import cost_of
+from executions.capabilities.spending.service import cost_of
 from providers import registry
 from providers.errors import InvalidConfiguration
 from providers.models import ConfigVersion, ProviderConfig, ProviderPrice

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from executions.capabilities.spending.models import Budget, Spending
 from executions.ledger.verification import verify
-from executions.models.spending import Budget, Spending
 from executions.runs.models import Execution
 from executions.sessions import command_ends, output_collector
 from executions.sessions.ending import end_leftovers

@@ -20,11 +20,12 @@ from django.db import OperationalError, connection
 from django.test import Client
 from django.utils import timezone
 
+from executions.capabilities.retention.service import apply_retention
+from executions.capabilities.spending.models import Spending
 from executions.kernel.database import DatabaseAway
 from executions.kernel.text import uuid7
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.spending import Spending
 from executions.runs import artifacts, journal, journal_files, record, worker
 from executions.runs.heartbeat import Keeper
 from executions.runs.journal import keep, record_kept
@@ -33,7 +34,6 @@ from executions.runs.models import Artifact, Execution, LateResult
 from executions.runs.process_reaper import UnattendedRuns
 from executions.runs.queue import claim_next
 from executions.runs.record import close_record, error_changes
-from executions.services.retention import apply_retention
 from providers.models import ProviderPrice
 from providers.services import rotate_elsewhere
 from providers.values import ArtifactFile

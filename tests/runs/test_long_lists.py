@@ -19,10 +19,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from executions.admin.searching import searched
+from executions.capabilities.search.models import CodeText, SavedFilter
 from executions.kernel.text import first_uuid7
 from executions.ledger.models import LedgerEntry
-from executions.models.code_text import CodeText
-from executions.models.saved_filter import SavedFilter
 from executions.runs.models import Execution
 from providers.admin import sifting
 from tests.support.execution_rows import LIST, make_rows, shown

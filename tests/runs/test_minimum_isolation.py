@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from executions.capabilities.playground.service import replay
 from executions.client import execute_code
 from executions.runs.models import Execution
 from executions.sandbox import get_sandbox
-from executions.services.replay import replay
 from executions.tenants.models import ApiKey, Tenant
 from executions.tenants.service import internal_tenant
 from providers.errors import ProviderUnavailable

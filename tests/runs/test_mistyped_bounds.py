@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from executions.models.policy import Policy
+from executions.capabilities.policies.models import Policy
 from executions.runs.models import Execution
 from executions.tenants.models import ApiKey
 from providers.models import ProviderConfig

@@ -11,10 +11,10 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
+from executions.capabilities.observability.metrics import collect
 from executions.ledger.verification import verify
 from executions.runs.models import Execution
 from executions.runs.results import kinds_in
-from executions.services.metrics.collecting import collect
 from executions.tenants.service import AUDITOR
 from providers.observations import KINDS, OBSERVATIONS
 from providers.pool.cgroup import Evidence

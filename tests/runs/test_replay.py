@@ -12,12 +12,17 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
 from django.test import Client
 
+from executions.capabilities.playground import service
+from executions.capabilities.playground.service import (
+    differences_of,
+    recorded_request,
+    replay,
+    route_to,
+)
 from executions.kernel.page_time import PageTime
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs.models import Execution
-from executions.services import replay as service
-from executions.services.replay import differences_of, recorded_request, replay, route_to
 from providers.errors import InvalidConfiguration
 from providers.manager import manager
 from providers.models import ProviderConfig

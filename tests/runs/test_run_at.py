@@ -12,14 +12,14 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
+from executions.capabilities.observability.metrics import collect
+from executions.capabilities.playground.service import recorded_request
+from executions.capabilities.spending.models import Budget
+from executions.capabilities.spending.service import spend
 from executions.ledger.verification import verify
-from executions.models.spending import Budget
 from executions.runs.expiry import end_stale_executions
 from executions.runs.models import Execution
 from executions.runs.queue import claim, claim_next
-from executions.services.metrics.collecting import collect
-from executions.services.replay import recorded_request
-from executions.services.spending import spend
 from executions.tenants.keys import create_api_key, revoke
 from tests.conftest import Caller
 from tests.support.approvals import ASKED, RULES, decided, page, signed_in

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from executions.capabilities.playground.service import recorded_request
 from executions.runs.models import Execution
 from executions.runs.record import Caller as Asker
 from executions.runs.requests import ExecutionRequest
 from executions.runs.service import run_execution
-from executions.services.replay import recorded_request
 from providers.manager import manager
 from providers.models import ProviderConfig
 from providers.services import save_config

@@ -7,10 +7,10 @@ from django.contrib import admin
 from django.contrib.auth.models import Group, User
 from django.test import Client
 
+from executions.capabilities.dashboard.service import NEW_BELOW, first_steps
 from executions.kernel.empty_lists import EMPTY
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
-from executions.services.first_steps import NEW_BELOW, first_steps
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import Tenant
 from executions.tenants.service import AUDITOR, ensure_roles

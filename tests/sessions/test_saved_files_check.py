@@ -12,8 +12,8 @@ import pytest
 from django.core.management import call_command
 from django.db.models import QuerySet
 
+from executions.capabilities.retention.service import ORPHAN_SECONDS, compare_storage
 from executions.kernel.storage import WORKSPACES, kept
-from executions.services.storage_check import ORPHAN_SECONDS, compare_storage
 from executions.sessions.storage import blobs
 from executions.sessions.storage.models import Blob, LooseFile
 from tests.conftest import Caller

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from executions.capabilities.fetching.service import Fetched, NotFetched, fetch_files
 from executions.kernel.addresses import Bounds, Reason
-from executions.services.fetching.batch import Fetched, NotFetched, fetch_files
 from tests.support.web_server import WebServer
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from executions.models.policy import Policy
+from executions.capabilities.policies.models import Policy
 from providers.services.kept import forget_all
 
 

@@ -13,16 +13,15 @@ from django.contrib.admin.models import LogEntry
 from django.contrib.auth.models import Group, User
 from django.utils import timezone
 
+from executions.capabilities.alerts.models import Alert
+from executions.capabilities.observability.models import AuditExport
+from executions.capabilities.policies.models import Approval, Policy
+from executions.capabilities.reports.models import Report
+from executions.capabilities.schedules.models import Schedule
+from executions.capabilities.spending.models import Budget, Spending
+from executions.capabilities.tools.models import ToolCall
+from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.ledger.models import LedgerCheck, LedgerEntry
-from executions.models.alert import Alert
-from executions.models.approval import Approval
-from executions.models.audit_export import AuditExport
-from executions.models.policy import Policy
-from executions.models.report import Report
-from executions.models.schedule import Schedule
-from executions.models.spending import Budget, Spending
-from executions.models.tool_call import ToolCall
-from executions.models.webhook import WebhookDelivery, WebhookSecret
 from executions.runs.models import Execution
 from executions.runs.process_models import Process
 from executions.sessions.models import Session

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from django.utils import timezone
 
-from executions.services import retention
+from executions.capabilities.retention import service as retention
 from tests.conftest import Caller
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.utils import timezone
 
-from executions.models.schedule import Schedule
+from executions.capabilities.schedules.models import Schedule
 from tests.conftest import Caller
 
 URL = "/api/v1/schedules"

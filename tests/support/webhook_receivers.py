@@ -15,9 +15,9 @@ import pytest
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from executions.models.webhook import WebhookDelivery
-from executions.services.webhooks.delivering import Sender
-from executions.services.webhooks.secrets import create_secret
+from executions.capabilities.webhooks.models import WebhookDelivery
+from executions.capabilities.webhooks.sender import Sender
+from executions.capabilities.webhooks.service import create_secret
 from tests.conftest import Caller
 from tests.support.running import run, run_queued
 from tests.support.sessions import wait_for

@@ -16,13 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executions.bridge.calling import Bridge
+from executions.capabilities.playground.service import recorded_request
+from executions.capabilities.retention import service as retention
+from executions.capabilities.search.export import export
 from executions.ledger.entry_format import text_hash
 from executions.ledger.verification import verify
 from executions.runs.models import Execution
 from executions.runs.requests import CLAIMS, read_traceparent
-from executions.services import retention
-from executions.services.export import export
-from executions.services.replay import recorded_request
 from tests.conftest import Caller
 from tests.support.agent_sandbox import execute
 from tests.support.running import run

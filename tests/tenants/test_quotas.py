@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
+from executions.capabilities.observability.models import ExecutionTenantCount
 from executions.kernel.coroutines import wait_for
-from executions.models.statistic import ExecutionTenantCount
 from executions.runs import late_results
 from executions.runs.models import Execution
 from executions.runs.process_models import Process

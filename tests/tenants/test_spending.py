@@ -10,11 +10,11 @@ import pytest
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from executions.models.alert import Alert
-from executions.models.spending import Budget, Spending, SpendingAlert
+from executions.capabilities.alerts.models import Alert
+from executions.capabilities.alerts.service import watch
+from executions.capabilities.spending.models import Budget, Spending, SpendingAlert
+from executions.capabilities.spending.service import spend
 from executions.runs.models import Execution
-from executions.services.alerts.watching import watch
-from executions.services.spending import spend
 from executions.tasks import watch_spending
 from providers.models import ProviderPrice
 from tests.conftest import Caller
@@ -119,7 +119,7 @@ def test_a_budget_nearly_used_up_is_told_once_a_day(
     spend("wonderland", Decimal("4.9"))
     assert watch_spending() == 0
     spend("wonderland", Decimal("0.1"))
-    with caplog.at_level(logging.WARNING, "executions.services.spending"):
+    with caplog.at_level(logging.WARNING, "executions.capabilities.spending.service"):
         assert (watch_spending(), watch_spending()) == (1, 0)
     assert "5.0000 of 10.0000 for this month spent by wonderland" in caplog.text
     assert SpendingAlert.objects.get().kind == "warning"

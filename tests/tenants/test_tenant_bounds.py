@@ -15,14 +15,14 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
+from executions.capabilities.observability.counter_repair import recount
+from executions.capabilities.observability.models import ExecutionTenantCount
+from executions.capabilities.playground.service import replay
+from executions.capabilities.spending.models import Budget
 from executions.client import execute_code
 from executions.ledger.models import LedgerEntry
-from executions.models.spending import Budget
-from executions.models.statistic import ExecutionTenantCount
 from executions.runs.expiry import end_stale_executions
 from executions.runs.models import Execution
-from executions.services.recounting import recount
-from executions.services.replay import replay
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import COLUMNS, MIB, Quota, bound
 from executions.tenants.service import internal_tenant

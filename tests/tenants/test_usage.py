@@ -11,8 +11,8 @@ import pytest
 from django.utils import timezone
 from drf_spectacular.generators import SchemaGenerator
 
-from executions.models.spending import Budget
-from executions.services.spending import spend
+from executions.capabilities.spending.models import Budget
+from executions.capabilities.spending.service import spend
 from executions.sessions.models import Session
 from executions.sessions.storage import quota
 from executions.tenants.quotas import Quota

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
+from executions.capabilities.tools.declarations import MOST_STEPS, Tool, read_arguments
 from executions.runs.requests import ExecutionRequest
-from executions.services.tools.arguments import MOST_STEPS, read_arguments
-from executions.services.tools.declaring import Tool
 from providers.errors import InvalidConfiguration
 from providers.guest.protocol import CALL_BYTES
 

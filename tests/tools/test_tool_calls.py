@@ -15,17 +15,17 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
+from executions.capabilities.policies.approvals import AlreadyDecided
+from executions.capabilities.retention import service as retention
+from executions.capabilities.tools import calls, dispatcher
+from executions.capabilities.tools.dispatcher import Desk
+from executions.capabilities.tools.models import ToolCall
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.tool_call import ToolCall
 from executions.runs import process_reaper, record
 from executions.runs.event_log import EventLog
 from executions.runs.models import Execution, ExecutionEvent
 from executions.runs.requests import ExecutionRequest, run_limits
-from executions.services import retention
-from executions.services.policies.approvals import AlreadyDecided
-from executions.services.tools import calls, desk
-from executions.services.tools.desk import Desk
 from executions.sessions import manual_runs
 from executions.tenants.models import ApiKey
 from providers.values import Event
@@ -80,7 +80,7 @@ def at(alice: Caller) -> Iterator[At]:
     found = At(execution)
     yield found
     found.desk.close()
-    wait_for(lambda: not desk._clerk._is_working)
+    wait_for(lambda: not dispatcher._clerk._is_working)
 
 
 def answered(caller: Caller, call: ToolCall, body: Any) -> int:
@@ -378,7 +378,7 @@ def test_a_tenant_whose_calls_never_end_keeps_nobody_from_an_answer(
         recorded(self, *args)
         if self is greedy.desk and not goes_on.is_set():
             # Each time there is another before this one is through.
-            desk._clerk.do(self, lambda: again(self, *args))
+            dispatcher._clerk.do(self, lambda: again(self, *args))
 
     monkeypatch.setattr(Desk, "_record", again)
     greedy.call(1, "search", b"[]")

@@ -230,7 +230,7 @@ def decided(shell: Shell, call: str, *, approve: bool) -> str:
     return shell(
         "from django.contrib.auth import get_user_model\n"
         "from executions.models import ToolCall\n"
-        "from executions.services.tools.calls import decide\n"
+        "from executions.capabilities.tools.calls import decide\n"
         "who = dict(username='boss', is_staff=True, is_superuser=True)\n"
         "person, _ = get_user_model().objects.get_or_create(**who)\n"
         f"call = ToolCall.objects.get(pk={call!r})\n"

@@ -14,15 +14,20 @@ from django.db import connection
 from django.test import Client
 from django.utils import timezone
 
+from executions.capabilities.webhooks import service as webhooks
+from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
+from executions.capabilities.webhooks.sender import MOST_OF_ONE, Sender, send_in_background
+from executions.capabilities.webhooks.service import (
+    GIVE_UP,
+    WAITS,
+    create_secret,
+    retire,
+    signed_headers,
+    wait_after,
+)
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.models.webhook import WebhookDelivery, WebhookSecret
 from executions.runs.models import Execution
-from executions.services.webhooks import outbox
-from executions.services.webhooks.delivering import MOST_OF_ONE, Sender, send_in_background
-from executions.services.webhooks.outbox import GIVE_UP, WAITS, wait_after
-from executions.services.webhooks.secrets import create_secret, retire
-from executions.services.webhooks.signing import signed_headers
 from executions.tasks import tend_webhooks
 from executions.tenants.service import AUDITOR, OPERATOR, ensure_roles
 from tests.conftest import Caller
@@ -135,13 +140,13 @@ def test_an_approval_that_nobody_could_be_told_of_keeps_no_end_from_being_told(
     gone, ended_first = asked(), asked()
     receiver.statuses = [410]
     assert (tried_of(gone).state, gone.event) == ("waiting", "execution.finished")
-    mine = outbox.claim(lambda tenants: tenants)
+    mine = webhooks.claim(lambda tenants: tenants)
     assert mine is not None
     assert mine.pk == ended_first.pk
     for delivery in (gone, ended_first):
         path = f"/api/v1/executions/{delivery.execution_id}/cancel"
         assert alice.client.post(path).status_code == 200
-    outbox.note_answer(mine, 204)
+    webhooks.note_answer(mine, 204)
     for delivery in (gone, ended_first):
         assert tried_of(delivery).state == "delivered"
     assert [json.loads(body)["type"] for _, _, body in receiver.came[1:]] == [
@@ -253,17 +258,17 @@ def test_of_several_that_look_one_tries_and_one_that_died_is_made_good(
 ) -> None:
     delivery = ended(alice, receiver.url())
     everybody = lambda tenants: tenants  # noqa: E731
-    claimed = outbox.claim(everybody)
+    claimed = webhooks.claim(everybody)
     assert claimed is not None
-    assert outbox.claim(everybody) is None
+    assert webhooks.claim(everybody) is None
     assert not Sender().look()
     with monkeypatch.context() as elsewhere:
         skewed = timezone.now() + timedelta(minutes=5)
         elsewhere.setattr(timezone, "now", lambda: skewed)
-        assert outbox.claim(everybody) is None
+        assert webhooks.claim(everybody) is None
     # Whoever had it is not heard of any more; another has its turn.
     assert tried(delivery).state == "delivered"
-    outbox.note_answer(claimed, 500)
+    webhooks.note_answer(claimed, 500)
     delivery.refresh_from_db()
     assert (delivery.state, delivery.tries) == ("delivered", 2)
 
@@ -341,7 +346,7 @@ def test_a_secret_is_shown_once_and_two_sign_while_receivers_change(
     assert verify().is_intact
     retire(WebhookSecret.objects.get(retired_at=None))
     delivery = WebhookDelivery.objects.latest("pk")
-    assert outbox.send_again(delivery)
+    assert webhooks.send_again(delivery)
     assert tried(delivery).last_problem == "the tenant has no active secret"
 
 

@@ -27,6 +27,7 @@ from executions.api.agent_sandbox.requests import (
 )
 from executions.api.base import answered_later
 from executions.api.rendering import json_response
+from executions.capabilities.fetching.filenames import clean_name
 from executions.kernel.bodies import LARGE
 from executions.kernel.coroutines import Waits
 from executions.kernel.database import DatabaseAway
@@ -34,7 +35,6 @@ from executions.kernel.declarations import Query, refuse
 from executions.kernel.text import storable
 from executions.services import conversation_files, conversations
 from executions.services.conversations import path_of
-from executions.services.fetching.names import clean_name
 from executions.sessions.models import Session
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.guest.names import escape

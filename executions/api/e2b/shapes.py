@@ -14,7 +14,7 @@ from django.utils import timezone
 from executions.api.e2b import tokens
 from executions.api.e2b.errors import invalid, unimplemented
 from executions.api.e2b.paths import HOME
-from executions.services.policies.in_force import rules_for
+from executions.capabilities.policies.active import rules_for
 from executions.sessions.models import Session
 from executions.sessions.queries import expires_at
 from executions.sessions.requests import SessionChanges, SessionRequest

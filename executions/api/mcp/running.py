@@ -15,6 +15,7 @@ from django.http import Http404
 from executions.api.errors import known_to_run
 from executions.api.mcp.door import Door, Run, tenant_of
 from executions.api.mcp.results import MOST_CHARACTERS, Call, answered, run_answer
+from executions.capabilities.policies.enforcement import languages_of
 from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import refuse
 from executions.kernel.text import to_json
@@ -25,7 +26,6 @@ from executions.runs.record import Outcome
 from executions.runs.requests import CELL, RUN, ExecutionRequest
 from executions.runs.routing import allowed_languages, languages_for
 from executions.runs.service import running
-from executions.services.policies.enforcing import languages_of
 from executions.sessions import commands
 from executions.sessions.background_commands import record_if_ended
 from executions.sessions.models import Session

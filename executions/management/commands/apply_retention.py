@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from executions.services.retention import Erasure, apply_retention
+from executions.capabilities.retention.service import Erasure, apply_retention
 from providers.checks import BEFORE_WORK
 
 

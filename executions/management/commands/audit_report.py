@@ -13,13 +13,13 @@ from uuid import UUID
 from django.core.checks import Tags
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from executions.capabilities.reports.reading import entry_of, lines_of
+from executions.capabilities.reports.scope import Scope
+from executions.capabilities.reports.service import Made, Pieces, make
+from executions.capabilities.reports.signing import examined
 from executions.kernel.text import uuid7
 from executions.ledger.keyring import LedgerUnavailable
 from executions.ledger.trust import trusted_keys
-from executions.services.reports.entered import entry_of, lines_of
-from executions.services.reports.making import Made, Pieces, make
-from executions.services.reports.scope import Scope
-from executions.services.reports.signing import examined
 from providers.errors import InvalidConfiguration
 
 logger = logging.getLogger(__name__)

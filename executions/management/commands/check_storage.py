@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from executions.services.storage_check import Comparison, Differences, compare_storage
+from executions.capabilities.retention.service import Comparison, Differences, compare_storage
 from providers.checks import BEFORE_WORK
 
 _TELL_EVERY = 10_000

@@ -5,9 +5,16 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from executions.models.policy import Policy
-from executions.services.policies.dry_run import DAYS, MOST_DAYS, MOST_ROWS, DryRun, dry_run
-from executions.services.policies.presets import policy_from, presets
+from executions.capabilities.policies.models import Policy
+from executions.capabilities.policies.service import (
+    DAYS,
+    MOST_DAYS,
+    MOST_ROWS,
+    DryRun,
+    dry_run,
+    policy_from,
+    presets,
+)
 from executions.tenants.models import Tenant
 from providers.checks import BEFORE_WORK
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from executions.capabilities.search.export import FORMATS, export
 from executions.ledger.append import append
 from executions.runs.models import Execution
-from executions.services.export import FORMATS, export
 from providers.checks import BEFORE_WORK
 
 

@@ -14,6 +14,7 @@ from uuid import UUID
 
 from django.db import transaction
 
+from executions.capabilities.retention.holds import held_of
 from executions.kernel import background, batches
 from executions.kernel.coroutines import Waits
 from executions.kernel.declarations import Body, Query, declared, newest_first
@@ -22,7 +23,6 @@ from executions.ledger.bound_rows import enter_row, look_at
 from executions.runs import active_runs
 from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.runs.record import Caller
-from executions.services.holds import held_of
 from executions.sessions.ending import lose
 from executions.sessions.models import Session
 from executions.sessions.requests import NOT_FOUND, Conflict, SessionName, refuse_ended

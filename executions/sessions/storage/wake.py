@@ -17,6 +17,7 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils import timezone
 
+from executions.capabilities.spending.service import refuse_over_budget
 from executions.kernel.coroutines import Waits
 from executions.kernel.disk import refuse_when_full
 from executions.kernel.text import storable
@@ -28,7 +29,6 @@ from executions.runs.models import Execution
 from executions.runs.provider_calls import ask
 from executions.runs.routes import Step, lent
 from executions.runs.routing import floor_for, require_provider, require_sandbox
-from executions.services.spending import refuse_over_budget
 from executions.sessions import cell_order
 from executions.sessions.capacity import making_room, opened_where_there_is_room
 from executions.sessions.due import ends

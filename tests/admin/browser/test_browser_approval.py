@@ -11,7 +11,7 @@ from django.contrib.auth.models import Group, User
 from django_otp.plugins.otp_totp.models import TOTPDevice
 from playwright.sync_api import Page, expect
 
-from executions.models.spending import Budget
+from executions.capabilities.spending.models import Budget
 from executions.tenants.models import Tenant
 from executions.tenants.service import ADMINISTRATOR, ensure_roles
 from providers.models import PendingChange

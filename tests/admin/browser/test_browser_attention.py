@@ -6,13 +6,13 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import Page, expect
 
+from executions.capabilities.alerts.models import Alert
+from executions.capabilities.observability.models import ExecutionTenantCount
 from executions.ledger import checks
 from executions.ledger.checks import carry_out
 from executions.ledger.findings import Verification
 from executions.ledger.models import LedgerCheck
 from executions.ledger.verification import verify
-from executions.models.alert import Alert
-from executions.models.statistic import ExecutionTenantCount
 from executions.runs import heartbeat
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import Tenant

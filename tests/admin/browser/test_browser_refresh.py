@@ -8,7 +8,7 @@ from typing import Any
 from django.utils import timezone
 from playwright.sync_api import Page, expect
 
-from executions.models.statistic import ExecutionCount
+from executions.capabilities.observability.models import ExecutionCount
 from executions.runs.models import Execution
 from tests.support.execution_rows import LIST, make_rows
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from playwright.sync_api import Page, expect
 
-from executions.models.report import Report
-from executions.services.reports import asking
+from executions.capabilities.reports import service as reports
+from executions.capabilities.reports.models import Report
 from tests.conftest import Caller
 from tests.support.browser import keep_picture
 from tests.support.running import LOCAL, activate, run
@@ -28,7 +28,7 @@ def test_a_report_is_asked_for_and_shows_by_itself_when_it_is_made(
     report = Report.objects.create(tenant_slug="wonderland", made_by="user:admin")
     page.goto(f"/admin/executions/report/{report.pk}/change/")
     expect(page.get_by_text("Queued")).to_be_visible()
-    assert asking.make_one(report.pk)
+    assert reports.make_one(report.pk)
     with page.expect_download() as download:
         page.get_by_role("link", name="JSON").click()
     assert download.value.path().read_bytes().startswith(b'{"report":')

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page, expect
 
-from executions.models.spending import Budget, SpendingAlert
+from executions.capabilities.spending.models import Budget, SpendingAlert
 from providers.errors import ConnectionFailed
 from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice, Route
 from providers.services import breaker, save_config

@@ -17,11 +17,15 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.models.statistic import ExecutionCount, ExecutionLatency, ExecutionTenantCount
+from executions.capabilities.dashboard.service import figures
+from executions.capabilities.observability import counters
+from executions.capabilities.observability.models import (
+    ExecutionCount,
+    ExecutionLatency,
+    ExecutionTenantCount,
+)
 from executions.runs.models import Execution
 from executions.runs.record import close_record
-from executions.services import statistics
-from executions.services.dashboard import figures
 from tests.conftest import Caller
 from tests.support.ended_runs import ended
 from tests.support.running import run
@@ -87,9 +91,9 @@ def test_counting_anew_finds_the_same(alice: Caller, charlie: Caller) -> None:
 def test_percentiles_are_at_most_five_percent_off(latencies: list[float]) -> None:
     histogram: dict[int, int] = {}
     for latency in latencies:
-        bucket = statistics.bucket_of(latency)
+        bucket = counters.bucket_of(latency)
         histogram[bucket] = histogram.get(bucket, 0) + 1
-    found = statistics.percentiles(histogram.items(), 0.5, 0.95, 0.99)
+    found = counters.percentiles(histogram.items(), 0.5, 0.95, 0.99)
     for part, value in zip((0.5, 0.95, 0.99), found, strict=True):
         ranked = sorted(latencies)
         exact = ranked[max(0, -(-int(part * 1000) * len(ranked) // 1000) - 1)]
@@ -97,7 +101,7 @@ def test_percentiles_are_at_most_five_percent_off(latencies: list[float]) -> Non
 
 
 def test_there_are_no_percentiles_of_nothing() -> None:
-    assert statistics.percentiles([], 0.5) == [None]
+    assert counters.percentiles([], 0.5) == [None]
 
 
 @pytest.fixture

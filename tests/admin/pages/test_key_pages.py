@@ -15,7 +15,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from executions.models.schedule import Schedule
+from executions.capabilities.schedules.models import Schedule
 from executions.runs.models import Execution
 from executions.tenants.models import ApiKey
 from executions.tenants.service import AUDITOR

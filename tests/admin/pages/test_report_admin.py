@@ -11,10 +11,11 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
+from executions.capabilities.reports import scope
+from executions.capabilities.reports import service as reports
+from executions.capabilities.reports.models import Report
 from executions.kernel.storage import REPORTS, kept
 from executions.ledger.models import LedgerEntry
-from executions.models.report import Report
-from executions.services.reports import asking, scope
 from executions.tasks import make_reports
 from tests.conftest import Caller
 from tests.support.report_pages import LIST, Login
@@ -76,7 +77,7 @@ def test_operators_see_that_there_is_one_and_neither_make_nor_take_it(
     run(alice, "pass")
     report = Report(tenant_slug="wonderland", made_by="user:x")
     report.save()
-    assert asking.make_one(report.pk)
+    assert reports.make_one(report.pk)
     operator, auditor = login("Operator"), login("Auditor")
     assert operator.get(page_of(report)).status_code == 200
     assert operator.get(f"{LIST}add/").status_code == 403
@@ -100,7 +101,7 @@ def test_the_form_names_the_field_that_is_wrong(alice: Caller, login: Login) -> 
         assert page.status_code == 200
         assert told in page.content.decode()
     assert not Report.objects.exists()
-    Report.objects.bulk_create(Report() for _ in range(asking.MOST_WAITING))
+    Report.objects.bulk_create(Report() for _ in range(reports.MOST_WAITING))
     page = auditor.post(f"{LIST}add/", {"tenant_slug": "wonderland"})
     assert "20 reports are waiting." in page.content.decode()
 
@@ -138,15 +139,15 @@ def test_one_whose_maker_is_gone_is_begun_anew_and_not_for_ever(
     report = Report(tenant_slug="wonderland", state="making", tries=1, started_at=timezone.now())
     report.claimed_until = timezone.now() + timedelta(minutes=5)
     report.save()
-    assert not asking.make_one(report.pk)
+    assert not reports.make_one(report.pk)
     Report.objects.update(claimed_until=timezone.now() - timedelta(seconds=1))
-    assert asking.make_one(report.pk)
+    assert reports.make_one(report.pk)
     Report.objects.update(
         state="making",
-        tries=asking.MOST_TRIES,
+        tries=reports.MOST_TRIES,
         claimed_until=timezone.now() - timedelta(seconds=1),
     )
-    assert not asking.make_one(report.pk)
+    assert not reports.make_one(report.pk)
     report.refresh_from_db()
     assert (report.state, "never completed" in report.problem) == ("failed", True)
 
@@ -155,7 +156,7 @@ def test_without_a_key_it_fails_and_says_so(alice: Caller, settings: Any) -> Non
     report = Report(tenant_slug="wonderland", made_by="user:x")
     report.save()
     settings.LEDGER_KEYS = []
-    assert not asking.make_one(report.pk)
+    assert not reports.make_one(report.pk)
     report.refresh_from_db()
     assert (report.state, "LEDGER_KEYS" in report.problem) == ("failed", True)
 
@@ -166,11 +167,11 @@ def test_the_files_go_after_their_time_and_their_hashes_stay(
     run(alice, "pass")
     report = Report(tenant_slug="wonderland", made_by="user:x")
     report.save()
-    asking.make_one(report.pk)
+    reports.make_one(report.pk)
     assert len(files_of(report)) == 2
-    assert asking.remove_old() == 0
-    Report.objects.update(created_at=timezone.now() - timedelta(days=asking.KEPT_DAYS + 1))
-    assert (asking.remove_old(), asking.remove_old()) == (1, 0)
+    assert reports.remove_old() == 0
+    Report.objects.update(created_at=timezone.now() - timedelta(days=reports.KEPT_DAYS + 1))
+    assert (reports.remove_old(), reports.remove_old()) == (1, 0)
     assert files_of(report) == []
     auditor = login("Auditor")
     assert auditor.get(f"{LIST}{report.pk}/report.json").status_code == 404

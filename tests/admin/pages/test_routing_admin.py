@@ -11,8 +11,8 @@ from django.contrib.auth.models import Permission
 from django.test import Client
 from django.urls import reverse
 
-from executions.models.spending import Budget
-from executions.services.comparison import compare_providers
+from executions.capabilities.spending.models import Budget
+from executions.capabilities.spending.service import compare_providers
 from executions.tenants.models import Tenant
 from providers.errors import ConnectionFailed
 from providers.fields import DecryptionError

@@ -7,8 +7,8 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
 from django.test import Client
 
-from executions.models.saved_filter import SavedFilter
-from executions.services import saved_filters
+from executions.capabilities.search import service as search
+from executions.capabilities.search.models import SavedFilter
 from tests.support.execution_rows import LIST, make_rows, shown
 
 pytestmark = pytest.mark.django_db
@@ -87,7 +87,7 @@ def test_what_cannot_be_kept_is_refused(auditor: Client, name: str, query: str) 
 
 
 def test_there_is_a_most(auditor: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saved_filters, "MOST", 2)
+    monkeypatch.setattr(search, "MOST_FILTERS", 2)
     for name in ("a", "b", "c"):
         save(auditor, name, "")
     assert set(SavedFilter.objects.values_list("name", flat=True)) == {"a", "b"}

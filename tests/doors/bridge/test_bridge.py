@@ -16,10 +16,10 @@ from django.db import connection
 from executions.bridge.answers import LARGE_BYTES, exit_code_of
 from executions.bridge.calling import Bridge
 from executions.bridge.requests import read_arguments, read_frame
+from executions.capabilities.playground.service import recorded_request
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
 from executions.runs.routes import lender
-from executions.services.replay import recorded_request
 from executions.tenants.keys import create_api_key, revoke
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller

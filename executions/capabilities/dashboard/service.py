@@ -1,0 +1,263 @@
+"""The figures of the dashboard, the first steps, and the overview of a tenant."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db.models import Case, CharField, F, QuerySet, Sum, Value, When
+from django.utils import timezone
+
+from executions.capabilities.observability.counters import LEFT, percentiles
+from executions.capabilities.observability.models import (
+    ExecutionCount,
+    ExecutionLatency,
+    ExecutionTenantCount,
+)
+from executions.kernel.database import one_moment
+from executions.runs.models import Execution
+from executions.sessions.models import Session
+from executions.tenants.models import ApiKey, Tenant
+from executions.tenants.service import AUDITOR
+from executions.tenants.tenant_scope import executions_of, sessions_of
+from providers import errors
+from providers.models import ConfigVersion, ProviderConfig
+from providers.services.history import SYSTEM
+
+TARGET_PERCENT = 95.0
+# Hours shown, and hours a bar.
+RANGES = {"24h": (24, 1), "7d": (24 * 7, 6)}
+
+_NAME = CharField(null=True)
+_TOP = 6
+_OTHERS = "others"
+_RAN = (Execution.Status.SUCCEEDED, Execution.Status.FAILED)
+
+
+@dataclass
+class Series:
+    """One line of a stacked chart: a name and a number for each of the chart's bars."""
+
+    name: str
+    values: list[int]
+
+
+@dataclass
+class Figures:
+    """What happened in the hours that end with the current one.
+
+    `success_percent` is of what ended otherwise than by being cancelled, None when nothing did;
+    `ran_percent` is the part whose code ran to its own end, whatever its exit code.
+    Latencies are milliseconds. `cost` is None where executions carry none; `unpriced` of them have
+    no price.
+    """
+
+    since: datetime
+    bars: list[datetime]
+    total: int = 0
+    success_percent: float | None = None
+    ran_percent: float | None = None
+    statuses: dict[str, int] = field(default_factory=dict)
+    errors: list[tuple[str, str, int]] = field(default_factory=list)
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    by_provider: list[Series] = field(default_factory=list)
+    by_tenant: list[Series] = field(default_factory=list)
+    tenants: list[dict[str, Any]] = field(default_factory=list)
+    cost: float | None = None
+    unpriced: int = 0
+
+    @property
+    def on_target(self) -> bool:
+        return self.success_percent is not None and self.success_percent >= TARGET_PERCENT
+
+
+def figures(hours: int, step: int = 1, now: datetime | None = None) -> Figures:
+    """The figures of the last `hours` hours, the current one included, `step` hours a bar.
+
+    All are of one moment: what ends meanwhile is in none of them.
+    """
+    current = (now or timezone.now()).replace(minute=0, second=0, microsecond=0)
+    first = current - timedelta(hours=hours - 1)
+    shown = [first + timedelta(hours=after) for after in range(0, hours, step)]
+    found = Figures(shown[0], shown)
+    with one_moment():
+        _read(found, shown, step)
+    return found
+
+
+def _read(found: Figures, shown: list[datetime], step: int) -> None:
+    counts = ExecutionCount.objects.filter(hour__gte=found.since).exclude(status=LEFT).order_by()
+    _outcomes(found, counts)
+    latencies = ExecutionLatency.objects.filter(hour__gte=found.since).order_by()
+    histogram = latencies.values_list("bucket").annotate(number=Sum("count"))
+    found.p50, found.p95, found.p99 = percentiles(histogram, 0.50, 0.95, 0.99)
+    of_tenants = ExecutionTenantCount.objects.filter(hour__gte=found.since).order_by()
+    busiest = of_tenants.values_list("tenant_slug").annotate(number=Sum("count"))
+    found.tenants = [
+        {"tenant_slug": slug, "number": number, "percent": 100 * number / (found.total or 1)}
+        for slug, number in busiest.order_by("-number", "tenant_slug")[:_TOP]
+    ]
+    found.by_provider = _series(
+        shown, step, counts.values_list("hour", "provider").annotate(number=Sum("count"))
+    )
+    top = [entry["tenant_slug"] for entry in found.tenants]
+    # The others are counted themselves: as what is left of a number of another table they would
+    # be less than none while that one is being corrected.
+    by_name = Case(
+        When(tenant_slug__in=top, then=F("tenant_slug")), default=Value(None), output_field=_NAME
+    )
+    named = of_tenants.annotate(shown_as=by_name).values_list("hour", "shown_as")
+    found.by_tenant = _series(shown, step, named.annotate(number=Sum("count")))
+
+
+def _outcomes(found: Figures, counts: Any) -> None:
+    by_code: dict[str, int] = defaultdict(int)
+    statuses: dict[str, int] = defaultdict(int)
+    spent = 0.0
+    rows = counts.values_list("status", "error_code").annotate(
+        number=Sum("count"), spent=Sum("cost"), with_price=Sum("priced")
+    )
+    for status, code, number, cost, priced in rows:
+        statuses[status] += number
+        spent += cost
+        found.unpriced += number - priced
+        if code:
+            by_code[code] += number
+    found.statuses = dict(statuses)
+    found.total = sum(statuses.values())
+    found.cost = spent or None
+    judged = found.total - statuses.get(Execution.Status.CANCELLED, 0)
+    if judged:
+        found.success_percent = 100 * statuses.get(Execution.Status.SUCCEEDED, 0) / judged
+        found.ran_percent = 100 * sum(statuses.get(status, 0) for status in _RAN) / judged
+    found.errors = [
+        (code, errors.CODES[code].title if code in errors.CODES else "", by_code[code])
+        for code in sorted(by_code, key=lambda code: -by_code[code])
+    ]
+
+
+def _series(
+    bars: list[datetime], step: int, rows: Iterable[tuple[datetime, str | None, int]]
+) -> list[Series]:
+    """The rows by name, the busiest first; those without one are the others'."""
+    width = timedelta(hours=step)
+    values: dict[str | None, list[int]] = defaultdict(lambda: [0] * len(bars))
+    for hour, name, number in rows:
+        # A clock that was set back leaves counts of hours to come.
+        position = min((hour - bars[0]) // width, len(bars) - 1)
+        values["none" if name == "" else name][position] += number
+    return [
+        Series(_OTHERS if name is None else name, values[name])
+        for name in sorted(values, key=lambda name: (name is None, -sum(values[name])))
+        if name is not None or any(values[name])
+    ]
+
+
+# Whoever has run as many has found the way.
+NEW_BELOW = 50
+
+
+@dataclass(frozen=True)
+class Step:
+    title: str
+    what: str
+    page: str
+    permission: str
+    is_done: bool
+
+
+def first_steps(user: User) -> list[Step]:
+    """Those that this account may take; none once all are taken, or the installation is not new."""
+    if Execution.objects.order_by()[NEW_BELOW - 1 :].exists():
+        return []
+    steps = [step for step in _steps() if user.has_perm(step.permission)]
+    return [] if all(step.is_done for step in steps) else steps
+
+
+def _steps() -> list[Step]:
+    saved_by_somebody = ConfigVersion.objects.filter(
+        subject__in=ProviderConfig.objects.values("provider_id")
+    ).exclude(author=SYSTEM)
+    return [
+        Step(
+            "Run a program",
+            "Use the playground. The run and its result are then in the list of executions.",
+            "playground",
+            "executions.use_playground",
+            Execution.objects.exists(),
+        ),
+        Step(
+            "Choose the isolation",
+            "The page of the active provider shows its runtime, and which isolation is available.",
+            "admin:providers_providerconfig_changelist",
+            "providers.change_providerconfig",
+            saved_by_somebody.exists(),
+        ),
+        Step(
+            "Add a provider",
+            "E2B, Aliyun or a second pool: for failover, or for single tenants.",
+            "admin:providers_providerconfig_add",
+            "providers.add_providerconfig",
+            ProviderConfig.objects.order_by()[1:].exists(),
+        ),
+        Step(
+            "Create an API key",
+            "One for each agent, with the scopes and restrictions it needs.",
+            "admin:executions_apikey_add",
+            "executions.add_apikey",
+            ApiKey.objects.order_by()[1:].exists(),
+        ),
+        Step(
+            "Invite an auditor",
+            "An account with the role Auditor can see everything and change nothing.",
+            "admin:auth_user_add",
+            "auth.add_user",
+            User.objects.filter(groups__name=AUDITOR).exists(),
+        ),
+    ]
+
+
+DAYS = 30
+LATEST = 8
+KEYS = 20
+
+
+def runs_by_day(
+    tenant: Tenant, now: datetime | None = None
+) -> tuple[list[datetime], list[Series], float | None]:
+    """The days (UTC), the oldest first and today the last, how many executions ended in each, and
+    what all of them cost; None where none did."""
+    today = (now or timezone.now()).replace(hour=0, minute=0, second=0, microsecond=0)
+    days = [today - timedelta(days=before) for before in range(DAYS - 1, -1, -1)]
+    counts = ExecutionTenantCount.objects.filter(tenant_slug=tenant.slug, hour__gte=days[0])
+    numbers: dict[datetime, int] = defaultdict(int)
+    cost = 0.0
+    rows = counts.order_by().values_list("hour").annotate(n=Sum("count"), spent=Sum("cost"))
+    for hour, number, spent in rows:
+        # A clock that was set back leaves counts of hours to come.
+        numbers[min(hour.replace(hour=0), today)] += number
+        cost += spent
+    return days, [Series("executions", [numbers[day] for day in days])], cost or None
+
+
+def latest_runs(tenant: Tenant) -> QuerySet[Execution]:
+    """With what is shown of them alone: a tenant decides how long its outputs are."""
+    shown = ("created_at", "status", "language")
+    return executions_of(tenant).order_by("-pk").only(*shown)[:LATEST]
+
+
+def latest_sessions(tenant: Tenant) -> QuerySet[Session]:
+    """With what is shown of them alone: nothing of it is encrypted."""
+    return sessions_of(tenant).order_by("-pk").only("name", "state", "language")[:LATEST]
+
+
+def newest_keys(tenant: Tenant) -> QuerySet[ApiKey]:
+    """Those in force before the revoked ones, of which the one revoked last is the first."""
+    newest = (F("revoked_at").desc(nulls_first=True), "-pk")
+    return ApiKey.objects.filter(tenant=tenant).order_by(*newest)[:KEYS]

@@ -1,0 +1,252 @@
+"""The export of the ledger to a collector, by OTLP or syslog."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import ssl
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+from uuid import uuid4
+
+from django.conf import settings
+from django.db.models import DateTimeField, ExpressionWrapper, Q, QuerySet
+from django.db.models.functions import Now
+
+from executions.capabilities.observability.audit_events import events_of
+from executions.capabilities.observability.models import AuditExport
+from executions.kernel import http
+from executions.ledger.models import LedgerEntry
+from providers.addresses import Allowed, Rules
+from providers.remote.receiver import Receiver
+from sandbox_site import draining
+from sandbox_site.observability import AuditDestination
+
+_INFO = 9
+
+
+class NotTaken(OSError):
+    """The collector did not take the batch, or not all of it."""
+
+
+def send_otlp(entries: Sequence[LedgerEntry], destination: AuditDestination) -> None:
+    """Returns when the collector has taken them all. Raises NotTaken."""
+    host = f"[{destination.host}]" if ":" in destination.host else destination.host
+    place = f"{host}:{destination.port}"
+    # The operator's own collector may be anywhere; nothing else may.
+    rules = Rules((Allowed.parse(place),), (), "AUDIT_EXPORT_URL")
+    body = json.dumps(request_of(entries), separators=(",", ":")).encode()
+    headers = {"Content-Type": "application/json", **dict(destination.headers)}
+    answer = http.post_json(
+        f"https://{place}{destination.path}", body, headers, Receiver(rules, destination.ca)
+    )
+    if answer.problem:
+        raise NotTaken(answer.problem)
+    rejected = _rejected(answer.body)
+    if rejected is None:
+        raise NotTaken("the receiver is not a collector: its answer is not OTLP")
+    if rejected:
+        raise NotTaken(f"{rejected} of {len(entries)} entries were rejected")
+
+
+def request_of(entries: Sequence[LedgerEntry]) -> dict[str, Any]:
+    """An ExportLogsServiceRequest."""
+    now = time.time_ns()
+    return {
+        "resourceLogs": [
+            {
+                "resource": {
+                    "attributes": [
+                        _attribute("service.name", "cofferdam"),
+                        _attribute("service.instance.id", settings.INSTANCE),
+                    ]
+                },
+                "scopeLogs": [
+                    {
+                        "scope": {"name": "cofferdam.ledger"},
+                        "logRecords": [
+                            _record(entry, event, now)
+                            for entry, event in zip(entries, events_of(entries), strict=True)
+                        ],
+                    }
+                ],
+            }
+        ]
+    }
+
+
+def _record(entry: LedgerEntry, event: Mapping[str, Any], now: int) -> dict[str, Any]:
+    return {
+        # 64 bits, which JSON has as a text.
+        "timeUnixNano": str(int(entry.at.timestamp() * 1_000_000) * 1000),
+        "observedTimeUnixNano": str(now),
+        "severityNumber": _INFO,
+        "severityText": "INFO",
+        "body": {"stringValue": json.dumps(event, separators=(",", ":"))},
+        "attributes": [
+            _attribute("ledger.kind", entry.kind),
+            _attribute("ledger.digest", entry.digest),
+            {"key": "ledger.sequence", "value": {"intValue": str(entry.sequence)}},
+        ],
+    }
+
+
+def _attribute(key: str, value: str) -> dict[str, Any]:
+    return {"key": key, "value": {"stringValue": value}}
+
+
+def _rejected(body: bytes) -> int | None:
+    """How many a 200 says were not taken, which OTLP calls a partial success. None for an answer
+    of something else, such as a proxy's page.
+    """
+    try:
+        said = json.loads(body or b"{}")
+        return int((said.get("partialSuccess") or {}).get("rejectedLogRecords") or 0)
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+# For each step: connecting, the handshake, sending a batch, its end.
+STEP_SECONDS = 10.0
+# Facility 13, "log audit", and severity 6, "informational".
+_PRIORITY = 13 * 8 + 6
+_MOST_SEQUENCE = 2**31 - 1
+_UNPRINTABLE = re.compile(r"[^\x21-\x7e]")
+
+
+def send_syslog(entries: Sequence[LedgerEntry], destination: AuditDestination) -> None:
+    """Returns when the collector has read them all. Raises OSError, ssl.SSLError among them."""
+    frames = b"".join(map(frame_of, entries, events_of(entries)))
+    context = ssl.create_default_context(cadata=destination.ca or None)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    # Python takes the end of a connection for a close_notify. Here it says that something is lost.
+    context.options &= ~ssl.OP_IGNORE_UNEXPECTED_EOF
+    place = (destination.host, destination.port)
+    with (
+        socket.create_connection(place, timeout=STEP_SECONDS) as connection,
+        context.wrap_socket(connection, server_hostname=destination.host) as secure,
+    ):
+        secure.settimeout(STEP_SECONDS)
+        secure.sendall(frames)
+        secure.unwrap()
+
+
+def frame_of(entry: LedgerEntry, event: Mapping[str, Any]) -> bytes:
+    """One message, with its length before it: nothing within can end it."""
+    at = entry.at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    host = _UNPRINTABLE.sub("-", settings.INSTANCE)[:255] or "-"
+    kind = _UNPRINTABLE.sub("-", entry.kind)[:32] or "-"
+    number = (entry.sequence - 1) % _MOST_SEQUENCE + 1
+    text = json.dumps(event, separators=(",", ":"))
+    head = f'<{_PRIORITY}>1 {at} {host} cofferdam - {kind} [meta sequenceId="{number}"] '
+    message = (head + text).encode("ascii")
+    return b"%d %s" % (len(message), message)
+
+
+logger = logging.getLogger(__name__)
+
+BATCH = 200
+# One entry may be larger, and is then a batch by itself.
+BATCH_BYTES = 512 * 1024
+# Longer than a batch may take, so that nobody else begins meanwhile.
+LEASE = timedelta(seconds=90)
+LONGEST_RETRY = timedelta(minutes=1)
+LOOK_SECONDS = 1.0
+# A turn ends before the schedule begins the next one.
+TURN_SECONDS = 50.0
+
+_SEND: dict[str, Callable[[Sequence[LedgerEntry], AuditDestination], None]] = {
+    "syslog": send_syslog,
+    "otlp": send_otlp,
+}
+
+
+def export_for(seconds: float | None = None) -> int:
+    """Send what there is, and what comes within so many seconds, or a turn. How many have arrived.
+
+    Ends at once where somebody else does it, or nothing is to be sent to.
+    """
+    destination = settings.AUDIT_EXPORT
+    if destination is None:
+        return 0
+    me = f"{socket.gethostname()[:24]} {os.getpid()} {uuid4().hex[:12]}"
+    AuditExport.objects.get_or_create(destination=destination.name)
+    ends = time.monotonic() + (TURN_SECONDS if seconds is None else seconds)
+    sent = 0
+    try:
+        while _holds(destination, me):
+            arrived = _export_batch(destination, me)
+            sent += arrived
+            left = ends - time.monotonic()
+            if left <= 0 or draining.is_draining():
+                break
+            if not arrived:
+                time.sleep(min(LOOK_SECONDS, left))
+    finally:
+        _rows(destination).filter(holder=me).update(holder="", held_until=None)
+    return sent
+
+
+def _rows(destination: AuditDestination) -> QuerySet[AuditExport]:
+    return AuditExport.objects.filter(destination=destination.name)
+
+
+def _from_now(span: timedelta) -> ExpressionWrapper[Any]:
+    """By the database's clock, which all hosts share."""
+    return ExpressionWrapper(Now() + span, output_field=DateTimeField())
+
+
+def _holds(destination: AuditDestination, me: str) -> bool:
+    """Take the lease, or renew it; False while another has it."""
+    is_free = Q(holder=me) | Q(held_until=None) | Q(held_until__lt=Now())
+    rows = _rows(destination).filter(is_free)
+    return bool(rows.update(holder=me, held_until=_from_now(LEASE)))
+
+
+def _export_batch(destination: AuditDestination, me: str) -> int:
+    """How many have arrived: none where there are none, or the collector is to be left alone."""
+    is_time = Q(retry_at=None) | Q(retry_at__lte=Now())
+    row = _rows(destination).filter(is_time).first()
+    if row is None:
+        return 0
+    entries = _next(row.sequence)
+    if not entries:
+        return 0
+    if entries[0].sequence != row.sequence + 1:
+        logger.critical(
+            "ALERT: the ledger has no entry %d; the collector gets the next existing entry",
+            row.sequence + 1,
+            extra={"alert": "ledger_gap"},
+        )
+    mine = _rows(destination).filter(holder=me, sequence=row.sequence)
+    try:
+        _SEND[destination.kind](entries, destination)
+    except Exception as error:
+        # Whatever it is, also an entry that somebody has made unreadable, is told and tried again.
+        wait = min(timedelta(seconds=2 ** min(row.tries, 10)), LONGEST_RETRY)
+        problem = f"{type(error).__name__}: {error}"[:500]
+        mine.update(tries=row.tries + 1, retry_at=_from_now(wait), problem=problem)
+        logger.warning("the collector of the ledger has not taken a batch: %s", problem)
+        return 0
+    moved = mine.update(
+        sequence=entries[-1].sequence, sent_at=Now(), tries=0, retry_at=None, problem=""
+    )
+    return len(entries) if moved else 0
+
+
+def _next(after: int) -> list[LedgerEntry]:
+    """The entries that come next, of bounded number and size."""
+    found: list[LedgerEntry] = []
+    size = 0
+    rows = LedgerEntry.objects.filter(sequence__gt=after).order_by("sequence")
+    for entry in rows[:BATCH]:
+        size += len(entry.statement)
+        if found and size > BATCH_BYTES:
+            break
+        found.append(entry)
+    return found

@@ -1,0 +1,225 @@
+"""Counters of executions, kept at each end of a run and added up when they are read."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+from django.db import connection
+from django.db.models import Model
+from django.utils import timezone
+
+from executions.capabilities.observability.models import (
+    ExecutionCount,
+    ExecutionLatency,
+    ExecutionTenantCount,
+    ExecutionTotal,
+)
+from executions.runs.models import Execution
+from providers.services.breaker import ILL
+
+# Upper bounds in seconds of the buckets of a duration; what is longer is in "+Inf".
+BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+LABELS = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
+PHASES = ("queue", "start", "run", "total")
+OUTCOME, FAULT, HOP, OBSERVED = "outcome", "fault", "hop", "observed"
+
+_ILL = frozenset(entry.code for entry in ILL)
+# Of one record; a route has a few steps.
+_MOST_HOPS = 16
+
+
+def is_fault(execution: Execution) -> bool:
+    """Whether the provider failed at it. What failed when code may have been running, or as the
+    caller brought it about, never counts against a provider."""
+    return (
+        execution.status == Execution.Status.ERROR
+        and execution.retryable
+        and execution.error_code in _ILL
+        and bool(execution.provider)
+    )
+
+
+def add(cursor: Any, execution: Execution, cost: float) -> None:
+    """Add an execution that has just ended, in the transaction that ended it."""
+    provider = execution.provider
+    rows: list[tuple[str, str, str, int, float]] = []
+    # By kind, provider and label, in one order for everybody: who held one row and waited for
+    # another would otherwise meet somebody who does it the other way round.
+    if is_fault(execution):
+        rows.append((FAULT, provider, execution.error_code, 1, 0.0))
+    if execution.hops:
+        rows += _hops(execution.hops)
+    for observed in sorted((execution.observed or "").split()):
+        rows.append((OBSERVED, provider, observed, 1, 0.0))
+    label = f"{execution.status} {execution.error_code}".rstrip()
+    rows.append((OUTCOME, provider, label, 1, cost))
+    for phase, milliseconds in (
+        ("queue", execution.queue_ms),
+        ("run", execution.run_ms),
+        ("start", execution.start_ms),
+        ("total", execution.total_ms),
+    ):
+        if milliseconds is not None:
+            seconds = max(0.0, milliseconds / 1000)
+            rows.append((phase, provider, LABELS[bisect_left(BOUNDS, seconds)], 1, seconds))
+    cursor.execute(_upsert_totals(len(rows)), [value for row in rows for value in row])
+
+
+def left_for_another(execution: Execution) -> list[tuple[str, str, int]]:
+    """Provider, error code and number of the hops that failed and went on to another provider."""
+    rows = _hops(execution.hops) if execution.hops else []
+    return [
+        (provider, code, count)
+        for _, provider, code, count, _ in rows
+        if provider != execution.provider
+    ]
+
+
+def _hops(hops: list[dict[str, Any]]) -> list[tuple[str, str, str, int, float]]:
+    found = Counter(
+        (str(hop["provider"])[:64], str(hop.get("code") or "")[:8])
+        for hop in hops[:_MOST_HOPS]
+        if hop.get("outcome") == "failed"
+    )
+    return [
+        (HOP, provider, code, number, 0.0) for (provider, code), number in sorted(found.items())
+    ]
+
+
+@lru_cache(maxsize=32)
+def _upsert_totals(number: int) -> str:
+    """For so many rows. Every name is from our own model."""
+    table = ExecutionTotal._meta.db_table
+    places = ", ".join(["(%s, %s, %s, %s, %s)"] * number)
+    return (
+        f"INSERT INTO {table} (kind, provider, label, count, amount) VALUES {places}"  # noqa: S608
+        " ON CONFLICT (kind, provider, label) DO UPDATE SET"
+        f" count = {table}.count + excluded.count, amount = {table}.amount + excluded.amount"
+    )
+
+
+_GROWTH = 1.1
+_LAST_BUCKET = 200
+
+# In the place of a status: a row that counts no execution, but what went on to another provider.
+LEFT = "left"
+
+HAS_COST = any(field.name == "cost" for field in Execution._meta.get_fields())
+
+
+def bucket_of(milliseconds: float) -> int:
+    """The bucket of a latency: 0 below one millisecond, then one for each growth by a tenth."""
+    if milliseconds < 1:
+        return 0
+    return min(_LAST_BUCKET, 1 + int(math.log(milliseconds, _GROWTH)))
+
+
+def milliseconds_of(bucket: int) -> float:
+    """The middle of a bucket, in milliseconds."""
+    return 0.5 if bucket == 0 else float(_GROWTH ** (bucket - 0.5))
+
+
+def count(execution: Execution, stored_bytes: int = 0, used_ms: int = 0) -> None:
+    """Count an execution that has just ended. Call it in the transaction that ended it.
+
+    `stored_bytes` is what is kept of it, `used_ms` how long it ran.
+    """
+    assert execution.finished_at is not None  # noqa: S101  it has just ended
+    hour = connection.ops.adapt_datetimefield_value(hour_of(execution.finished_at))
+    cost = _cost(execution)
+    # One statement each, which no other process can come between. Always in this order: two
+    # transactions that took the rows in different orders would wait for each other for ever.
+    with connection.cursor() as cursor:
+        outcome = (hour, execution.provider, execution.status, execution.error_code, 1, cost)
+        priced = int(execution.cost is not None)
+        cursor.execute(_COUNT, (*outcome, int(is_fault(execution)), priced, 0))
+        # Behind every row of an outcome, which these are none of, and in one order: see above.
+        for provider, code, number in left_for_another(execution):
+            key = (hour, provider, LEFT, code)
+            cursor.execute(_COUNT, (*key, 0, 0, 0, 0, number))
+        cursor.execute(_TENANT, (hour, execution.tenant_slug, 1, cost, stored_bytes, used_ms))
+        if execution.total_ms is not None:
+            bucket = bucket_of(execution.total_ms)
+            cursor.execute(_LATENCY, (hour, execution.provider, bucket, 1))
+        add(cursor, execution, cost)
+
+
+def count_stored(tenant_slug: str, stored_bytes: int) -> None:
+    """Count what is stored of an execution that has yet to run, in the transaction that does."""
+    hour = connection.ops.adapt_datetimefield_value(hour_of(timezone.now()))
+    with connection.cursor() as cursor:
+        cursor.execute(_TENANT, (hour, tenant_slug, 0, 0, stored_bytes, 0))
+
+
+def count_used(tenant_slug: str, used_ms: int) -> None:
+    """Count how long something ran that turned out after its record was closed."""
+    hour = connection.ops.adapt_datetimefield_value(hour_of(timezone.now()))
+    with connection.cursor() as cursor:
+        cursor.execute(_TENANT, (hour, tenant_slug, 0, 0, 0, used_ms))
+
+
+def percentiles(histogram: Iterable[tuple[int, int]], *wanted: float) -> list[float | None]:
+    """Latencies in milliseconds below which `wanted` parts of all lie; None where there are none.
+
+    `histogram` is (bucket, count), in any order.
+    """
+    sorted_buckets = sorted(histogram)
+    total = sum(number for _, number in sorted_buckets)
+    found: list[float | None] = []
+    for part in wanted:
+        rank, seen, value = part * total, 0, None
+        for bucket, number in sorted_buckets:
+            seen += number
+            if seen >= rank and total:
+                value = milliseconds_of(bucket)
+                break
+        found.append(value)
+    return found
+
+
+def hour_of(moment: datetime) -> datetime:
+    """When its hour began, by UTC."""
+    return timezone.localtime(moment, timezone.get_fixed_timezone(0)).replace(
+        minute=0, second=0, microsecond=0
+    )
+
+
+def _cost(execution: Execution) -> float:
+    return float(getattr(execution, "cost", None) or 0)
+
+
+# What the rows of each table are told apart by.
+KEYS: dict[type[Model], tuple[str, ...]] = {
+    ExecutionCount: ("hour", "provider", "status", "error_code"),
+    ExecutionTenantCount: ("hour", "tenant_slug"),
+    ExecutionLatency: ("hour", "provider", "bucket"),
+}
+
+
+def _upsert(model: type[Model], *sums: str) -> str:
+    """One row more, or more in the row that is there. Every part is a name from our own models."""
+    table, keys = model._meta.db_table, KEYS[model]
+    names = ", ".join((*keys, *sums))
+    places = ", ".join(["%s"] * (len(keys) + len(sums)))
+    added = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in sums)
+    return (
+        f"INSERT INTO {table} ({names}) VALUES ({places}) "  # noqa: S608
+        f"ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {added}"
+    )
+
+
+_COUNT = _upsert(ExecutionCount, "count", "cost", "faults", "priced", "went_on")
+_TENANT = _upsert(ExecutionTenantCount, "count", "cost", "stored_bytes", "used_ms")
+_LATENCY = _upsert(ExecutionLatency, "count")
+# Inserts a row of each table, or adds to the one that is there.
+ADD: dict[type[Model], str] = {
+    ExecutionCount: _COUNT,
+    ExecutionTenantCount: _TENANT,
+    ExecutionLatency: _LATENCY,
+}

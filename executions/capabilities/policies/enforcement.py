@@ -1,0 +1,259 @@
+"""Holding a run to the policy of its tenant: the one place that every way in passes.
+
+What is refused here is recorded as `blocked`, with SB007 and a receipt: nothing ran.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from executions.capabilities.policies.active import (
+    POLICY,
+    BlockedByPolicy,
+    Rules,
+    rules_for,
+    rules_of,
+)
+from executions.capabilities.policies.analysis import LOOKED, MOST_BYTES, UNPARSED
+from executions.capabilities.policies.analyzer_pool import submit_look
+from executions.capabilities.policies.approvals import approved
+from executions.kernel.coroutines import Waits
+from executions.kernel.text import storable
+from executions.runs.models import Execution
+from executions.runs.provider_calls import guarded
+from executions.runs.requests import ExecutionRequest
+from executions.runs.routes import Step
+from executions.runs.routing import COMMANDS
+from providers.errors import InvalidConfiguration
+from providers.isolation import NONE
+from providers.languages import language_of, normalize_language
+from providers.manager import Lease
+from providers.values import SandboxLimits
+
+MOST_WARNINGS = 50
+_MOST_TOLD = 10
+_MEMORY_FIELDS = ("memory_bytes", "limits")
+_TOO_MUCH = (
+    f"exceeds the limits of the analysis: {MOST_BYTES // 1024} KiB, deep nesting, or a long "
+    "analysis"
+)
+_UNPARSED = "is not valid Python for this service, and was not analyzed"
+
+_TAKES_APPROVAL = (
+    "It needs an approval. Send it to POST /api/v1/executions, or to a session as a cell, without "
+    "a stream; it then waits for the approval."
+)
+
+Remark = dict[str, Any]
+
+
+class Held:
+    """One run and the policy that holds for it; without one, nothing is asked."""
+
+    def __init__(self, rules: Rules | None, tenant_slug: str = "") -> None:
+        self.rules, self.tenant_slug = rules, tenant_slug
+        self.warnings: list[Remark] = []
+        self.approval: dict[str, str] | None = None
+
+    @classmethod
+    def of_execution(cls, execution: Execution) -> Held:
+        return cls(rules_of(execution), execution.tenant_slug)
+
+    @property
+    def stated(self) -> dict[str, Any]:
+        """What the record's metadata has of it."""
+        if self.rules is None:
+            return {}
+        said = {"warnings": self.warnings, "approved": self.approval}
+        return {POLICY: {**self.rules.stated, **{k: v for k, v in said.items() if v}}}
+
+    @property
+    def asks(self) -> bool:
+        """Whether somebody may have to approve it."""
+        return self.rules is not None and self.rules.asks
+
+    @property
+    def limits(self) -> SandboxLimits | None:
+        return self.rules.limits if self.rules else None
+
+    def to_request(
+        self,
+        request: ExecutionRequest,
+        execution: Execution,
+        waiting: Callable[[Future[Any]], AbstractContextManager[Any]] = nullcontext,
+    ) -> Waits[None]:
+        """Raises BlockedByPolicy for what is not allowed wherever it runs, and for what somebody
+        has to approve and nobody has."""
+        rules = self.rules
+        if rules is None:
+            return
+        if why := refused_of_request(rules, request.language, request.timeout):
+            raise BlockedByPolicy(why[1], field=why[0])
+        found = yield from self._look(rules, request, waiting)
+        if rules.blocks and found:
+            self.warnings = []
+            raise BlockedByPolicy(_in_words(found), field="code")
+        if not _is_asked(rules, found):
+            return
+        self.approval = approved(execution, request)
+        if self.approval is None:
+            raise BlockedByPolicy(f"{_TAKES_APPROVAL} {_in_words(found)}".rstrip(), field="code")
+
+    def asking(self, request: ExecutionRequest) -> Waits[list[Remark] | None]:
+        """What somebody has to approve before this may run; None where nobody need. Raises
+        RateLimited for a tenant of whose code enough is being looked at.
+        """
+        rules = self.rules
+        if rules is None or not self.asks:
+            return None
+        if refused_of_request(rules, request.language, request.timeout):
+            return None
+        found = yield from self._look(rules, request)
+        return found if _is_asked(rules, found) else None
+
+    def _look(
+        self,
+        rules: Rules,
+        request: ExecutionRequest,
+        waiting: Callable[[Future[Any]], AbstractContextManager[Any]] = nullcontext,
+    ) -> Waits[list[Remark]]:
+        if not rules.looks or not may_be_python(request.language):
+            return []
+        asked = {**rules.of_code, "own": own_modules([file.path for file in request.files])}
+        looked = submit_look(request.code, asked, self.tenant_slug)
+        with waiting(looked):
+            yield looked
+        self.warnings = told(*looked.result())
+        return [each for each in self.warnings if each["kind"] != "note"]
+
+    def to_language(self, language: str) -> None:
+        if self.rules and (why := refused_of_request(self.rules, language, None)):
+            raise BlockedByPolicy(why[1], field=why[0])
+
+    def steps(self, steps: Sequence[Step]) -> Sequence[Step]:
+        """Those that may be taken; one whose provider is not known yet is looked at later."""
+        providers = self.rules.providers if self.rules else None
+        if not providers:
+            return steps
+        left = [step for step in steps if (_provider_of(step) or "") in {*providers, ""}]
+        if not left:
+            raise self._elsewhere()
+        return left
+
+    def to_lease(self, lease: Lease) -> None:
+        if self.rules is None:
+            return
+        if self.rules.providers and lease.provider_id not in self.rules.providers:
+            raise self._elsewhere()
+        if self.rules.policy.network:
+            promised = guarded(lease.provider_id, lambda: lease.provider.network)
+            if promised != self.rules.policy.network:
+                raise _networked(lease.provider_id)
+
+    def to_sandbox(self, lease: Lease, isolation: str) -> None:
+        """What is not isolated may reach whatever its host does."""
+        if self.rules is not None and self.rules.policy.network and isolation == NONE:
+            raise _networked(lease.provider_id)
+
+    def seconds(self, seconds: float) -> float:
+        longest = self.rules.policy.max_timeout if self.rules else None
+        return seconds if longest is None else min(seconds, longest)
+
+    @contextmanager
+    def to_memory(self) -> Iterator[None]:
+        """Around asking for a sandbox of these `limits`, for which a provider may have none."""
+        try:
+            yield
+        except InvalidConfiguration as error:
+            if self.limits is None or error.field not in _MEMORY_FIELDS:
+                raise
+            mib = self.limits.memory_bytes >> 20
+            raise BlockedByPolicy(
+                f"The policy allows {mib} MiB of memory. {error.message}", field="memory"
+            ) from None
+
+    def into(self, changes: dict[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
+        """What a record is closed with, and which policy held. `meta` is what it has so far."""
+        if self.rules is None:
+            return changes
+        return {**changes, "meta": {**changes.get("meta", meta), **self.stated}}
+
+    def _elsewhere(self) -> BlockedByPolicy:
+        allowed = self.rules.policy.providers if self.rules else ""
+        return BlockedByPolicy(f"The policy allows providers {allowed}.", field="provider")
+
+
+def languages_of(tenant_slug: str, languages: Sequence[str]) -> list[str]:
+    """Those of them that the tenant's policy allows."""
+    rules = rules_for(tenant_slug)
+    return [
+        each for each in languages if rules is None or not refused_of_request(rules, each, None)
+    ]
+
+
+def refused_of_request(
+    rules: Rules, language: str, timeout: float | None
+) -> tuple[str, str] | None:
+    """Field and reason why a request is refused without a look at its code."""
+    if rules.languages and normalize_language(language) not in rules.languages:
+        return "language", f"The policy allows {rules.policy.languages}, and not {language}."
+    longest = rules.policy.max_timeout
+    if longest is not None and timeout is not None and timeout > longest:
+        return "timeout", f"The policy allows {longest:g} s, and {timeout:g} s was requested."
+    return None
+
+
+def _is_asked(rules: Rules, found: Sequence[Remark]) -> bool:
+    return rules.asks and (rules.policy.ask_always or bool(found))
+
+
+def _provider_of(step: Step) -> str:
+    return step.session.provider if step.session is not None else step.provider_id
+
+
+def may_be_python(language: str) -> bool:
+    """Whether code is looked at: a template that is named as a language may be of Python."""
+    name = normalize_language(language)
+    return name == "python" or (language_of(name) is None and name not in COMMANDS)
+
+
+def own_modules(paths: Sequence[str]) -> list[str]:
+    """The modules among files that came with the code, which a program may import. What Python has
+    itself may be there already, whatever file is called alike."""
+    names = {path.partition("/")[0].removesuffix(".py") for path in paths}
+    return sorted(name for name in names - sys.stdlib_module_names if name.isidentifier())
+
+
+def told(outcome: str, found: Sequence[tuple[int, str, str]]) -> list[Remark]:
+    """What a look came to, as records and answers have it. A `note` never blocks."""
+    if outcome == UNPARSED:
+        return [{"line": 0, "kind": "note", "name": _UNPARSED}]
+    if outcome != LOOKED:
+        return [{"line": 0, "kind": "code", "name": _TOO_MUCH}]
+    return [
+        {"line": line, "kind": kind, "name": storable(name)}
+        for line, kind, name in found[:MOST_WARNINGS]
+    ]
+
+
+def _in_words(found: Sequence[Remark]) -> str:
+    if not found:
+        return ""
+    parts = [
+        f"line {each['line']}: {each['kind']} of {each['name']}" if each["line"] else each["name"]
+        for each in found[:_MOST_TOLD]
+    ]
+    more = f" and {len(found) - _MOST_TOLD} more" if len(found) > _MOST_TOLD else ""
+    return f"The policy does not allow this code: {'; '.join(parts)}{more}."
+
+
+def _networked(provider_id: str) -> BlockedByPolicy:
+    return BlockedByPolicy(
+        f"The policy allows no network, and {provider_id} does not guarantee sandboxes without "
+        "network.",
+        field="network",
+    )

@@ -1,0 +1,459 @@
+"""Retention: what is erased when, stored files compared with rows, and the database's size."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from functools import reduce
+from itertools import islice
+from operator import or_
+from uuid import UUID
+
+from django.conf import settings
+from django.core.exceptions import SuspiciousOperation
+from django.db import connection, transaction
+from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.utils import timezone
+
+from executions.capabilities.policies.models import Approval
+from executions.capabilities.retention.holds import Held, held_by_ledger, held_of
+from executions.capabilities.search.service import forget_code
+from executions.capabilities.tools.models import ToolCall
+from executions.kernel.batches import delete_in_batches, let_others_write
+from executions.kernel.storage import ARTIFACTS, WORKSPACES, Entry, kept
+from executions.kernel.text import first_uuid7
+from executions.ledger.append import append
+from executions.ledger.entry_format import moment
+from executions.ledger.executions import ERASURE
+from executions.ledger.models import LedgerEntry
+from executions.runs import payloads
+from executions.runs.late_results import erase_late_results
+from executions.runs.models import Artifact, Execution, ExecutionEvent
+from executions.sessions.storage.models import Blob, LooseFile
+from executions.tenants.models import Tenant
+from sandbox_site.database import JOURNAL_BYTES
+
+logger = logging.getLogger(__name__)
+
+# Each may hold several hundred kilobytes.
+BATCH = 100
+# Of one transaction, or a single execution: SQLite has one lock, and others wait for it. What is
+# held is asked for each.
+BATCH_BYTES = 32 * 1024
+AT_ONCE = 20
+KINDS = ("code", "output", "artifacts", "records")
+_TEXTS = {
+    "code": ("code", "arguments", "on_behalf_of"),
+    "output": ("stdout", "stderr", "result", "outputs", "exception"),
+}
+
+
+@dataclass
+class Erasure:
+    """What of one tenant and one kind of data was erased, or would be, and what was not."""
+
+    tenant: str
+    data: str
+    created_before: datetime
+    held: Held = field(default_factory=Held)
+    executions: int = 0
+    bytes: int = 0
+
+
+def apply_retention(
+    *, dry_run: bool = False, report: Callable[[Erasure], None] = lambda erasure: None
+) -> list[Erasure]:
+    """Erase everything whose time is over. Running it again does only what is left."""
+    now, by_ledger = timezone.now(), held_by_ledger(thorough=True)
+    found = []
+    for tenant_slug, data, days in _rules():
+        held = held_of(tenant_slug, by_ledger.get(tenant_slug, Held()))
+        erasure = Erasure(tenant_slug, data, now - timedelta(days=days), held)
+        if held.everything:
+            logger.info("%s is on legal hold: its %s is kept", tenant_slug, data)
+            continue
+        if data == "output" and not dry_run:
+            erase_late_results(tenant_slug, erasure.created_before, but_of=held.executions)
+        if _erase(erasure, dry_run, report).executions:
+            found.append(erasure)
+    return found
+
+
+def records_erased_until() -> datetime | None:
+    """Of what was made before then whole records may be gone; None where none ever was erased."""
+    stated = (entry.stated for entry in LedgerEntry.objects.filter(kind=ERASURE).iterator())
+    found = [each["created_before"] for each in stated if each["data"] == "records"]
+    return datetime.fromisoformat(max(found)) if found else None
+
+
+def _rules() -> Iterator[tuple[str, str, int]]:
+    """Tenant, kind of data and days. What a tenant leaves open is as the installation has it.
+
+    Tenants that are gone are known by their records.
+    """
+    living = {tenant.slug: tenant for tenant in Tenant.objects.all()}
+    recorded = set(Execution.objects.order_by().values_list("tenant_slug", flat=True).distinct())
+    for slug in sorted(recorded):
+        for data in KINDS:
+            days = getattr(living.get(slug), f"keep_{data}_days", None)
+            if days is None:
+                days = settings.SANDBOX_KEEP_DAYS[data]
+            if days:
+                floor = settings.SANDBOX_RECORDS_FLOOR_DAYS if data == "records" else 0
+                yield slug, data, max(days, floor)
+
+
+def _erase(erasure: Erasure, dry_run: bool, report: Callable[[Erasure], None]) -> Erasure:
+    due = _due(erasure)
+    if not dry_run and not _enter(erasure, due.count()):
+        return erasure
+    after = None
+    while batch := list((due.filter(pk__gt=after) if after else due).order_by("pk")[:BATCH]):
+        after = batch[-1].pk
+        sizes = {execution.pk: _size(execution, erasure.data) for execution in batch}
+        erased = batch if dry_run else _erase_batch(erasure, batch)
+        erasure.executions += len(erased)
+        erasure.bytes += sum(sizes[execution.pk] for execution in erased)
+        report(erasure)
+    return erasure
+
+
+def _enter(erasure: Erasure, executions: int) -> bool:
+    """One entry for all batches, before the first: an erasure that is broken off is continued the
+    next time, and in between nothing is gone that no entry speaks of."""
+    if executions:
+        content = {
+            "data": erasure.data,
+            "created_before": moment(erasure.created_before),
+            "executions": executions,
+            "held": sorted(map(str, erasure.held.executions)),
+        }
+        append(ERASURE, erasure.tenant, content)
+    return executions > 0
+
+
+def _due(erasure: Erasure) -> QuerySet[Execution]:
+    """Ended executions with something left to erase, found by what their ids say of their time."""
+    texts = _TEXTS.get(erasure.data)
+    holds: Q
+    if erasure.data == "records":
+        holds = Q()
+    elif texts is None:
+        kept = Artifact.objects.filter(execution=OuterRef("pk")).exclude(file="")
+        holds = Q(artifact_count__gt=0) & Q(Exists(kept))
+    else:
+        # Null is no text, and not more than the empty one.
+        holds = reduce(or_, (Q(**{f"{name}__gt": ""}) for name in texts))
+        if erasure.data == "output":
+            # What calls of tools were given and answered, also where nothing else came of the run.
+            said = ToolCall.objects.filter(
+                Q(arguments__gt="") | Q(answer__gt=""), execution=OuterRef("pk")
+            )
+            holds |= Q(Exists(said))
+    return (
+        Execution.objects.filter(
+            holds,
+            Q(run_at=None) | Q(run_at__lt=erasure.created_before),
+            tenant_slug=erasure.tenant,
+            pk__lt=first_uuid7(erasure.created_before),
+            created_at__lt=erasure.created_before,
+            finished_at__isnull=False,
+        )
+        .exclude(pk__in=erasure.held.executions)
+        .only("pk", "code_hash", *(texts or ()))
+    )
+
+
+def _erase_batch(erasure: Erasure, batch: list[Execution]) -> list[Execution]:
+    """Erase this of them, a few in each transaction. Those of which it is gone now."""
+    erased = []
+    for few in _few_at_once(erasure.data, batch):
+        # What was put on hold since it was entered what goes.
+        held = held_of(erasure.tenant)
+        few = [each for each in few if not held.everything and each.pk not in held.executions]
+        if erasure.data in ("artifacts", "records"):
+            few = [execution for execution in few if _erase_artifacts(execution)]
+        if erasure.data != "artifacts":
+            _erase_rows(erasure.data, few)
+            let_others_write()
+        erased += few
+    return erased
+
+
+def _erase_rows(data: str, few: list[Execution]) -> None:
+    """Empty these texts of them, or remove them; what the ledger says of them stays."""
+    ids = [execution.pk for execution in few]
+    rows = Execution.objects.filter(pk__in=ids)
+    if data == "records":
+        _remove_records(few)
+        return
+    with transaction.atomic():
+        if data == "code":
+            forget_code({execution.code_hash for execution in few}, but_of=ids)
+        rows.update(**dict.fromkeys(_TEXTS[data], ""))
+        if data == "output":
+            ToolCall.objects.filter(execution__in=ids).update(arguments="", answer="")
+        if data == "code":
+            # They name what a policy found, in the code's own words.
+            Approval.objects.filter(execution__in=ids).update(findings=[])
+
+
+def _remove_records(few: list[Execution]) -> None:
+    """One in each transaction, with what belongs to it. Its program leaves the index before, as
+    that takes its time; its events too, which are no part of the record.
+    """
+    ids = [execution.pk for execution in few]
+    delete_in_batches(ExecutionEvent.objects.filter(execution__in=ids))
+    for execution in few:
+        forget_code({execution.code_hash}, but_of=ids)
+        let_others_write()
+        Execution.objects.filter(pk=execution.pk).delete()
+        let_others_write()
+
+
+def _erase_artifacts(execution: Execution) -> bool:
+    """The bytes go first, and their names when they are gone: what fails is tried the next time."""
+    kept = execution.artifacts.exclude(file="")
+    try:
+        for artifact in kept:
+            artifact.file.storage.delete(str(artifact.file.name))
+    except (OSError, SuspiciousOperation):
+        logger.exception("artifacts of execution %s could not be removed", execution.pk)
+        return False
+    kept.update(file="")
+    return True
+
+
+def _few_at_once(data: str, batch: list[Execution]) -> Iterator[list[Execution]]:
+    few: list[Execution] = []
+    size = 0
+    for execution in batch:
+        one = _size(execution, data) if data in _TEXTS else 0
+        if few and (size + one > BATCH_BYTES or len(few) == AT_ONCE):
+            yield few
+            few, size = [], 0
+        few.append(execution)
+        size += one
+    if few:
+        yield few
+
+
+def _size(execution: Execution, data: str) -> int:
+    if data == "records":
+        return 0
+    if data == "artifacts":
+        return sum(artifact.size_bytes for artifact in execution.artifacts.all() if artifact.file)
+    return sum(len((getattr(execution, name) or "").encode()) for name in _TEXTS[data])
+
+
+_BATCH = 500
+# A file is written before its row.
+ORPHAN_SECONDS = 600
+# Differences that are named; more are counted.
+MOST_NAMED = 100
+
+
+@dataclass
+class Differences:
+    """`number` of them, and the first ones by name."""
+
+    number: int = 0
+    names: list[str] = field(default_factory=list)
+
+    def add(self, name: str) -> None:
+        self.number += 1
+        if self.number <= MOST_NAMED:
+            self.names.append(name)
+
+
+@dataclass
+class Comparison:
+    """What was compared, and what has no counterpart. Queued requests are named `queue/...`."""
+
+    files: int = 0
+    rows: int = 0
+    without_row: Differences = field(default_factory=Differences)
+    without_bytes: Differences = field(default_factory=Differences)
+    removed: int = 0
+
+    @property
+    def is_same(self) -> bool:
+        return not (self.without_row.number - self.removed or self.without_bytes.number)
+
+
+def compare_storage(
+    *, remove: bool = False, report: Callable[[Comparison], None] = lambda comparison: None
+) -> Comparison:
+    """Read all names of both, a batch at a time. `remove` deletes the files that no row names.
+
+    Works while the service goes on. `report` is called after each batch. Raises OSError where the
+    storage cannot be read.
+    """
+    found = Comparison()
+    oldest = time.time() - ORPHAN_SECONDS
+    for entries in _batches(kept(ARTIFACTS).entries()):
+        found.files += len(entries)
+        for name in _without_row([each.name for each in entries if each.modified < oldest]):
+            found.without_row.add(f"{ARTIFACTS}/{name}")
+            if remove:
+                kept(ARTIFACTS).delete(name)
+                found.removed += 1
+        report(found)
+    for name in payloads.orphans():
+        found.without_row.add(f"queue/{name}")
+        if remove:
+            payloads.remove(name)
+            found.removed += 1
+    after = 0
+    rows = Artifact.objects.exclude(file="").order_by("pk")
+    while batch := list(rows.filter(pk__gt=after)[:_BATCH]):
+        after = batch[-1].pk
+        found.rows += len(batch)
+        for artifact in batch:
+            if _is_missing(artifact):
+                found.without_bytes.add(f"{ARTIFACTS}/{artifact.file.name}")
+        report(found)
+    for execution_id in payloads.missing():
+        found.without_bytes.add(f"queue/{execution_id.hex}")
+    _compare_workspaces(found, oldest, remove=remove, report=report)
+    return found
+
+
+def _compare_workspaces(
+    found: Comparison, oldest: float, *, remove: bool, report: Callable[[Comparison], None]
+) -> None:
+    storage = kept(WORKSPACES)
+    for entries in _batches(storage.entries()):
+        found.files += len(entries)
+        names = {each.name for each in entries if each.modified < oldest}
+        # As a file lives: between two of these it may become a blob, and a blob that goes is loose.
+        for model in (LooseFile, Blob, LooseFile):
+            names -= set(model.objects.filter(file__in=names).values_list("file", flat=True))
+        for name in sorted(names):
+            found.without_row.add(f"{WORKSPACES}/{name}")
+            if remove:
+                storage.delete(name)
+                found.removed += 1
+        report(found)
+    after = 0
+    rows = Blob.objects.order_by("pk")
+    while batch := list(rows.filter(pk__gt=after)[:_BATCH]):
+        after = batch[-1].pk
+        found.rows += len(batch)
+        for blob in batch:
+            # It may have been removed just now.
+            missing = not storage.exists(str(blob.file))
+            if missing and Blob.objects.filter(pk=blob.pk, file=str(blob.file)).exists():
+                found.without_bytes.add(f"{WORKSPACES}/{blob.file}")
+        report(found)
+
+
+def _batches(entries: Iterator[Entry]) -> Iterator[list[Entry]]:
+    while batch := list(islice(entries, _BATCH)):
+        yield batch
+
+
+def _without_row(names: Iterable[str]) -> list[str]:
+    """A name begins with its execution's id, by which the rows are found.
+
+    An open one may wait in the journal with what came of it, and get its rows only then.
+    """
+    of_executions: dict[str, UUID | None] = {}
+    for name in names:
+        _, _, rest = name.partition("/")
+        try:
+            of_executions[name] = UUID(hex=rest.partition("/")[0])
+        except ValueError:
+            of_executions[name] = None
+    ids = {execution_id for execution_id in of_executions.values() if execution_id}
+    # Asked first: whoever ends one writes its rows with that.
+    unended = Execution.objects.filter(pk__in=ids, finished_at=None)
+    waiting = set(unended.values_list("pk", flat=True))
+    rows = Artifact.objects.filter(execution__in=ids).exclude(file="")
+    known = set(rows.values_list("file", flat=True))
+    return [name for name, pk in of_executions.items() if name not in known and pk not in waiting]
+
+
+def _is_missing(artifact: Artifact) -> bool:
+    name = str(artifact.file.name)
+    # It may have been erased just now.
+    return (
+        not kept(ARTIFACTS).exists(name)
+        and Artifact.objects.filter(pk=artifact.pk).exclude(file="").exists()
+    )
+
+
+# A slice of 256 KiB takes some milliseconds. In between, others write.
+SLICE_PAGES = 64
+PAUSE_SECONDS = 0.02
+MOST_SECONDS = 20.0
+# Left for what is written next, which would only make the file larger again.
+SPARE_PAGES = 2048
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of the database: its pages, how many of them are free, and its log in bytes."""
+
+    page_bytes: int
+    pages: int
+    free_pages: int
+    log_bytes: int
+
+
+def sizes() -> Sizes:
+    """As they are now. For SQLite only."""
+    with connection.cursor() as cursor:
+
+        def pragma(name: str) -> int:
+            cursor.execute(f"PRAGMA {name}")
+            return int(cursor.fetchone()[0])
+
+        log = f"{connection.settings_dict['NAME']}-wal"
+        return Sizes(
+            pragma("page_size"),
+            pragma("page_count"),
+            pragma("freelist_count"),
+            os.path.getsize(log) if os.path.exists(log) else 0,
+        )
+
+
+def give_space_back(most_seconds: float = MOST_SECONDS) -> int:
+    """Shorten the database and its log, as far as `most_seconds` allow. Bytes that were freed."""
+    if connection.vendor != "sqlite" or connection.in_atomic_block:
+        return 0
+    before = sizes()
+    deadline = time.monotonic() + most_seconds
+    free = before.free_pages
+    while free > SPARE_PAGES and time.monotonic() < deadline:
+        pages = min(SLICE_PAGES, free - SPARE_PAGES)
+        # As a script, which is stepped to its end: each step gives back one page.
+        connection.connection.executescript(f"PRAGMA incremental_vacuum({pages})")
+        free -= pages
+        time.sleep(PAUSE_SECONDS)
+    if before.log_bytes > JOURNAL_BYTES or before.free_pages > SPARE_PAGES:
+        _shorten_log()
+    after = sizes()
+    pages_freed = max(0, before.pages - after.pages)
+    return pages_freed * before.page_bytes + max(0, before.log_bytes - after.log_bytes)
+
+
+def _shorten_log() -> None:
+    """Have the log written into the database and cut off, unless somebody reads or writes."""
+    with connection.cursor() as cursor:
+        cursor.execute("PRAGMA busy_timeout")
+        patience = int(cursor.fetchone()[0])
+        # It would keep writers out while it waits for readers.
+        cursor.execute("PRAGMA busy_timeout = 50")
+        try:
+            # Most of it is written beside writers; cutting it off keeps them out for the rest.
+            cursor.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            cursor.fetchall()
+            cursor.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            cursor.fetchall()
+        finally:
+            cursor.execute(f"PRAGMA busy_timeout = {patience}")

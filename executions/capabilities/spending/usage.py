@@ -1,0 +1,62 @@
+"""What a tenant has used of each of its quotas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from django.conf import settings
+
+from executions.capabilities.schedules.models import Schedule
+from executions.capabilities.spending.service import budgets_of
+from executions.sessions.capacity import awake_of
+from executions.sessions.storage.models import StoredTotal
+from executions.tenants.models import Tenant
+from executions.tenants.quotas import Quota, bound, held_by, tomorrow
+from executions.tenants.rate_limit import used
+
+
+@dataclass(frozen=True)
+class Use:
+    """`limit` is None for a budget that nobody has set. `resets_at` is when `used` is nothing
+    again, None for what is given back by itself, as when an execution ends."""
+
+    limit: float | None
+    used: float
+    resets_at: datetime | None = None
+
+
+def usage_of(tenant: Tenant) -> dict[Quota, Use]:
+    """All of its quotas, in their order."""
+    held, day = held_by(tenant), tomorrow()
+    counted: dict[Quota, tuple[float, datetime | None]] = {
+        Quota.RUNNING: (held.running, None),
+        Quota.QUEUED: (held.queued, None),
+        Quota.REQUESTS: _requests(tenant),
+        Quota.EXECUTIONS: (held.executions, day),
+        Quota.SECONDS: (round(held.seconds + held.reserved, 3), day),
+        Quota.STORED_BYTES: (held.stored, day),
+        Quota.SESSIONS: (awake_of(tenant), None),
+        Quota.SCHEDULES: (Schedule.objects.filter(tenant=tenant).count(), None),
+    }
+    found = {
+        quota: Use(bound(tenant, quota), number, resets_at)
+        for quota, (number, resets_at) in counted.items()
+    }
+    total = StoredTotal.objects.filter(tenant=tenant.pk).first() or StoredTotal()
+    found[Quota.STORAGE_BYTES] = Use(bound(tenant, Quota.STORAGE_BYTES), total.bytes)
+    found[Quota.STORAGE_FILES] = Use(settings.TENANT_STORAGE_FILES, total.files)
+    budgets = budgets_of(tenant.slug)
+    for quota in (Quota.BUDGET_OF_DAY, Quota.BUDGET_OF_MONTH):
+        found[quota] = Use(None, 0)
+        if quota in budgets:
+            limit, spent, resets_at = budgets[quota]
+            found[quota] = Use(float(limit), float(spent), resets_at)
+    return found
+
+
+def _requests(tenant: Tenant) -> tuple[int, datetime | None]:
+    rate = used(tenant)
+    if rate is None:
+        return 0, None
+    return rate.used, datetime.fromtimestamp(rate.resets_at, UTC)

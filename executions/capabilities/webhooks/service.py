@@ -1,0 +1,296 @@
+"""Webhooks: the outbox, receivers, secrets and signatures."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import random
+import secrets
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Annotated, Any
+from uuid import UUID
+
+import httpx
+from django.conf import settings
+from django.db import connection, transaction
+from django.db.models import DateTimeField, ExpressionWrapper, F, Q, QuerySet
+from django.db.models.functions import Now
+from django.utils import timezone
+from django.views.decorators.debug import sensitive_variables
+from pydantic import BaseModel, Field
+
+from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
+from executions.kernel.addresses import Destinations, FetchError, Reason, read_url
+from executions.kernel.batches import delete_in_batches
+from executions.kernel.database import NOW
+from executions.kernel.declarations import STRICT, Rule, refuse
+from executions.ledger.bound_rows import enter_row, look_at
+from executions.runs.models import Execution
+from executions.tenants.models import Tenant
+from providers.addresses import Allowed
+
+MOST_CHARACTERS = 2048
+
+
+def rules() -> Destinations:
+    """Those of the deployment."""
+    allowed = tuple(map(Allowed.parse, settings.WEBHOOK_ALLOWED_NETWORKS))
+    return Destinations(allowed, (), "WEBHOOK_ALLOWED_NETWORKS")
+
+
+def read_receiver(text: str) -> httpx.URL:
+    """The URL that a webhook is sent to. Raises FetchError; names are not resolved."""
+    url = read_url(text, rules())
+    if url.scheme != "https" and not settings.WEBHOOK_PLAIN_HTTP:
+        raise FetchError(Reason.URL, "Plain http is not allowed here.")
+    return url
+
+
+def origin_of(url: httpx.URL) -> str:
+    """What may be shown of it: path and query may be a secret."""
+    return str(url.copy_with(path="/", query=None, fragment=None)).rstrip("/")
+
+
+def _checked(text: str) -> str:
+    try:
+        read_receiver(text)
+    except FetchError:
+        schemes = "http or https" if settings.WEBHOOK_PLAIN_HTTP else "https"
+        raise ValueError(
+            f"Its url must be {schemes}, without user and password, and lead to the internet."
+        ) from None
+    return text
+
+
+def _says() -> dict[str, str]:
+    """What JSON Schema can say of such a URL."""
+    scheme = "[Hh][Tt][Tt][Pp]" + ("[Ss]?" if settings.WEBHOOK_PLAIN_HTTP else "[Ss]")
+    plain = r"\\\u0000-\u001f\u007f-\u009f"
+    rest = rf"[^/?#@\s{plain}]+([/?#][^{plain}]*)?"
+    return {"format": "uri", "pattern": rf"^\s*{scheme}://{rest}$"}
+
+
+class Webhook(BaseModel):
+    """The receiver of the webhook."""
+
+    model_config = STRICT
+
+    url: Annotated[
+        str,
+        Field(min_length=1, max_length=MOST_CHARACTERS),
+        Rule(_checked, _says),
+    ]
+
+
+PREFIX = "whsec_"
+
+
+@sensitive_variables()
+def signed_headers(
+    secrets: Sequence[str], message_id: str, timestamp: int, body: bytes
+) -> dict[str, str]:
+    """The three headers. `timestamp` is seconds since 1970; every secret signs, which is base64
+    behind `whsec_`.
+    """
+    signed = f"{message_id}.{timestamp}.".encode() + body
+    return {
+        "webhook-id": message_id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": " ".join(_signature(secret, signed) for secret in secrets),
+    }
+
+
+@sensitive_variables()
+def _signature(secret: str, signed: bytes) -> str:
+    key = base64.b64decode(secret.removeprefix(PREFIX), validate=True)
+    return "v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
+
+
+_BYTES = 32
+# One, and the one in its place while receivers change.
+MOST = 2
+
+
+@sensitive_variables("text")
+def create_secret(tenant: Tenant) -> tuple[WebhookSecret, str]:
+    """A new one and its text, which is shown now and never again.
+
+    Raises InvalidConfiguration where the tenant has as many in force as it may.
+    """
+    text = PREFIX + base64.b64encode(secrets.token_bytes(_BYTES)).decode()
+    with transaction.atomic():
+        # Of two who do this at once the other counts afterwards.
+        Tenant.objects.select_for_update(no_key=True).get(pk=tenant.pk)
+        check_room(tenant)
+        return WebhookSecret.objects.create(tenant=tenant, secret=text), text
+
+
+def check_room(tenant: Tenant) -> None:
+    """Raises InvalidConfiguration where the tenant has as many in force as it may."""
+    if in_force(tenant.pk).count() >= MOST:
+        refuse("tenant", f"Has {MOST} active secrets. Retire one that no receiver uses.")
+
+
+def retire(secret: WebhookSecret) -> bool:
+    """Have nothing signed with it any more. False when it was so before."""
+    with transaction.atomic():
+        before = look_at(WebhookSecret, secret.pk)
+        row = WebhookSecret.objects.filter(pk=secret.pk, retired_at=None)
+        if not row.update(retired_at=timezone.now()):
+            return False
+        secret.refresh_from_db(fields=["retired_at"])
+        enter_row(secret, "retired", before, {"tenant": secret.tenant.slug})
+    return True
+
+
+def in_force(tenant_id: int) -> QuerySet[WebhookSecret]:
+    """Those that sign, the newest first."""
+    return WebhookSecret.objects.filter(tenant=tenant_id, retired_at=None).order_by("-pk")
+
+
+State = WebhookDelivery.State
+Event = WebhookDelivery.Event
+
+# Longer than a try takes, whatever its receiver does.
+CLAIM = timedelta(seconds=60)
+GIVE_UP = timedelta(days=1)
+_MINUTE, _HOUR = 60.0, 3600.0
+# Seconds from one try to the next; the last for all that follow, until it is given up.
+WAITS = (
+    *(5.0, 30.0, 2 * _MINUTE, 10 * _MINUTE, 30 * _MINUTE),
+    *(_HOUR, 2 * _HOUR, 4 * _HOUR),
+)
+_JITTER = 0.1
+# The receiver says that there is nothing any more, and never will be.
+_GONE = 410
+KEPT = timedelta(days=30)
+_AT_ONCE = 1000
+
+_TABLE = WebhookDelivery._meta.db_table
+_DUE = f"SELECT tenant_slug FROM {_TABLE} WHERE state = 'due'"  # noqa: S608
+# From one tenant to the next, whatever number of deliveries each has. Names of our own model.
+_TENANTS = f"""
+WITH RECURSIVE tenants (slug) AS (
+    SELECT ({_DUE} ORDER BY tenant_slug LIMIT 1)
+    UNION ALL
+    SELECT ({_DUE} AND tenant_slug > tenants.slug ORDER BY tenant_slug LIMIT 1)
+    FROM tenants WHERE tenants.slug IS NOT NULL
+)
+SELECT tenants.slug FROM tenants WHERE tenants.slug IS NOT NULL AND EXISTS (
+    SELECT 1 FROM {_TABLE}
+    WHERE state = 'due' AND tenant_slug = tenants.slug AND next_try_at <= {{now}}
+)
+"""  # noqa: S608
+
+
+def refuse_unsigned(tenant: Tenant) -> None:
+    """Raise InvalidConfiguration where the tenant has nothing to sign a webhook with."""
+    if not in_force(tenant.pk).exists():
+        refuse(
+            "webhook",
+            "The tenant has no webhook secret. An administrator can create one in the admin, under "
+            "webhook secrets.",
+        )
+
+
+def expect_end(execution: Execution, tenant: Tenant, webhook: Webhook) -> None:
+    """Note where the end of this execution is to be told, in the transaction that inserts it."""
+    WebhookDelivery.objects.create(
+        tenant=tenant,
+        tenant_slug=tenant.slug,
+        execution=execution,
+        url=webhook.url,
+        receiver=origin_of(read_receiver(webhook.url))[:300],
+    )
+
+
+def tell_waiting(execution_id: UUID) -> None:
+    """Have told that it waits for an approval, in the transaction that inserts it."""
+    WebhookDelivery.objects.filter(execution=execution_id, state=State.WAITING).update(
+        event=Event.WAITING_FOR_APPROVAL, **_due_now()
+    )
+
+
+def come_due(execution_id: UUID) -> None:
+    """Have the end of this execution told, in the transaction that ends it. That it waited for an
+    approval is then no news any more, told or not.
+    """
+    untold = Q(state=State.WAITING) | Q(event=Event.WAITING_FOR_APPROVAL)
+    WebhookDelivery.objects.filter(untold, execution=execution_id).update(
+        event=Event.FINISHED, tries=0, **_due_now()
+    )
+
+
+def forget_old() -> int:
+    """Remove what was over long ago. How many."""
+    old = WebhookDelivery.objects.filter(ended_at__lt=Now() - KEPT)
+    ids = list(old.order_by("ended_at").values_list("pk", flat=True)[:_AT_ONCE])
+    return delete_in_batches(WebhookDelivery.objects.filter(pk__in=ids, ended_at__isnull=False))
+
+
+def claim(order: Callable[[list[str]], list[str]]) -> WebhookDelivery | None:
+    """A delivery that is the caller's to try now; None where there is none.
+
+    `order` is given the tenants that have something due, and returns those that may be served, in
+    their order.
+    """
+    with connection.cursor() as cursor:
+        cursor.execute(_TENANTS.format(now=NOW[connection.vendor]), [])
+        tenants = [slug for (slug,) in cursor.fetchall()]
+    for slug in order(tenants):
+        due = WebhookDelivery.objects.filter(
+            state=State.DUE, tenant_slug=slug, next_try_at__lte=Now()
+        )
+        found = due.order_by("next_try_at").annotate(now=Now()).defer("url").first()
+        if found is None:
+            continue
+        # The same try of the same event: neither was begun anew meanwhile.
+        mine = due.filter(pk=found.pk, event=found.event, tries=found.tries)
+        until = found.now + CLAIM
+        if mine.update(next_try_at=until, tries=F("tries") + 1):
+            found.next_try_at, found.tries = until, found.tries + 1
+            return found
+    return None
+
+
+def note_answer(delivery: WebhookDelivery, status: int | None, problem: str = "") -> None:
+    """What came of a try. Nothing, where it was somebody else's by then."""
+    now = WebhookDelivery.objects.filter(pk=delivery.pk).values_list(Now(), flat=True).first()
+    if now is None:
+        return
+    values: dict[str, Any] = {"last_status": status, "last_problem": problem[:100]}
+    if status is not None and 200 <= status < 300:
+        values |= {"state": State.DELIVERED, "next_try_at": None, "ended_at": now}
+    else:
+        following = now + timedelta(seconds=wait_after(delivery.tries))
+        if status == _GONE or delivery.give_up_at is None or following > delivery.give_up_at:
+            values |= {"state": State.FAILED, "next_try_at": None, "ended_at": now}
+        else:
+            values["next_try_at"] = following
+    if delivery.event == Event.WAITING_FOR_APPROVAL and values["next_try_at"] is None:
+        # Told or given up: the end is to be told all the same.
+        values |= {"event": Event.FINISHED, "state": State.WAITING, "tries": 0}
+        values |= {"give_up_at": None, "ended_at": None}
+    # Whoever claims it later, or sends it again, sets another time.
+    WebhookDelivery.objects.filter(
+        pk=delivery.pk, state=State.DUE, next_try_at=delivery.next_try_at
+    ).update(**values)
+
+
+def wait_after(tries: int) -> float:
+    """Seconds from this try to the next, a little different each time."""
+    usual = WAITS[min(tries, len(WAITS)) - 1]
+    return usual * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311  not to meet others
+
+
+def send_again(delivery: WebhookDelivery) -> bool:
+    """Begin anew with one that is over. False where it is not."""
+    over = WebhookDelivery.objects.filter(pk=delivery.pk, state__in=(State.DELIVERED, State.FAILED))
+    return bool(over.update(tries=0, ended_at=None, **_due_now()))
+
+
+def _due_now() -> dict[str, Any]:
+    give_up_at = ExpressionWrapper(Now() + GIVE_UP, output_field=DateTimeField())
+    return {"state": State.DUE, "next_try_at": Now(), "give_up_at": give_up_at}

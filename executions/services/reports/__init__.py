@@ -1,1 +1,0 @@
-"""Reports for auditors: what ran, and what the ledger says of it, as signed files."""

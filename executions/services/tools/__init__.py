@@ -1,1 +1,0 @@
-"""Tools of a caller's that running code may call: see docs/tools.md."""
