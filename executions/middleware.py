@@ -11,8 +11,8 @@ from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
 from django.views import defaults
 
-from executions.api.errors import error_response, render_error
-from executions.api.later import LATER, Later
+from executions.doors.native.deferred import LATER, Later
+from executions.doors.native.frame import error_response, render_error
 from executions.kernel.audit import SYSTEM, acting_as
 from executions.kernel.database import RETRY_SECONDS, DatabaseAway, problem_of
 from executions.runs.rights import right_of

@@ -220,12 +220,14 @@ LOGGING = logs.configuration(
 )
 
 REST_FRAMEWORK = {
-    "DEFAULT_AUTHENTICATION_CLASSES": ["executions.api.authentication.ApiKeyAuthentication"],
-    "DEFAULT_PERMISSION_CLASSES": ["executions.api.authentication.HasApiKey"],
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "executions.doors.native.authentication.ApiKeyAuthentication"
+    ],
+    "DEFAULT_PERMISSION_CLASSES": ["executions.doors.native.authentication.HasApiKey"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
-    "EXCEPTION_HANDLER": "executions.api.errors.render_error",
+    "EXCEPTION_HANDLER": "executions.doors.native.frame.render_error",
     "STRICT_JSON": True,
     "TEST_REQUEST_DEFAULT_FORMAT": "json",
     "UNAUTHENTICATED_USER": None,
@@ -245,8 +247,8 @@ SPECTACULAR_SETTINGS = {
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
-        "executions.api.transport.describe",
-        "executions.api.rate_headers.describe",
+        "executions.doors.native.schema.describe_transport",
+        "executions.doors.native.schema.describe_rate_headers",
     ],
 }
 

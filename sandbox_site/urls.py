@@ -40,5 +40,5 @@ urlpatterns = [
     path("admin/", admin.site.urls),
     path("api/schema", DescriptionView.as_view(), name="schema"),
     path("api/docs", docs, name="docs"),
-    path("", include("executions.api.urls")),
+    path("", include("executions.doors.native.urls")),
 ]

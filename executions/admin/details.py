@@ -17,8 +17,6 @@ from django.urls import URLPattern, path, reverse
 from executions.admin.bases import ExecutionModelAdmin
 from executions.admin.display import artifact_image_type
 from executions.admin.execution_page import CANCEL, REPLAY
-from executions.api.files import download_response
-from executions.api.later import answer
 from executions.capabilities.playground.service import (
     Difference,
     differences_of,
@@ -28,6 +26,8 @@ from executions.capabilities.playground.service import (
 )
 from executions.capabilities.search.admin import export_view
 from executions.capabilities.search.service import remove_filter, save_filter
+from executions.doors.native.deferred import answer
+from executions.doors.native.downloads import download_response
 from executions.kernel.audit import current_actor
 from executions.kernel.coroutines import Waits
 from executions.kernel.database import DatabaseAway

@@ -17,7 +17,7 @@ from django.template.loader import render_to_string
 from django.urls import URLPattern, path, reverse
 
 from executions.admin.entries import link_to, named_in, shown_entry
-from executions.api.downloading import download
+from executions.doors.native.downloads import download
 from executions.kernel.paths import from_text, to_text
 from executions.kernel.storage import INERT
 from executions.sessions.storage import browse

@@ -16,7 +16,7 @@ from django.urls import URLPattern, path
 from executions.admin.bases import SessionModelAdmin
 from executions.admin.details import told
 from executions.admin.entries import link_to, named_in, shown_entry
-from executions.api.later import answer
+from executions.doors.native.deferred import answer
 from executions.kernel.audit import current_actor
 from executions.kernel.coroutines import Waits
 from executions.kernel.database import DatabaseAway

@@ -139,7 +139,7 @@ class Tenant(models.Model):
 
 
 class Scope(models.TextChoices):
-    """What a key is for. Which endpoint needs which is told by `executions.api.scopes`."""
+    """What a key is for. Which endpoint needs which is told by `doors.native.authentication`."""
 
     EXECUTE = "execute", "Run code"
     FILES = "files", "Read and write session files"

@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 from django.db import Error as DatabaseFailure
 
-from executions.api.authentication import key_text_in
-from executions.api.e2b import credentials as e2b_credentials
+from executions.doors.e2b import frame as e2b_credentials
+from executions.doors.native.authentication import key_text_in
 from executions.kernel.database import RETRY_SECONDS, nothing_ran, problem_of
 from executions.tenants import keys
 from sandbox_site.web.body import FORM_BYTES, SMALL_BYTES, STRANGERS, Refused, Share

@@ -2,7 +2,8 @@
 
 Bodies are read, and answers sent, without a thread; in between Django runs unchanged on permanent
 threads, middleware and database connections included. Work that waits gives its thread back
-(`executions.api.later`). Streams are pulled piece by piece, so that a slow reader holds no thread.
+(`executions.doors.native.deferred`). Streams are pulled piece by piece, so that a slow reader holds
+no thread.
 """
 
 from __future__ import annotations
@@ -24,9 +25,16 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 
-from executions.api.authentication import PLACE, key_text_in
-from executions.api.later import LATER, Later, Placeholder
-from executions.api.streams import LOST_RIGHT, MOST_IN_MEMORY_BYTES, Document, EventStream
+from executions.doors.native.authentication import PLACE, key_text_in
+from executions.doors.native.deferred import (
+    LATER,
+    LOST_RIGHT,
+    MOST_IN_MEMORY_BYTES,
+    Document,
+    EventStream,
+    Later,
+    Placeholder,
+)
 from executions.kernel.bodies import BODY, HELD, submit_read
 from executions.runs.rights import open_answers
 from providers.errors import RateLimited

@@ -24,7 +24,7 @@ import pytest
 from django.test import RequestFactory
 from rest_framework.request import Request
 
-from executions.api.e2b.uploads import sent_in
+from executions.doors.e2b.filesystem import sent_in
 from executions.kernel.bodies import (
     CALL,
     HELD,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from executions.api.scopes import ENTERED, NEEDS
+from executions.doors.native.authentication import ENTERED, NEEDS
 from executions.ledger.models import LedgerEntry
 from executions.sessions.storage import snapshots
 from executions.sessions.storage.models import Snapshot

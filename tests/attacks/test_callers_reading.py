@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from executions.api import rendering
+from executions.doors.native import rendering
 from executions.kernel.text import to_json
 from executions.runs import event_log, results
 from executions.runs.event_log import EventLog

@@ -22,7 +22,7 @@ from django.test import Client
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.renderers import OpenApiJsonRenderer
 
-from executions.api.later import LATER, Later
+from executions.doors.native.deferred import LATER, Later
 from executions.kernel.coroutines import Waits
 from sandbox_site import description as described
 from sandbox_site import strangers

@@ -10,10 +10,10 @@ from typing import Any
 import jsonschema
 from drf_spectacular.generators import SchemaGenerator
 
-from executions.api import admin_sandbox, claims, running
-from executions.api.agent_sandbox import requests as agent_sandbox_requests
 from executions.capabilities.schedules import service as recurring_requests
 from executions.capabilities.tools import declarations as tool_requests
+from executions.doors.agent_sandbox import requests as agent_sandbox_requests
+from executions.doors.native import admin_sandbox, executions, frame
 from executions.kernel.declarations import Body
 from executions.runs import listing, requests
 from executions.sessions import queries
@@ -22,12 +22,12 @@ from executions.sessions.storage import snapshots
 
 MODULES: tuple[ModuleType, ...] = (
     requests,
-    claims,
+    frame,
     session_requests,
     tool_requests,
     queries,
     listing,
-    running,
+    executions,
     snapshots,
     recurring_requests,
     agent_sandbox_requests,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from executions.api.base import RecordRenderer
+from executions.doors.native.frame import RecordRenderer
 from executions.runs import payloads, requests
 from executions.runs.models import Execution
 from executions.runs.requests import ExecutionRequest

@@ -22,12 +22,12 @@ from django.urls import reverse
 from django.utils import timezone
 
 from executions import tasks
-from executions.api.scopes import NEEDS
 from executions.capabilities.alerts.models import Alert
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.search.models import CodeText
 from executions.capabilities.tools.models import ToolCall
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
+from executions.doors.native.authentication import NEEDS
 from executions.kernel import background, batches
 from executions.runs import worker
 from executions.runs.models import Execution, ExecutionEvent

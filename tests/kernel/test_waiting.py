@@ -13,7 +13,7 @@ from django.db import connections
 from django.http import HttpResponse
 from django.test import RequestFactory
 
-from executions.api.later import LATER, Later, Placeholder, answer
+from executions.doors.native.deferred import LATER, Later, Placeholder, answer
 from executions.kernel.coroutines import Waits, wait_for
 from providers import waiting
 from providers.base import Health, SandboxProvider
@@ -203,7 +203,7 @@ def later_request() -> tuple[Any, Later]:
 
 
 def test_an_answer_that_is_there_soon_is_given_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executions.api.later.PATIENCE_SECONDS", 10)
+    monkeypatch.setattr("executions.doors.native.deferred.PATIENCE_SECONDS", 10)
     future: Future[str] = Future()
     request, later = later_request()
 

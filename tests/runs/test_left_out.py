@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from executions.api.rendering import execution_for
+from executions.doors.native.rendering import execution_for
 from executions.runs.models import Execution
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import Tenant

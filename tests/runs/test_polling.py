@@ -12,7 +12,7 @@ import pytest
 from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
-from executions.api.streams import NDJSON, EventStream
+from executions.doors.native.deferred import NDJSON, EventStream
 from executions.kernel.background import Ticker
 from executions.kernel.text import to_json
 from executions.runs import event_log, event_stream, polling

@@ -20,7 +20,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from executions.api.later import LATER, Later
+from executions.doors.native.deferred import LATER, Later
 from executions.kernel.background import Ticker
 from executions.runs import rights
 from executions.runs.rights import KeyRight, OpenAnswers, Right

@@ -12,11 +12,10 @@ import pytest
 from rest_framework.request import Request
 from rest_framework.test import APIRequestFactory
 
-from executions.api.base import ApiView
-from executions.api.e2b.interpreter import ExecuteView
-from executions.api.later import LATER, Later
-from executions.api.running import run_stream
-from executions.api.streams import NDJSON, EventStream
+from executions.doors.e2b.interpreter import ExecuteView
+from executions.doors.native.deferred import LATER, NDJSON, EventStream, Later
+from executions.doors.native.executions import run_stream
+from executions.doors.native.frame import ApiView
 from executions.kernel.coroutines import Waits
 from executions.kernel.text import uuid7
 from executions.runs import active_runs

@@ -11,10 +11,10 @@ from uuid import uuid4
 
 import pytest
 
-from executions.api.e2b import process_stream
-from executions.api.e2b.process_stream import ProcessEvents, told_of
-from executions.api.e2b.watchers import Told, WatchEvents
-from executions.api.streams import NDJSON, EventStream
+from executions.doors.e2b import processes
+from executions.doors.e2b.filesystem import Told, WatchEvents
+from executions.doors.e2b.processes import ProcessEvents, told_of
+from executions.doors.native.deferred import NDJSON, EventStream
 from executions.kernel.coroutines import Waits
 from executions.runs import active_runs, event_stream
 from executions.runs.event_log import EventLog, Moment, tell
@@ -33,7 +33,7 @@ Followed = Callable[[EventStream, EventLog], Waits[object]]
 
 @pytest.fixture(autouse=True)
 def _nothing_comes_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_stream, "_LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(processes, "_LOOK_SECONDS", 3600.0)
 
 
 @pytest.fixture
@@ -117,7 +117,7 @@ def test_who_looks_again_and_again_leaves_nothing_for_each_look(
         monkeypatch.setattr(output_collector, "log_of", lambda _: log)
     told: Waits[None]
     if isinstance(events, ProcessEvents):
-        told = process_stream._until_recorded(execution, events, None)
+        told = processes._until_recorded(execution, events, None)
     else:
         told = event_stream.following(execution.pk, events, 0, LISTENER)
     tell([next(told)])

@@ -8,10 +8,9 @@ from concurrent.futures import Future
 import pytest
 from django.http import HttpResponse
 
-from executions.api.base import ApiView
-from executions.api.later import Later
-from executions.api.running import _told
-from executions.api.streams import NDJSON, EventStream
+from executions.doors.native.deferred import NDJSON, EventStream, Later
+from executions.doors.native.executions import _told
+from executions.doors.native.frame import ApiView
 from executions.kernel.coroutines import Waits
 from providers.errors import RateLimited
 

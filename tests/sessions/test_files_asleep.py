@@ -11,7 +11,7 @@ from django.core.handlers.base import BaseHandler
 from django.test import RequestFactory
 from django.utils import timezone
 
-from executions.api.later import LATER, Later
+from executions.doors.native.deferred import LATER, Later
 from executions.kernel import background
 from executions.kernel.paths import key_of
 from executions.kernel.storage import Folder

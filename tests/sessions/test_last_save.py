@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from executions.doors.agent_sandbox.service import Conversation, find
 from executions.kernel import background
-from executions.services.conversations import Conversation, find
 from executions.sessions.maintenance import tend
 from executions.sessions.models import Session
 from executions.sessions.queries import LivingFilter, living_sessions

@@ -50,7 +50,7 @@ OTHERS: list[tuple[str, str, Any]] = [
 
 
 def test_every_endpoint_of_a_session_is_among_the_calls_of_these_tests() -> None:
-    names = {pattern.name for pattern in get_resolver("executions.api.urls").url_patterns}
+    names = {pattern.name for pattern in get_resolver("executions.doors.native.urls").url_patterns}
     assert {name for name in names if name and name.startswith("session")} == {
         *CALLS,
         *NOT_HERE,

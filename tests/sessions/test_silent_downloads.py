@@ -14,7 +14,7 @@ from django.http import HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.test import RequestFactory
 
-from executions.api.later import LATER, Later, Placeholder
+from executions.doors.native.deferred import LATER, Later, Placeholder
 from executions.sessions import session_sandbox
 from providers.manager import manager
 from sandbox_site.web.admission import Limits

@@ -12,7 +12,13 @@ from django.core.handlers.wsgi import WSGIHandler
 from django.http import HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
-from executions.api.streams import MOST_IN_MEMORY_BYTES, NDJSON, PIECE_BYTES, Document, EventStream
+from executions.doors.native.deferred import (
+    MOST_IN_MEMORY_BYTES,
+    NDJSON,
+    PIECE_BYTES,
+    Document,
+    EventStream,
+)
 from providers.errors import RateLimited
 from sandbox_site.client_address import counted_address, read_networks
 from sandbox_site.web.admission import Limits

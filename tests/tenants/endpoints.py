@@ -9,7 +9,7 @@ from uuid import UUID
 from django.urls import URLPattern, get_resolver, reverse
 from rest_framework.test import APIClient
 
-from executions.api.scopes import NEEDS
+from executions.doors.native.authentication import NEEDS
 
 MISSING = UUID("01a1fd3e-5869-7be3-b4ad-c3848c823008")
 # A value for each parameter that an address may have. A new parameter needs one here.
@@ -29,7 +29,7 @@ CLIENT = APIClient()
 
 
 def patterns() -> Iterator[URLPattern]:
-    yield from get_resolver("executions.api.urls").url_patterns
+    yield from get_resolver("executions.doors.native.urls").url_patterns
 
 
 def parameters_of(name: str) -> set[str]:

@@ -15,10 +15,10 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.bridge.calling import Bridge
 from executions.capabilities.playground.service import recorded_request
 from executions.capabilities.retention import service as retention
 from executions.capabilities.search.export import export
+from executions.doors.bridge.server import Bridge
 from executions.ledger.entry_format import text_hash
 from executions.ledger.verification import verify
 from executions.runs.models import Execution

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from executions.api.scopes import NEEDS, OPEN
+from executions.doors.native.authentication import NEEDS, OPEN
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import Scope, as_words
 from tests.conftest import Caller

@@ -22,9 +22,9 @@ from executions.admin.details import told
 from executions.admin.execution_page import CANCEL
 from executions.admin.session_views import OPERATE
 from executions.admin.transcript import transcript_of
-from executions.api.later import answer
 from executions.capabilities.playground.service import KEY, opening_by_hand, playing, snippets_of
 from executions.capabilities.policies.models import Approval
+from executions.doors.native.deferred import answer
 from executions.kernel.coroutines import Waits
 from executions.kernel.database import DatabaseAway
 from executions.kernel.declarations import refuse

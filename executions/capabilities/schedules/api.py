@@ -12,12 +12,12 @@ from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from executions.api import schema
-from executions.api.base import ApiView
-from executions.api.rendering import json_response, next_page
 from executions.capabilities.schedules import service as schedules
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.schedules.service import CHANGE, CREATE, LIST
+from executions.doors.native import schema
+from executions.doors.native.frame import ApiView
+from executions.doors.native.rendering import json_response, next_page
 
 TAGS = ["schedules"]
 SCHEDULE_ID = OpenApiParameter("schedule_id", OpenApiTypes.UUID, OpenApiParameter.PATH)

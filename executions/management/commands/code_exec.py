@@ -9,11 +9,9 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import connections
 
-from executions.bridge.answers import NOT_RUN, REFUSED, exit_code_of, unrun
-from executions.bridge.calling import Bridge
-from executions.bridge.channel import Answers, TooLong, take_standard_streams, whole_of
-from executions.bridge.requests import read_arguments, read_frame, too_long
-from executions.bridge.serving import Serving
+from executions.doors.bridge.answers import NOT_RUN, REFUSED, exit_code_of, unrun
+from executions.doors.bridge.channel import Answers, TooLong, take_standard_streams, whole_of
+from executions.doors.bridge.server import Bridge, Serving, read_arguments, read_frame, too_long
 from executions.runs import active_runs
 from providers.checks import BEFORE_WORK
 from providers.errors import InvalidConfiguration

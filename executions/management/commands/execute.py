@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from executions.api.rendering import execution_detail
+from executions.doors.native.rendering import execution_detail
 from executions.kernel.text import from_json
 from executions.runs.models import Execution
 from executions.runs.record import Caller

@@ -37,7 +37,7 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         caller = _of_key(options["key_file"]) if options["key_file"] else _of(options["tenant"])
         # The SDK takes half a second to be imported, which no other command needs.
-        from executions.api.mcp.stdio import serve
+        from executions.doors.mcp.server import serve
 
         try:
             asyncio.run(serve(caller))

@@ -13,10 +13,10 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from django_q.models import Schedule
 
+from executions.doors.agent_sandbox.service import Conversation
 from executions.kernel.storage import WORKSPACES, kept
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.services.conversations import Conversation
 from executions.sessions import maintenance
 from executions.sessions.maintenance import tend
 from executions.sessions.models import Session

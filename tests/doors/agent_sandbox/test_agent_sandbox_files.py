@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from executions.services import conversation_files
+from executions.doors.agent_sandbox import service as agent_sandbox
 from executions.sessions.models import Session
 from executions.sessions.session_sandbox import lent_sandbox
 from executions.sessions.storage import blobs
@@ -196,9 +196,9 @@ def test_files_by_url_come_into_a_folder_and_are_saved_once(
     pages.pages["/data.csv"] = answer(b"a\n")
     pages.pages["/image.jpg"] = answer(b"jpg")
     saves: list[object] = []
-    save = conversation_files.saved_behind
+    save = agent_sandbox.saved_behind
     monkeypatch.setattr(
-        conversation_files, "saved_behind", lambda session: saves.append(1) or save(session)
+        agent_sandbox, "saved_behind", lambda session: saves.append(1) or save(session)
     )
     urls = [
         pages.url("/data.csv"),

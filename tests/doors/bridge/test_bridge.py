@@ -13,10 +13,9 @@ import pytest
 from django.core.management import CommandError, call_command
 from django.db import connection
 
-from executions.bridge.answers import LARGE_BYTES, exit_code_of
-from executions.bridge.calling import Bridge
-from executions.bridge.requests import read_arguments, read_frame
 from executions.capabilities.playground.service import recorded_request
+from executions.doors.bridge.answers import LARGE_BYTES, exit_code_of
+from executions.doors.bridge.server import Bridge, read_arguments, read_frame
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
 from executions.runs.routes import lender

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from executions.bridge.answers import exit_code_of
-from executions.bridge.calling import Bridge
+from executions.doors.bridge.answers import exit_code_of
+from executions.doors.bridge.server import Bridge
 from executions.runs.models import Execution
 from providers.executor_manager.provider import route_to
 from tests.conftest import Caller

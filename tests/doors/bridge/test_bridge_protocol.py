@@ -14,9 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from executions.bridge.calling import Bridge
-from executions.bridge.channel import TooLong, whole_of
-from executions.bridge.serving import THREADS, Serving
+from executions.doors.bridge.channel import TooLong, whole_of
+from executions.doors.bridge.server import THREADS, Bridge, Serving
 from executions.runs.models import Execution
 from tests.support.wire_server import eventually
 

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rest_framework.test import APIClient
 
-from executions.api.e2b.envelopes import STREAM_TYPE, message
+from executions.doors.e2b.connect import STREAM_TYPE, message
 from executions.kernel.text import is_storable
 from executions.sessions import capacity
 from executions.sessions.models import Session

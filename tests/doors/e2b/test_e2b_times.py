@@ -8,7 +8,7 @@ from uuid import UUID
 
 import pytest
 
-from executions.api.e2b import sandboxes, shapes
+from executions.doors.e2b import connect, sandboxes
 from executions.kernel.coroutines import Waits
 from executions.sessions.models import Session
 from executions.sessions.requests import Conflict, SessionAsleep, SessionClosed, SessionLost
@@ -49,14 +49,14 @@ def test_who_connects_for_as_long_as_may_be_is_given_that_however_long_waking_ta
     assert told(alice, sandbox, "connect", {"timeout": longest}) == 201
     session = Session.objects.get(pk=sandbox)
     assert (session.state, session.max_seconds) == (Session.State.OPEN, longest)
-    assert shapes.pauses_at_its_end(session) is pauses
+    assert connect.pauses_at_its_end(session) is pauses
 
 
 def test_who_connects_when_a_second_passes_is_not_refused(
     alice: Caller, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     sandbox, ages = made(alice), count(10)
-    monkeypatch.setattr(shapes, "age_of", lambda _: next(ages))
+    monkeypatch.setattr(connect, "age_of", lambda _: next(ages))
     longest = settings.SESSION_MAX_SECONDS
     assert told(alice, sandbox, "connect", {"timeout": longest}) == 200
     assert Session.objects.get(pk=sandbox).max_seconds == longest

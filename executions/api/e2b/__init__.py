@@ -1,1 +1,0 @@
-"""The protocol of E2B's SDKs over sessions: a translation, which holds no rule."""

@@ -1,0 +1,429 @@
+"""The endpoints of the agent sandbox API."""
+
+from __future__ import annotations
+
+import math
+import mimetypes
+import re
+from collections.abc import Callable, Mapping, Sequence
+from tempfile import TemporaryFile
+from typing import IO, Any, cast
+
+from django.conf import settings
+from django.core.files.uploadedfile import UploadedFile
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.http import require_GET
+from drf_spectacular.utils import OpenApiResponse, extend_schema
+from rest_framework.exceptions import APIException, AuthenticationFailed, NotAuthenticated
+from rest_framework.parsers import MultiPartParser
+from rest_framework.request import Request
+
+from executions.capabilities.fetching.filenames import clean_name
+from executions.doors.agent_sandbox import service as agent_sandbox
+from executions.doors.agent_sandbox.requests import (
+    CONVERSATION,
+    EXECUTE,
+    FETCH,
+    LINK,
+    OF_CONVERSATION,
+    ExecuteRequest,
+    UploadRequest,
+    seconds_of,
+)
+from executions.doors.agent_sandbox.service import Saved, path_of
+from executions.doors.native import schema
+from executions.doors.native.frame import (
+    CLAIMS,
+    RunningView,
+    answered_later,
+    as_told,
+    claims_of,
+    known_to_run,
+    render_error,
+)
+from executions.doors.native.rendering import json_response
+from executions.kernel.bodies import LARGE
+from executions.kernel.coroutines import Waits
+from executions.kernel.database import DatabaseAway
+from executions.kernel.declarations import Query, refuse
+from executions.kernel.text import storable
+from executions.runs.models import Execution
+from executions.runs.results import bundles_of
+from executions.runs.service import running
+from executions.sessions.control import resetting
+from executions.sessions.ending import close
+from executions.sessions.models import Session
+from executions.sessions.storage.links import Wanted, links
+from executions.sessions.storage.models import Blob
+from executions.tenants.models import Tenant
+from providers.errors import InvalidConfiguration, SandboxError
+from providers.guest.display import TEXT_LIMIT
+from providers.guest.names import escape
+
+TAGS = ["Agent Sandbox"]
+
+
+class AgentSandboxView(RunningView):
+    """An endpoint of Agent Sandbox."""
+
+    def get_exception_handler(self) -> Callable[..., HttpResponse]:
+        return _render_error
+
+
+def failed(error: SandboxError, **fields: Any) -> HttpResponse:
+    """A failure of the service is a 200 there."""
+    answer = json_response({**fields, "error": f"{error.code}: {error.message}"})
+    if error.retry_after is not None:
+        answer["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    return answer
+
+
+def file_details(
+    request: Request, tenant: Tenant, found: Sequence[Saved], expires_in: int
+) -> list[dict[str, Any]]:
+    """Saved files, each with a link to it for whoever has the link, without what is gone."""
+    wanted = [_wanted(saved) for saved in found]
+    urls = links(tenant, wanted, expires_in=expires_in, absolute=request.build_absolute_uri)
+    return [
+        {
+            "path": escape(saved.path),
+            "size_bytes": saved.row.size,
+            "mime_type": to.mime_type,
+            "download_url": url,
+        }
+        for saved, to, url in zip(found, wanted, urls, strict=True)
+        if url is not None
+    ]
+
+
+def _wanted(saved: Saved) -> Wanted:
+    name = saved.path.rpartition("/")[2]
+    return Wanted(
+        cast("Blob", saved.row.blob),
+        escape(name),
+        mimetypes.guess_type(name)[0] or "application/octet-stream",
+    )
+
+
+def _render_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
+    response = render_error(exc, context)
+    exc = as_told(exc)
+    if isinstance(exc, DatabaseAway):
+        return _away(exc, response)
+    if isinstance(exc, (AuthenticationFailed, NotAuthenticated)):
+        detail = "Invalid API key"
+    elif isinstance(exc, SandboxError):
+        detail = exc.message
+    else:
+        detail = str(exc.detail) if isinstance(exc, APIException) else "The request failed."
+    answer = json_response({"detail": detail}, response.status_code)
+    for name in ("WWW-Authenticate", "Allow", "Retry-After"):
+        if name in response:
+            answer[name] = response[name]
+    return answer
+
+
+def _away(away: DatabaseAway, response: HttpResponse) -> HttpResponse:
+    """Not a 200 as other failures: a proxy and a client's own retries are to see it."""
+    record_id = str(away.record_id) if away.record_id else None
+    body = {"detail": away.message, "error": f"{away.code}: {away.message}"}
+    answer = json_response({**body, "ran": away.ran, "id": record_id}, response.status_code)
+    answer["Retry-After"] = response["Retry-After"]
+    if record_id:
+        answer["X-Execution-ID"] = record_id
+    return answer
+
+
+class ResetView(AgentSandboxView):
+    @extend_schema(
+        operation_id="agent_sandbox_reset",
+        summary="Reset a conversation: delete its variables, keep its files",
+        tags=TAGS,
+        request=CONVERSATION,
+        responses={200: schema.AgentSandboxStatusSerializer, **schema.details(401, 413, 415)},
+    )
+    @answered_later
+    def post(self, request: Request) -> Waits[HttpResponse]:
+        conversation = CONVERSATION.read(request.data).conversation
+        try:
+            session = yield from agent_sandbox.held(self.caller(), conversation)
+            yield from resetting(session, f"key:{self.api_key.prefix}")
+        except DatabaseAway:
+            raise
+        except SandboxError as error:
+            return json_response({"status": "error", "message": f"{error.code}: {error.message}"})
+        return json_response(
+            {"status": "success", "output": "Kernel reset.\n", "container_id": str(session.pk)}
+        )
+
+
+class StopView(AgentSandboxView):
+    @extend_schema(
+        operation_id="agent_sandbox_stop",
+        summary="End a conversation's sandbox",
+        description="Its files are deleted too, unless DELETE_S3_ON_CLEANUP=0 keeps them for the "
+        "next sandbox.",
+        tags=TAGS,
+        request=CONVERSATION,
+        responses={200: schema.AgentSandboxStatusSerializer, **schema.details(401, 413, 415)},
+    )
+    @answered_later
+    def post(self, request: Request) -> Waits[HttpResponse]:
+        conversation = CONVERSATION.read(request.data).conversation
+        session = agent_sandbox.find(self.api_key.tenant, conversation)
+        if session is not None:
+            yield from close(session, f"key:{self.api_key.prefix}")
+        return json_response({"status": "success"})
+
+
+@require_GET
+def health(request: HttpRequest) -> HttpResponse:
+    return json_response({"status": "ok"})
+
+
+_FIGURE = re.compile(r"<Figure size \S+ with \d+ Axes>")
+
+
+class ExecuteView(AgentSandboxView):
+    bounds = LARGE
+
+    @extend_schema(
+        operation_id="agent_sandbox_execute",
+        summary="Run Python code in a conversation, in the format of Agent Sandbox",
+        description="Variables and files are kept for the next call. The value of the last "
+        "expression is printed. If the service fails, the answer is a 200 with `error`, as Agent "
+        "Sandbox answers. The header `X-Execution-ID` has the id of the execution; `GET "
+        "/api/v1/executions/{id}` returns its receipt.",
+        tags=TAGS,
+        parameters=schema.parameters(CLAIMS),
+        request=EXECUTE,
+        responses={
+            200: schema.AgentSandboxAnswerSerializer,
+            **schema.details(401, 413, 415),
+            503: OpenApiResponse(schema.AgentSandboxAwaySerializer, "Nothing can be recorded now."),
+        },
+    )
+    @answered_later
+    def post(self, request: Request) -> Waits[HttpResponse]:
+        wanted: ExecuteRequest = EXECUTE.read(request.data)
+        # That API's own examples name them from the root, which is their folder.
+        inputs = [path_of("inputs", each.lstrip("/")) for each in wanted.inputs]
+        claims = claims_of(request)
+        caller = self.caller()
+        try:
+            session = yield from agent_sandbox.held(caller, wanted.conversation)
+            if away := agent_sandbox.missing(session, inputs):
+                return json_response({"error": f"inputs: There is no file {storable(away[0])!r}."})
+            cell = agent_sandbox.cell(session, wanted.code, **claims)
+            outcome = yield from running(cell, caller)
+        except DatabaseAway:
+            raise
+        except SandboxError as error:
+            return failed(error)
+        execution = outcome.execution
+        with known_to_run(outcome):
+            response = json_response(self._body(request, execution, wanted))
+        response["X-Execution-ID"] = str(execution.pk)
+        return response
+
+    def _body(
+        self, request: Request, execution: Execution, wanted: ExecuteRequest
+    ) -> dict[str, Any]:
+        if execution.status == Execution.Status.ERROR:
+            return {"error": f"{execution.error_code}: {execution.error_message}"}
+        expires_in = seconds_of(wanted.presign_expires_in)
+        return {
+            "output": _output(execution),
+            "artifacts": file_details(
+                request, self.api_key.tenant, agent_sandbox.made_by(execution), expires_in
+            ),
+        }
+
+
+def _output(execution: Execution) -> str:
+    """What was printed, the value of the last expression, and what went wrong, in this order."""
+    output = execution.stdout
+    values = _values(execution)
+    for value in values:
+        output = _line(output, value)
+    output += execution.stderr
+    encoded = output.encode()
+    most = settings.AGENT_SANDBOX.output_bytes
+    is_cut = (
+        execution.stdout_truncated
+        or execution.stderr_truncated
+        or len(encoded) > most
+        or any(len(value) >= TEXT_LIMIT for value in values)
+        or bool(execution.meta.get("outputs_skipped"))
+    )
+    if is_cut:
+        output = _line(encoded[:most].decode("utf-8", "ignore"), "[output truncated]")
+    if execution.error_code:
+        output = _line(output, f"{execution.error_code}: {execution.error_message}")
+    if execution.files_saved is False:
+        output = _line(output, "[files not saved: the session says why]")
+    return output
+
+
+def _values(execution: Execution) -> list[str]:
+    """What was shown, as text. A figure is none: there, drawing one prints nothing."""
+    outputs = bundles_of(execution)
+    texts = [each["text/plain"] for each in outputs if isinstance(each.get("text/plain"), str)]
+    return [text for text in texts if not _FIGURE.fullmatch(text)]
+
+
+def _line(output: str, line: str) -> str:
+    separator = "" if not output or output.endswith("\n") else "\n"
+    return f"{output}{separator}{line}\n"
+
+
+# The fields of a form are texts, as those of a query are.
+UPLOAD: Query[Any] = Query(UploadRequest)
+
+
+class _FilesView(AgentSandboxView):
+    def detail_of(
+        self, request: Request, session: Session | None, path: str, expires_in: int | None
+    ) -> dict[str, Any] | None:
+        """A file of the conversation, if it is saved."""
+        saved = agent_sandbox.file(session, path) if session is not None else None
+        found = [saved] if saved is not None else []
+        details = file_details(request, self.api_key.tenant, found, seconds_of(expires_in))
+        return details[0] if details else None
+
+
+class UploadView(_FilesView):
+    parser_classes: Any = (MultiPartParser,)
+
+    @extend_schema(
+        operation_id="agent_sandbox_upload",
+        summary="Upload a file to a conversation",
+        tags=TAGS,
+        request={
+            "multipart/form-data": {
+                "type": "object",
+                "properties": {
+                    **UPLOAD.schema()["properties"],
+                    "file": {"type": "string", "format": "binary"},
+                },
+                "required": ["user_id", "file"],
+                "additionalProperties": False,
+            }
+        },
+        responses={
+            200: schema.AgentSandboxUploadSerializer,
+            **schema.details(401, 413, 415),
+        },
+    )
+    @answered_later
+    def post(self, request: Request) -> Waits[HttpResponse]:
+        form: Any = request.data
+        fields = {name: value for name, value in form.items() if isinstance(value, str)}
+        wanted = UPLOAD.read(fields)
+        sent = request.FILES.get("file")
+        if not isinstance(sent, UploadedFile) or len(request.FILES) != 1:
+            refuse("file", "Send one file under this name.")
+        path = path_of("path", wanted.path or clean_name(sent.name or ""))
+        agent_sandbox.refuse_too_large(sent.size or 0)
+        with _kept(sent) as content:
+            session = yield from agent_sandbox.held(self.caller(), wanted.conversation)
+            yield from agent_sandbox.putting(session, path, content)
+        detail = self.detail_of(request, session, path, wanted.presign_expires_in)
+        if detail is None:
+            return json_response(
+                {"detail": "The file is in the sandbox, but it could not be saved. Try again."}, 503
+            )
+        return json_response({"status": "success", **detail, "container_id": str(session.pk)})
+
+
+def _kept(sent: UploadedFile[Any]) -> IO[bytes]:
+    """In a file of our own: the server takes its own back when the view has returned."""
+    kept: IO[bytes] = TemporaryFile()  # noqa: SIM115
+    for piece in sent.chunks():
+        kept.write(piece)
+    kept.seek(0)
+    return kept
+
+
+class UploadUrlsView(AgentSandboxView):
+    bounds = LARGE
+
+    @extend_schema(
+        operation_id="agent_sandbox_upload_urls",
+        summary="Fetch files by URL into a conversation",
+        description="Each file that can be fetched is stored, even if others fail.",
+        tags=TAGS,
+        request=FETCH,
+        responses={200: schema.AgentSandboxFetchedSerializer, **schema.details(401, 413, 415)},
+    )
+    @answered_later
+    def post(self, request: Request) -> Waits[HttpResponse]:
+        wanted = FETCH.read(request.data)
+        folder = path_of("dest_dir", wanted.dest_dir.rstrip("/")) if wanted.dest_dir else ""
+        try:
+            session = yield from agent_sandbox.held(self.caller(), wanted.conversation)
+            arrived = yield from agent_sandbox.fetching(session, wanted.urls, folder)
+        except (DatabaseAway, InvalidConfiguration):
+            raise
+        except SandboxError as error:
+            return failed(error, status="error", uploaded=[], errors=[])
+        failures = [{"source_url": storable(url), "error": text} for url, text in arrived.failures]
+        status = "partial_success" if failures else "success"
+        return json_response(
+            {
+                "status": status if arrived.paths else "error",
+                "uploaded": [escape(path) for path in arrived.paths],
+                "errors": failures,
+            }
+        )
+
+
+class ListView(AgentSandboxView):
+    @extend_schema(
+        operation_id="agent_sandbox_list_files",
+        summary="List the saved files of a conversation",
+        tags=TAGS,
+        parameters=schema.parameters(OF_CONVERSATION),
+        responses={200: schema.AgentSandboxFilesSerializer, **schema.details(400, 401)},
+    )
+    def get(self, request: Request) -> HttpResponse:
+        wanted = OF_CONVERSATION.read(request.query_params.dict())
+        session = agent_sandbox.find_files(self.api_key.tenant, wanted.conversation)
+        found = agent_sandbox.saved_files(session) if session is not None else ()
+        return json_response(
+            {
+                "files": [
+                    {
+                        "path": escape(each.path),
+                        "size_bytes": each.row.size,
+                        "mtime": int(each.row.modified),
+                    }
+                    for each in found
+                ]
+            }
+        )
+
+
+class DownloadUrlView(_FilesView):
+    @extend_schema(
+        operation_id="agent_sandbox_download_url",
+        summary="Create a link to a saved file",
+        tags=TAGS,
+        parameters=schema.parameters(LINK),
+        responses={200: schema.AgentSandboxLinkSerializer, **schema.details(400, 401, 404)},
+    )
+    def get(self, request: Request) -> HttpResponse:
+        wanted = LINK.read(request.query_params.dict())
+        path = path_of("path", wanted.path)
+        session = agent_sandbox.find_files(self.api_key.tenant, wanted.conversation)
+        detail = self.detail_of(request, session, path, wanted.expires_in)
+        if detail is None:
+            return json_response({"detail": "File not found"}, 404)
+        return json_response(
+            {
+                "status": "success",
+                "path": detail["path"],
+                "expires_in": seconds_of(wanted.expires_in),
+                "download_url": detail["download_url"],
+            }
+        )

@@ -1,0 +1,238 @@
+"""The base of the E2B API's views, the credentials of its callers, and its health."""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qsl
+
+from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
+from rest_framework.authentication import BaseAuthentication
+from rest_framework.exceptions import AuthenticationFailed
+from rest_framework.permissions import BasePermission
+from rest_framework.request import Request
+
+from executions.doors.agent_sandbox.views import health as agent_sandbox_health
+from executions.doors.e2b import tokens
+from executions.doors.e2b.connect import messages_in, object_in, require_user
+from executions.doors.e2b.errors import (
+    NoSandbox,
+    Refused,
+    connect_error,
+    control_error,
+    invalid,
+    told,
+    unimplemented,
+)
+from executions.doors.native.authentication import ApiKeyAuthentication
+from executions.doors.native.deferred import EventStream, stream
+from executions.doors.native.frame import RunningView
+from executions.doors.native.rendering import json_response
+from executions.doors.native.sessions import LoggedView
+from executions.kernel.coroutines import Waits
+from executions.sessions.models import Session
+from executions.sessions.queries import living_session_of
+from executions.tenants import keys
+from executions.tenants.keys import UNKNOWN
+from executions.tenants.models import ApiKey
+
+FILES = "/files"
+PATHS = (
+    *("/sandboxes", "/v2/sandboxes", "/process.Process/", "/filesystem.Filesystem/"),
+    *("/execute", "/contexts", FILES, "/health"),
+    # What is not here: clients are told so, however they send what they ask for.
+    *("/templates", "/v2/templates", "/v3/templates", "/default-templates"),
+    *("/volumes", "/secrets", "/teams", "/snapshots"),
+)
+SANDBOX_HEADER, PORT_HEADER = "HTTP_E2B_SANDBOX_ID", "HTTP_E2B_SANDBOX_PORT"
+# Where clients find its calls and the code interpreter. There is nothing else to be reached.
+PORTS = ("49983", "49999")
+# Of a call over Connect: a command may be as long as code may be, and input comes as base64.
+MOST_MESSAGE_BYTES = 2 * 1024 * 1024
+_MOST_FIELDS = 20
+
+
+def are_in(environ: Mapping[str, Any]) -> bool:
+    return bool(tokens.token_in(environ)) or _is_signed(environ)
+
+
+def look_up(environ: Mapping[str, Any]) -> tuple[ApiKey | None, str]:
+    """The key that what is sent stands for, and why that is not valid; "" for one that is."""
+    key: ApiKey | None
+    sandbox_id = str(environ.get(SANDBOX_HEADER, ""))
+    if token := tokens.token_in(environ):
+        key = tokens.key_of_token(token, sandbox_id)
+    else:
+        operation = "read" if environ["REQUEST_METHOD"] in ("GET", "HEAD") else "write"
+        query = _query_in(environ)
+        key, _ = tokens.holder_of_signature(query, operation, sandbox_id)
+    if key is None:
+        return None, UNKNOWN
+    return key, keys.problem_of(key)
+
+
+def _query_in(environ: Mapping[str, Any]) -> dict[str, str]:
+    try:
+        return dict(parse_qsl(environ.get("QUERY_STRING", ""), max_num_fields=_MOST_FIELDS))
+    except ValueError:
+        # More of them than any link has.
+        return {}
+
+
+def _is_signed(environ: Mapping[str, Any]) -> bool:
+    return environ["PATH_INFO"] == FILES and "signature=" in environ.get("QUERY_STRING", "")
+
+
+Call = Callable[[Session, Mapping[str, Any]], Waits[dict[str, Any]]]
+
+
+def require_basic_user(request: Request) -> None:
+    """Of clients that name a user, in a header that is no credential here."""
+    scheme, _, text = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")
+    if scheme.lower() != "basic":
+        return
+    try:
+        name = b64decode(text, validate=True).decode().partition(":")[0]
+    except (binascii.Error, ValueError):
+        raise invalid("Authorization: Must be base64.") from None
+    require_user(name)
+
+
+class ControlView(RunningView):
+    """An endpoint of the API that makes and ends sandboxes."""
+
+    schema = None
+
+    def get_exception_handler(self) -> Callable[..., HttpResponse]:
+        return control_error
+
+    def by(self) -> str:
+        return f"key:{self.api_key.prefix}"
+
+
+class SandboxAuthentication(BaseAuthentication):
+    """The token of the sandbox that the request names, or an API key."""
+
+    def authenticate(self, request: Request) -> tuple[None, ApiKey]:
+        if not (token := tokens.token_in(request.META)):
+            return ApiKeyAuthentication().authenticate(request)
+        key = tokens.key_of_token(token, request.META.get(SANDBOX_HEADER, ""))
+        if key is None:
+            # As for a sandbox that is not there: nobody is told which there are.
+            raise NoSandbox
+        return None, valid(key, request)
+
+    def authenticate_header(self, request: Request) -> str:
+        return 'Bearer realm="cofferdam"'
+
+
+def valid(key: ApiKey, request: Request) -> ApiKey:
+    """Raises AuthenticationFailed."""
+    try:
+        keys.require_valid(key, request.META.get("REMOTE_ADDR", ""))
+    except keys.Unauthenticated:
+        raise AuthenticationFailed("The API key is not valid.") from None
+    return key
+
+
+class SandboxView(LoggedView):
+    """An endpoint of one sandbox, which a header names."""
+
+    schema = None
+    authentication_classes = (SandboxAuthentication,)
+
+    def get_exception_handler(self) -> Callable[..., HttpResponse]:
+        return connect_error
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)
+        if (port := str(request.META.get(PORT_HEADER, ""))) not in ("", *PORTS):
+            # A program of the sandbox's own is meant, and not us.
+            raise Refused(502, "unavailable", f"port {port[:8]!r} is not open")
+
+    @property
+    def sandbox_id(self) -> str:
+        return str(self.request.META.get(SANDBOX_HEADER, ""))
+
+    def session(self) -> Session:
+        """Raises NoSandbox, NoSuchSession and Conflict, all of them the same to strangers."""
+        session_id = tokens.session_id_of(self.sandbox_id)
+        if session_id is None:
+            raise NoSandbox
+        self.of_session = living_session_of(self.api_key.tenant, session_id)
+        return self.of_session
+
+    def content(self) -> bytes:
+        """The request's body. Raises Refused for one that is too long."""
+        source = self.request.stream
+        body = b"" if source is None else source.read(MOST_MESSAGE_BYTES + 1)
+        if len(body) > MOST_MESSAGE_BYTES:
+            raise invalid(f"Must be at most {MOST_MESSAGE_BYTES} bytes.")
+        return bytes(body)
+
+    def message(self) -> dict[str, Any]:
+        """The one message of a call that is answered at once."""
+        content = self.content()
+        return object_in(content) if content else {}
+
+    def called(self, service: str, method: str, calls: Mapping[str, Call]) -> Waits[HttpResponse]:
+        """A call that is answered at once, by one message for one."""
+        call = calls.get(method)
+        if call is None:
+            raise unimplemented(f"{service}/{method[:64]}")
+        require_basic_user(self.request)
+        body = self.message()
+        return json_response((yield from call(self.session(), body)))
+
+    def first_message(self) -> dict[str, Any]:
+        """The one message of a call that is answered by a stream."""
+        found = messages_in(self.content())
+        first = next(found, None)
+        if first is None or next(found, None) is not None:
+            raise invalid("Send one message.")
+        return first
+
+    @property
+    def seconds(self) -> float | None:
+        """How long the caller gives the call; None for as long as it takes."""
+        text = self.request.META.get("HTTP_CONNECT_TIMEOUT_MS", "")
+        return (
+            int(text) / 1000 if text.isascii() and text.isdigit() and 0 < len(text) < 11 else None
+        )
+
+    def streamed(self, events: EventStream, work: Callable[[], Waits[None]]) -> HttpResponseBase:
+        """What the work tells of, as a stream of Connect; how it failed, as its end."""
+
+        def carried_out() -> Waits[HttpResponseBase]:
+            try:
+                yield from work()
+            except Exception as error:
+                events.end({"error": told(error)})
+            return events
+
+        return stream(self.request, carried_out(), events)
+
+
+class AnyKey(BasePermission):
+    def has_permission(self, request: Request, view: Any) -> bool:
+        return isinstance(request.auth, ApiKey)
+
+
+class HealthView(SandboxView):
+    # Two doors share the address, which is open to everybody at the other one.
+    permission_classes = (AnyKey,)
+
+    def get(self, request: Request) -> HttpResponse:
+        if self.session().state != Session.State.OPEN:
+            raise NoSandbox
+        return HttpResponse(status=204)
+
+
+def health(request: HttpRequest) -> HttpResponseBase:
+    """Of the sandbox that the request names, or of the service."""
+    if SANDBOX_HEADER in request.META:
+        return HealthView.as_view()(request)
+    return agent_sandbox_health(request)

@@ -1,0 +1,546 @@
+"""The endpoints of executions, receipts, the ledger and usage."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from typing import Annotated, Any, cast
+from uuid import UUID
+
+from django.http import Http404, HttpResponse
+from django.http.response import HttpResponseBase
+from django.urls import reverse
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiParameter, extend_schema, inline_serializer
+from pydantic import Field
+from rest_framework import serializers
+from rest_framework.authentication import SessionAuthentication
+from rest_framework.permissions import BasePermission
+from rest_framework.request import Request
+from rest_framework.views import APIView
+
+from executions.capabilities.policies.enforcement import languages_of
+from executions.capabilities.spending.usage import usage_of
+from executions.doors.native import schema
+from executions.doors.native.authentication import (
+    ApiKeyAuthentication,
+    has_scopes,
+    key_text_of,
+    require_scopes,
+)
+from executions.doors.native.deferred import (
+    DOCUMENT,
+    NDJSON,
+    SSE,
+    Document,
+    EventStream,
+    answer,
+    stream,
+    wanted_form,
+)
+from executions.doors.native.downloads import download_response
+from executions.doors.native.frame import (
+    CLAIMS,
+    KEY,
+    ApiView,
+    RunningView,
+    answered_later,
+    error_response,
+    known_to_run,
+    read_run,
+)
+from executions.doors.native.rendering import (
+    execution_for,
+    execution_in_full,
+    json_response,
+    next_page,
+)
+from executions.kernel.bodies import LARGE
+from executions.kernel.coroutines import Waits
+from executions.kernel.declarations import END, Query, Rule, declared, refuse, shown
+from executions.ledger.entry_format import DOMAIN
+from executions.ledger.keyring import keyring
+from executions.ledger.sealing import receipt_of
+from executions.runs import active_runs
+from executions.runs.event_log import EventLog
+from executions.runs.event_stream import Listener, following
+from executions.runs.listing import LIST, execution_summary, list_executions
+from executions.runs.models import Execution
+from executions.runs.record import Outcome
+from executions.runs.requests import RUN, ExecutionRequest, run_limits
+from executions.runs.routing import allowed_languages, languages_for
+from executions.runs.service import HasEnded, cancelling, running
+from executions.sessions.requests import CONFLICT
+from executions.tenants.models import ApiKey, Scope
+from executions.tenants.quotas import Quota
+from executions.tenants.tenant_scope import artifacts_of, executions_of
+from providers.errors import CODES
+
+VIEW = "executions.view_execution"
+LAST_EVENT = "Last-Event-ID"
+_LARGEST = 10**15 - 1
+
+
+_EXECUTION_FIELDS = tuple(schema.ExecutionSerializer().fields)
+_ONE_FIELD = f"({'|'.join(_EXECUTION_FIELDS)})"
+
+
+def _check_fields(text: str) -> str:
+    for name in text.split(","):
+        if name not in _EXECUTION_FIELDS:
+            raise ValueError(
+                f"Unknown field {shown(name)!r}. Known are: {', '.join(_EXECUTION_FIELDS)}."
+            )
+    return text
+
+
+Fields = Annotated[
+    str,
+    Rule(_check_fields, {"pattern": f"^{_ONE_FIELD}(,{_ONE_FIELD})*{END}"}),
+    Field(
+        min_length=1,
+        max_length=1000,
+        description="Names of fields, separated by commas. The answer contains only these fields.",
+    ),
+]
+
+
+@declared
+class FieldsRequest:
+    """Which fields of an execution the answer has; all of them without this parameter."""
+
+    fields: Fields | None = None
+
+
+@declared
+class StreamRequest(FieldsRequest):
+    """How a run is told of while it goes on."""
+
+    detach: Annotated[
+        bool, Field(description="For a stream: the run continues after the client leaves it.")
+    ] = False
+
+
+@declared
+class EventsRequest(FieldsRequest):
+    """Where to go on. A browser that connects again says so in the header, and asks as before."""
+
+    after: Annotated[
+        int,
+        Field(
+            ge=0, le=_LARGEST, description="Only events after the one with this number; 0 for all."
+        ),
+    ] = 0
+    last: Annotated[Annotated[int, Field(ge=0, le=_LARGEST)] | None, Field(alias=LAST_EVENT)] = None
+
+
+FIELDS = Query(FieldsRequest, is_open=True)
+STREAM = Query(StreamRequest, is_open=True)
+EVENTS = Query(EventsRequest, headers=(LAST_EVENT,), is_open=True)
+
+
+def is_detached(request: Request) -> bool:
+    """Whether whoever asks may leave a stream. Raises InvalidConfiguration."""
+    return STREAM.read(request.query_params.dict()).detach
+
+
+def fields_of(request: Request) -> frozenset[str]:
+    """Return the fields that the caller selects; empty for all. Raises InvalidConfiguration."""
+    return frozenset(
+        filter(None, (FIELDS.read(request.query_params.dict()).fields or "").split(","))
+    )
+
+
+def refuse_unheard(wanted: ExecutionRequest) -> ExecutionRequest:
+    """The request, where somebody can hear what its code calls. Raises InvalidConfiguration."""
+    if wanted.tools and wanted.mode == Execution.Mode.SYNC:
+        refuse(
+            "tools",
+            "Tools need a stream of events (Accept: application/x-ndjson) or mode async.",
+        )
+    return wanted
+
+
+def run_stream(
+    view: ApiView, request: Request, form: str, run: Callable[[EventLog], Waits[Outcome]]
+) -> HttpResponseBase:
+    """Have `run` tell what it runs while it does. Whoever leaves the stream cancels the run, unless
+    he said before that he would."""
+    may_leave = is_detached(request)
+    log = EventLog(run_limits())
+    # A client that said it may go may also come back, and finds what it has not read.
+    log.is_kept = may_leave
+
+    def leave() -> None:
+        found = active_runs.find(log.execution_id) if log.execution_id else None
+        if found is not None and not may_leave:
+            found.cancel("its client, which left the stream")
+
+    events = EventStream(form, on_leave=leave)
+    log.on_begin = lambda: events.begin(log)
+
+    def work() -> Waits[HttpResponse]:
+        outcome = yield from run(log)
+        execution = outcome.execution
+        with known_to_run(outcome):
+            if not log.has_begun:
+                # An idempotency key stands for it: it is followed, and not ours to end.
+                listener = Listener.of_key(view.api_key)
+                yield from following(execution.pk, events, 0, listener)
+                execution = _read_execution(execution.pk)
+            absolute = request.build_absolute_uri
+            return json_response(execution_in_full(execution, absolute, fields_of(request)))
+
+    return stream(request, _told(view, events, work()), events)
+
+
+class KeyOrSession(ApiKeyAuthentication):
+    """An API key, or without one the session of whoever is signed in to the admin."""
+
+    def authenticate(self, request: Request) -> Any:
+        if not key_text_of(request) and (found := SessionAuthentication().authenticate(request)):
+            return found
+        return super().authenticate(request)
+
+
+class MayLook(BasePermission):
+    def has_permission(self, request: Request, view: APIView) -> bool:
+        if isinstance(request.auth, ApiKey):
+            return has_scopes(request)
+        user = request.user
+        return bool(user and user.is_active and user.is_staff and user.has_perm(VIEW))
+
+
+class EventsView(RunningView):
+    """For holders of a key, and for whoever may look at executions in the admin."""
+
+    authentication_classes = (KeyOrSession,)
+    permission_classes = (MayLook,)
+
+    @extend_schema(
+        operation_id="follow_execution",
+        summary="Follow an execution",
+        description="Sends its events from the first one, or after the one that `after` or "
+        "`Last-Event-ID` names, until the execution has ended. Server-sent events if "
+        "`text/event-stream` is accepted, else lines of JSON.",
+        tags=["executions"],
+        parameters=[
+            OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH),
+            *schema.parameters(EVENTS),
+        ],
+        responses={
+            (200, SSE): OpenApiTypes.STR,
+            (200, NDJSON): OpenApiTypes.STR,
+            **schema.errors(400, 401, 404),
+        },
+    )
+    def get(self, request: Request, execution_id: UUID) -> HttpResponseBase:
+        after = after_of(request)
+        key = request.auth
+        tenant = key.tenant if isinstance(key, ApiKey) else None
+        if not executions_of(tenant).filter(pk=execution_id).exists():
+            raise Http404
+        return follow_stream(self, request, execution_id, after)
+
+
+def follow_stream(
+    view: ApiView, request: Request, execution_id: UUID, after: int
+) -> HttpResponseBase:
+    """The events after this one of an execution that the caller may see."""
+    form = wanted_form(request.headers.get("Accept", "")) or NDJSON
+    events = EventStream(form, after=after)
+    key = request.auth
+    if isinstance(key, ApiKey):
+        listener = Listener.of_key(key)
+    else:
+        listener = Listener(f"user:{request.user.pk}")
+
+    def work() -> Waits[HttpResponse]:
+        yield from following(execution_id, events, after, listener)
+        execution = _read_execution(execution_id)
+        absolute = request.build_absolute_uri
+        return json_response(execution_in_full(execution, absolute, fields_of(request)))
+
+    return stream(request, _told(view, events, work()), events)
+
+
+def _told(view: ApiView, events: EventStream, work: Waits[HttpResponse]) -> Waits[HttpResponse]:
+    """The work, whose answer or error is the last event, where it is not all of the answer."""
+    answer: HttpResponse | None = None
+    try:
+        answer = cast("HttpResponse", (yield from view.told(work)))
+        return answer
+    finally:
+        events.end(_last_event(answer))
+
+
+def _last_event(answer: HttpResponse | None) -> dict[str, Any]:
+    if answer is None:
+        return {"type": "error", "error": {"code": "internal_error"}}
+    if answer.status_code == 200:
+        return {"type": "done", DOCUMENT: Document(answer.content)}
+    return {"type": "error", **json.loads(answer.content)}
+
+
+def _read_execution(execution_id: UUID) -> Execution:
+    """What has been followed, or is the caller's by its idempotency key."""
+    if (found := executions_of(None).filter(pk=execution_id).first()) is None:
+        raise Http404
+    return found
+
+
+def after_of(request: Request) -> int:
+    """The number of the event to go on behind. Raises InvalidConfiguration."""
+    query = request.query_params.dict()
+    if header := request.headers.get(LAST_EVENT):
+        query = {LAST_EVENT: header}
+    wanted = EVENTS.read(query)
+    return wanted.after if wanted.last is None else wanted.last
+
+
+class ExecutionsView(RunningView):
+    bounds = LARGE
+
+    @extend_schema(
+        operation_id="run_execution",
+        summary="Run code",
+        description="200 if the code ran, with any result; 202 if it was queued. With `Accept: "
+        "text/event-stream` or `application/x-ndjson`, the answer is a stream of events: "
+        "`started`, then each `stdout`, `stderr` and `output` when it occurs, and at the end "
+        "`done` with the execution. If the client leaves the stream, the run is cancelled, unless "
+        "the request has `?detach=1`.",
+        tags=["executions"],
+        parameters=schema.parameters(STREAM, CLAIMS, KEY),
+        request=RUN,
+        responses={
+            **schema.STREAMED_EXECUTION,
+            202: schema.ExecutionSerializer,
+            **schema.errors(400, 401, 404, 409, 413, 415, 429, 502, 503),
+        },
+    )
+    def post(self, request: Request) -> HttpResponseBase:
+        form = wanted_form(request.headers.get("Accept", ""))
+        # What is queued is answered at once; its events are followed under its id.
+        if form and (wanted := _read(request)).mode == Execution.Mode.SYNC:
+            return run_stream(
+                self, request, form, lambda log: running(wanted, self.caller(), log=log)
+            )
+        return answer(request, self.told(self._run(request)))
+
+    def _run(self, request: Request) -> Waits[HttpResponse]:
+        is_detached(request)
+        wanted = refuse_unheard(_read(request))
+        outcome = yield from running(wanted, self.caller(), waits=True)
+        with known_to_run(outcome):
+            return outcome_response(outcome, request)
+
+    @extend_schema(
+        operation_id="list_executions",
+        summary="List executions",
+        description="The tenant's executions, newest first, without the fields that can be large.",
+        tags=["executions"],
+        parameters=schema.parameters(LIST),
+        responses={200: schema.ExecutionPageSerializer, **schema.errors(400, 401)},
+    )
+    def get(self, request: Request) -> HttpResponse:
+        page = list_executions(self.api_key.tenant, LIST.read(request.query_params.dict()))
+        results = [execution_summary(execution) for execution in page.executions]
+        return json_response(
+            {"results": results, "next": next_page(request, cursor=page.next_cursor)}
+        )
+
+
+def _read(request: Request) -> ExecutionRequest:
+    wanted = read_run(RUN, request)
+    if wanted.session is not None:
+        require_scopes(request, [Scope.SESSIONS])
+    return wanted
+
+
+def outcome_response(outcome: Outcome, request: Request) -> HttpResponse:
+    """What came of a run, or the error that it is recorded with."""
+    execution = outcome.execution
+    if execution.status == Execution.Status.ERROR:
+        return _error(outcome)
+    status = 202 if execution.is_open else 200
+    detail = execution_in_full(execution, request.build_absolute_uri, fields_of(request))
+    response = json_response(detail, status)
+    if status == 202:
+        response["Location"] = request.build_absolute_uri(reverse("execution", args=[execution.pk]))
+    return response
+
+
+def _error(outcome: Outcome) -> HttpResponse:
+    execution = outcome.execution
+    return error_response(
+        {**CODES, CONFLICT.code: CONFLICT}[execution.error_code].http_status,
+        execution.error_code,
+        execution.error_message,
+        field=execution.error_field or None,
+        record_id=str(execution.pk),
+        receipt=receipt_of(execution),
+        retry_after=outcome.error.retry_after if outcome.error else None,
+    )
+
+
+class ExecutionView(ApiView):
+    @extend_schema(
+        operation_id="get_execution",
+        summary="Get an execution",
+        description="The current record of the execution.",
+        tags=["executions"],
+        parameters=[
+            OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH),
+            *schema.parameters(FIELDS),
+        ],
+        responses={200: schema.ExecutionSerializer, **schema.errors(401, 404)},
+    )
+    def get(self, request: Request, execution_id: UUID) -> HttpResponse:
+        fields = fields_of(request)
+        execution = executions_of(self.api_key.tenant).filter(pk=execution_id).first()
+        if execution is None:
+            raise Http404
+        absolute = request.build_absolute_uri
+        return json_response(execution_in_full(execution, absolute, fields))
+
+
+class CancelView(RunningView):
+    @extend_schema(
+        operation_id="cancel_execution",
+        summary="Cancel an execution",
+        description="A queued or running execution ends as `cancelled` and keeps its output until "
+        "then. A key without the scope `read` gets the output of its own runs only.",
+        tags=["executions"],
+        parameters=[OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH)],
+        request=None,
+        responses={200: schema.ExecutionSerializer, **schema.errors(401, 404, 409, 503)},
+    )
+    @answered_later
+    def post(self, request: Request, execution_id: UUID) -> Waits[HttpResponse]:
+        # All of it is sealed with its end.
+        mine = executions_of(self.api_key.tenant).defer(None).defer("pending")
+        execution = mine.filter(pk=execution_id).first()
+        if execution is None:
+            raise Http404
+        try:
+            execution = yield from cancelling(execution, f"key:{self.api_key.prefix}")
+        except HasEnded as error:
+            return error_response(409, "conflict", error.message, record_id=str(execution_id))
+        absolute = request.build_absolute_uri
+        return json_response(execution_for(self.api_key, execution, absolute))
+
+
+class ArtifactView(ApiView):
+    @extend_schema(
+        operation_id="get_artifact",
+        summary="Download an artifact",
+        description="The bytes of the file, as a download.",
+        tags=["executions"],
+        parameters=[
+            OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH),
+            OpenApiParameter("name", str, OpenApiParameter.PATH),
+        ],
+        responses={(200, "*/*"): OpenApiTypes.BINARY, **schema.errors(401, 404)},
+    )
+    def get(self, request: Request, execution_id: UUID, name: str) -> HttpResponseBase:
+        mine = artifacts_of(self.api_key.tenant)
+        artifact = mine.filter(execution=execution_id, name=name).first()
+        if artifact is None:
+            raise Http404
+        return download_response(artifact)
+
+
+class LanguagesView(ApiView):
+    @extend_schema(
+        operation_id="list_languages",
+        summary="List languages",
+        description="The languages that the caller's providers can run now.",
+        tags=["executions"],
+        responses={200: schema.LanguagesSerializer, **schema.errors(401, 503)},
+    )
+    @answered_later
+    def get(self, request: Request) -> Waits[HttpResponse]:
+        key = self.api_key
+        may_use = partial(key.allows, "providers")
+        languages, packages = yield from languages_for(key.tenant.slug, may_use)
+        allowed = languages_of(key.tenant.slug, allowed_languages(key, languages))
+        known = packages if "python" in allowed else {}
+        return json_response(
+            {"languages": allowed, "packages": {name: asdict(each) for name, each in known.items()}}
+        )
+
+
+@extend_schema(exclude=True)
+class NothingHereView(ApiView):
+    """What an unknown path under `/api/v1/` answers, to anyone."""
+
+    authentication_classes = ()
+    permission_classes = ()
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        super().initial(request, *args, **kwargs)
+        raise Http404
+
+
+class LedgerKeysView(ApiView):
+    """Open to anybody: a receipt is there to be checked by whoever it is shown to."""
+
+    authentication_classes = ()
+    permission_classes = ()
+
+    @extend_schema(
+        operation_id="list_ledger_keys",
+        summary="List the public keys of the ledger",
+        description="Store them: a receipt is verified offline, with the key that it names.",
+        tags=["ledger"],
+        auth=[],
+        responses={200: schema.LedgerKeysSerializer, **schema.errors(400, 503)},
+    )
+    def get(self, request: Request) -> HttpResponse:
+        keys = [
+            {"key_id": key.key_id, "algorithm": "Ed25519", "public_key": key.public_key}
+            for key in keyring().values()
+        ]
+        response = json_response({"domain": DOMAIN.decode().strip(), "keys": keys})
+        response["Cache-Control"] = "public, max-age=300"
+        return response
+
+
+class QuotaSerializer(serializers.Serializer[Any]):
+    limit = serializers.FloatField(allow_null=True, help_text="Null if no budget is set.")
+    used = serializers.FloatField(
+        help_text="Includes the amounts that are reserved for work that has not ended."
+    )
+    resets_at = serializers.DateTimeField(
+        allow_null=True,
+        help_text="Null if the use decreases by itself, for example when executions end.",
+    )
+
+
+class UsageSerializer(serializers.Serializer[Any]):
+    tenant = serializers.CharField()
+    quotas = inline_serializer("Quotas", {quota.value: QuotaSerializer() for quota in Quota})
+
+
+class UsageView(ApiView):
+    @extend_schema(
+        operation_id="get_usage",
+        summary="Get quotas and usage",
+        description="The quotas of the tenant, with the usage of all of its keys. Each quota has "
+        "the name that an SB008 error gives in `field`. Days are UTC days.",
+        tags=["usage"],
+        responses={200: UsageSerializer, **schema.errors(401, 503)},
+    )
+    def get(self, request: Request) -> HttpResponse:
+        tenant = self.api_key.tenant
+        quotas = {
+            quota.value: {
+                "limit": use.limit,
+                "used": use.used,
+                "resets_at": use.resets_at.isoformat() if use.resets_at else None,
+            }
+            for quota, use in usage_of(tenant).items()
+        }
+        return json_response({"tenant": tenant.slug, "quotas": quotas})
