@@ -1,12 +1,9 @@
-from executions.admin.api_key import ApiKeyAdmin
-from executions.admin.execution import ExecutionAdmin
-from executions.admin.ledger_check import LedgerCheckAdmin
-from executions.admin.ledger_entry import LedgerEntryAdmin
-from executions.admin.process import ProcessAdmin
-from executions.admin.route import TenantRouteAdmin
-from executions.admin.session import SessionAdmin
-from executions.admin.snapshot import SnapshotAdmin
-from executions.admin.tenant import TenantAdmin
+from executions.admin.executions import ExecutionAdmin
+from executions.admin.files import SnapshotAdmin
+from executions.admin.keys import ApiKeyAdmin
+from executions.admin.ledger import LedgerCheckAdmin, LedgerEntryAdmin
+from executions.admin.sessions import SessionAdmin
+from executions.admin.tenants import ProcessAdmin, TenantAdmin, TenantRouteAdmin
 from executions.capabilities.alerts.admin import AlertAdmin, AuditExportAdmin
 from executions.capabilities.policies.admin import PolicyAdmin
 from executions.capabilities.policies.approval_admin import ApprovalAdmin

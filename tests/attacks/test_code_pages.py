@@ -19,7 +19,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from executions.admin.boxes import text_box
+from executions.admin.execution_page import text_box
 from executions.capabilities.playground.service import MAX_LINES
 from executions.kernel import page_time
 from executions.kernel.page_time import MAX_COLOURED, PAGE_SECONDS, PageTime

@@ -10,7 +10,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from executions.admin.ledger_entry import KINDS
+from executions.admin.ledger import KINDS
 from executions.ledger.append import append
 from executions.ledger.bindings import BASELINE, BINDINGS
 from executions.ledger.executions import ERASURE

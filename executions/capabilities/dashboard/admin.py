@@ -18,7 +18,7 @@ from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 
-from executions.admin.ledger_check import VIEW as VIEW_CHECKS
+from executions.admin.ledger import VIEW as VIEW_CHECKS
 from executions.capabilities.dashboard.inbox import MOST, Attention, Ill, Waiting, attention
 from executions.capabilities.dashboard.service import RANGES, TARGET_PERCENT, Series, figures
 from executions.kernel.presentation import in_time

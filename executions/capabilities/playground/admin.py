@@ -18,10 +18,9 @@ from django.shortcuts import redirect
 from django.template.loader import render_to_string
 from django.urls import URLPattern, path, reverse
 
-from executions.admin.details import told
 from executions.admin.execution_page import CANCEL
-from executions.admin.session_views import OPERATE
-from executions.admin.transcript import transcript_of
+from executions.admin.executions import told
+from executions.admin.sessions import OPERATE, transcript_of
 from executions.capabilities.playground.service import KEY, opening_by_hand, playing, snippets_of
 from executions.capabilities.policies.models import Approval
 from executions.doors.native.deferred import answer

@@ -16,7 +16,7 @@ from django.urls import URLPattern, path, reverse
 from unfold.admin import ModelAdmin
 from unfold.widgets import UnfoldAdminTextInputWidget
 
-from executions.admin.choosing import refuse_unknown, tenant_choice
+from executions.admin.frame import refuse_unknown, tenant_choice
 from executions.capabilities.policies.approvals import DECIDE, AlreadyDecided, AskedBySame
 from executions.capabilities.policies.models import Policy
 from executions.capabilities.policies.service import (

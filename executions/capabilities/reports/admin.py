@@ -16,8 +16,8 @@ from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
 from unfold.widgets import UnfoldAdminTextareaWidget
 
-from executions.admin.choosing import check_has_run
-from executions.admin.filters import BoundedPaginator
+from executions.admin.executions import BoundedPaginator
+from executions.admin.frame import check_has_run
 from executions.capabilities.reports.models import Report
 from executions.capabilities.reports.scope import MOST_IDS, MOST_RUNS
 from executions.capabilities.reports.service import (

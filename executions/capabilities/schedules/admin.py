@@ -11,7 +11,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import ngettext
 from unfold.admin import ModelAdmin
 
-from executions.admin.filters import BoundedPaginator
+from executions.admin.executions import BoundedPaginator
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.schedules.service import pause
 from providers.admin.read_only import ReadOnly

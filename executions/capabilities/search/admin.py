@@ -8,7 +8,7 @@ from django.core.exceptions import BadRequest, PermissionDenied
 from django.http import HttpRequest, StreamingHttpResponse
 from django.utils import timezone
 
-from executions.admin.bases import ExecutionModelAdmin
+from executions.admin.frame import ExecutionModelAdmin
 from executions.capabilities.search.export import FORMATS, MIME_TYPES, export
 from executions.ledger.append import append
 

@@ -11,10 +11,10 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from unfold.admin import ModelAdmin
 
-from executions.admin.choosing import tenant_choice
+from executions.admin.deletion_impact import without_budget
+from executions.admin.frame import tenant_choice
 from executions.capabilities.spending.models import Budget, Spending, SpendingAlert
 from executions.capabilities.spending.service import compare_providers
-from executions.services.consequences import without_budget
 from providers.admin.guarded import GuardedAdmin
 from providers.admin.read_only import ReadOnly
 

@@ -13,12 +13,12 @@ from django.utils.safestring import SafeString
 from django.utils.translation import ngettext
 from django.views.decorators.debug import sensitive_variables
 
-from executions.admin.bases import (
+from executions.admin.executions import BoundedPaginator, SessionTenantFilter
+from executions.admin.frame import (
     WebhookDeliveryModelAdmin,
     WebhookSecretModelAdmin,
     WebhookSecretModelForm,
 )
-from executions.admin.filters import BoundedPaginator, SessionTenantFilter
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.capabilities.webhooks.service import check_room, create_secret, retire, send_again
 from executions.tenants.models import Tenant

@@ -225,7 +225,7 @@ def test_the_budget_of_a_tenant_that_is_gone_does_not_become_that_of_all(
 def test_of_very_many_tenants_a_mistyped_one_is_refused_too(
     admin_client: Client, services: Services, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executions.admin.choosing.MOST", 0)
+    monkeypatch.setattr("executions.admin.frame.MOST", 0)
     Tenant.objects.create(slug="wonderland", name="W")
     sent = {
         "strategy": "priority",

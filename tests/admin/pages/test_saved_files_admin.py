@@ -10,7 +10,7 @@ import pytest
 from django.contrib.auth import get_user_model
 from django.test import Client
 
-from executions.admin import saved_files
+from executions.admin import files
 from executions.sessions.storage import changes, links
 from executions.sessions.storage.models import Snapshot
 from executions.tenants.service import AUDITOR
@@ -61,7 +61,7 @@ def test_folders_and_files_are_looked_at_and_nobody_is_woken(alice: Caller) -> N
 def test_names_that_are_not_utf_8_are_looked_at_like_all_others(
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saved_files, "MOST_LISTED", 1)
+    monkeypatch.setattr(files, "MOST_LISTED", 1)
     session = asleep(alice)
     names = ["b\udcff", "b\udcffc", "f", "100%"]
     for name in (*names[:2], names[3]):

@@ -11,7 +11,7 @@ from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
-from executions.admin.transcript import CELLS_PER_PAGE, MOST_CHARACTERS
+from executions.admin.sessions import CELLS_PER_PAGE, MOST_CHARACTERS
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs.models import Execution

@@ -1,7 +1,4 @@
-"""Views of saved files, of a session or a snapshot, as storage has them: no sandbox is asked.
-
-Names and contents are hostile: texts are escaped, and only raster images are drawn.
-"""
+"""The pages of saved files and snapshots."""
 
 from __future__ import annotations
 
@@ -10,19 +7,26 @@ from itertools import chain
 from typing import Any
 from uuid import UUID
 
+from django.contrib import admin
 from django.core.exceptions import PermissionDenied
+from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
+from django.template.defaultfilters import filesizeformat
 from django.template.loader import render_to_string
 from django.urls import URLPattern, path, reverse
+from django.utils.html import format_html
+from django.utils.safestring import SafeString
 
-from executions.admin.entries import link_to, named_in, shown_entry
+from executions.admin.executions import BoundedPaginator, SessionTenantFilter
+from executions.admin.frame import SnapshotModelAdmin, link_to, named_in, shown_entry
 from executions.doors.native.downloads import download
 from executions.kernel.paths import from_text, to_text
 from executions.kernel.storage import INERT
 from executions.sessions.storage import browse
 from executions.sessions.storage.links import image_of, preview_of
-from executions.sessions.storage.models import Blob, Workspace
+from executions.sessions.storage.models import Blob, Snapshot, Workspace
+from providers.admin.read_only import ReadOnly
 from providers.errors import SandboxError
 from providers.guest.names import escape
 from providers.hidden_characters import visible
@@ -146,3 +150,55 @@ def _begun(blob: Blob) -> Any:
         return chain([next(pieces, b"")], pieces)
     except SandboxError:
         raise Http404 from None
+
+
+@admin.register(Snapshot)
+class SnapshotAdmin(ReadOnly, SnapshotModelAdmin):
+    """The files of sessions as they were once. For looking at; their tenants remove them."""
+
+    list_display = ("short_id", "shown_name", "tenant_slug", "files", "size", "owner", "created_at")
+    list_filter = (SessionTenantFilter,)
+    ordering = ("-id",)
+    sortable_by = ()
+    list_per_page = 50
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+    paginator = BoundedPaginator
+    fields = (
+        *("id", "shown_name", "tenant_slug", "owner", "shown_source", "files", "size"),
+        *("created_at", "shown_files"),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Snapshot]:
+        return super().get_queryset(request).filter(workspace__isnull=False)
+
+    def get_urls(self) -> list[URLPattern]:
+        views = SavedFiles(self, lambda pk: Workspace.objects.filter(snapshot=pk).first())
+        return [*views.urls, *super().get_urls()]
+
+    @admin.display(description="id")
+    def short_id(self, snapshot: Snapshot) -> str:
+        return str(snapshot.pk)
+
+    @admin.display(description="name")
+    def shown_name(self, snapshot: Snapshot) -> str:
+        return visible(snapshot.name) or "-"
+
+    @admin.display(description="size")
+    def size(self, snapshot: Snapshot) -> str:
+        return filesizeformat(snapshot.bytes)
+
+    @admin.display(description="owner")
+    def owner(self, snapshot: Snapshot) -> str:
+        both = (snapshot.api_key_name, snapshot.api_key_prefix)
+        return visible(" ".join(filter(None, both))) or "-"
+
+    @admin.display(description="session")
+    def shown_source(self, snapshot: Snapshot) -> SafeString:
+        url = reverse("admin:executions_session_change", args=[snapshot.source])
+        return format_html('<a href="{}">{}</a>', url, snapshot.source)
+
+    @admin.display(description="saved files")
+    def shown_files(self, snapshot: Any) -> SafeString:
+        url = reverse("admin:executions_snapshot_saved", args=[snapshot.pk])
+        return format_html('<a href="{}">Saved files</a>', url)

@@ -1,28 +1,112 @@
+"""The pages of tenants, their routes, and the processes of the service."""
+
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from django import forms
 from django.conf import settings
 from django.contrib import admin, messages
+from django.db.models import Count, F, IntegerField, OuterRef, QuerySet, Subquery
+from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.defaultfilters import filesizeformat
 from django.urls import reverse
+from django.utils import timezone
 from django.utils.html import escape
+from django.utils.safestring import SafeString
 
-from executions.admin.bases import TenantModelAdmin
-from executions.admin.naming import refuse_hidden
-from executions.admin.tenant_overview import overview
+from executions.admin.deletion_impact import inactive_tenant, without_tenant
+from executions.admin.frame import ProcessModelAdmin, TenantModelAdmin, refuse_hidden, tenant_choice
+from executions.capabilities.dashboard.admin import stacked_bars
+from executions.capabilities.dashboard.service import (
+    DAYS,
+    latest_runs,
+    latest_sessions,
+    newest_keys,
+    runs_by_day,
+)
 from executions.capabilities.retention import tenant_removal
 from executions.capabilities.schedules.models import Schedule
+from executions.capabilities.spending.usage import Use, usage_of
 from executions.capabilities.webhooks.models import WebhookSecret
+from executions.runs.models import Execution
+from executions.runs.process_models import Process
 from executions.runs.requests import LIMIT_COLUMNS, default_limit
-from executions.services.consequences import inactive_tenant, without_tenant
 from executions.tenants.models import ApiKey, Tenant
-from executions.tenants.quotas import COLUMNS, installed_in_column
+from executions.tenants.quotas import COLUMNS, Quota, installed_in_column
 from executions.tenants.tenant_scope import snapshots_of
 from providers.admin.choosing import once
 from providers.admin.guarded import GuardedAdmin
+from providers.admin.read_only import ReadOnly
+from providers.admin.routing import RouteAdmin
 from providers.hidden_characters import visible
+from providers.models import Route
+from providers.moments import shown_moment
+
+_NEAR = 80
+
+
+@dataclass(frozen=True)
+class Bar:
+    """How much of a quota is used. `percent` is for drawing, and 100 at most."""
+
+    name: str
+    used: str
+    limit: str
+    percent: int
+    tone: str
+    until: str
+
+
+def overview(request: HttpRequest, tenant: Tenant) -> dict[str, Any]:
+    """For the template `admin/executions/tenant/overview.html`."""
+    use = usage_of(tenant)
+    budgets = (Quota.BUDGET_OF_DAY, Quota.BUDGET_OF_MONTH)
+    shown: dict[str, Any] = {
+        "quotas": [_bar(quota, found) for quota, found in use.items() if quota not in budgets],
+        "slug": tenant.slug,
+        "days": DAYS,
+        "now": timezone.now(),
+    }
+    may = request.user.has_perm
+    if may("executions.view_budget"):
+        shown["budgets"] = [
+            _bar(quota, use[quota]) for quota in budgets if use[quota].limit is not None
+        ]
+        shown["may_see_budgets"] = True
+    if may("executions.view_execution"):
+        days, series, cost = runs_by_day(tenant)
+        shown |= {
+            "chart": stacked_bars(f"Executions by day, the last {DAYS}", days, series),
+            "ended": sum(series[0].values),
+            "cost": cost,
+            "runs": latest_runs(tenant),
+        }
+    if may("executions.view_session"):
+        shown["sessions"] = [
+            (session, visible(session.name or str(session.pk)))
+            for session in latest_sessions(tenant)
+        ]
+    if may("executions.view_apikey"):
+        shown["api_keys"] = [(key, visible(str(key))) for key in newest_keys(tenant)]
+    return shown
+
+
+def _bar(quota: Quota, use: Use) -> Bar:
+    limit = use.limit or 0.0
+    percent = round(100 * use.used / limit) if limit else (100 if use.used else 0)
+    told = filesizeformat if "bytes" in quota else "{:,.12g}".format
+    return Bar(
+        quota.replace("_", " ").capitalize(),
+        told(use.used),
+        told(limit),
+        min(100, percent),
+        "bad" if percent >= 100 else "warn" if percent >= _NEAR else "",
+        f"until {use.resets_at:%Y-%m-%d %H:%M} UTC" if use.resets_at else "",
+    )
+
 
 _EMPTY = "Leave a field empty to use the installation default, shown in gray."
 RETENTION = ("keep_code_days", "keep_output_days", "keep_artifacts_days", "keep_records_days")
@@ -182,3 +266,56 @@ def _days_kept(column: str) -> str:
     """The installation's retention, as the empty field shows it."""
     days = settings.SANDBOX_KEEP_DAYS[column.removeprefix("keep_").removesuffix("_days")]
     return str(days) if days else "0 (forever)"
+
+
+@admin.register(Process)
+class ProcessAdmin(ReadOnly, ProcessModelAdmin):
+    """Who runs executions now, and who did until a day ago. For looking at."""
+
+    list_display = (
+        *("kind", "instance", "pid", "state", "running"),
+        *("started_at", "last_sign_of_life", "ended_at"),
+    )
+    list_display_links = None
+    list_filter = ("kind",)
+    ordering = (F("ended_at").desc(nulls_first=True), "-id")
+    sortable_by = ()
+    show_full_result_count = False
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Process]:
+        # That it is not null is what lets the index of running ones serve.
+        open_rows = Execution.objects.filter(
+            process_id=OuterRef("pk"), process__isnull=False, finished_at=None
+        )
+        counted = open_rows.order_by().values("process_id").annotate(number=Count("pk"))
+        running = Subquery(counted.values("number"), output_field=IntegerField())
+        return super().get_queryset(request).annotate(running=Coalesce(running, 0))
+
+    @admin.display(description="status")
+    def state(self, process: Process) -> str:
+        if process.ended_at is not None:
+            return "ended"
+        return "draining" if process.draining else "serving"
+
+    @admin.display(description="last heartbeat")
+    def last_sign_of_life(self, process: Process) -> SafeString | str:
+        return shown_moment(process.renewed_at)
+
+    @admin.display(description="running")
+    def running(self, process: Any) -> int:
+        return int(process.running)
+
+
+admin.site.unregister(Route)
+
+
+@admin.register(Route)
+class TenantRouteAdmin(RouteAdmin):
+    def get_form(
+        self, request: HttpRequest, obj: Route | None = None, change: bool = False, **kwargs: Any
+    ) -> Any:
+        form = super().get_form(request, obj, change, **kwargs)
+        if (field := form.base_fields.get("owner")) is not None:
+            stored = obj.owner if obj else ""
+            form.base_fields["owner"] = tenant_choice(request, field, "All tenants", stored)
+        return form

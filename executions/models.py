@@ -1,3 +1,5 @@
+from __future__ import annotations
+
 from executions.capabilities.alerts.models import Alert
 from executions.capabilities.observability.models import (
     AuditExport,

@@ -19,11 +19,9 @@ from django.utils import timezone
 from django.utils.translation import ngettext
 from django.views.decorators.debug import sensitive_variables
 
-from executions.admin.bases import ApiKeyModelAdmin, ApiKeyModelForm
-from executions.admin.choosing import refuse_unknown
-from executions.admin.naming import refuse_hidden
+from executions.admin.deletion_impact import revoked_key
+from executions.admin.frame import ApiKeyModelAdmin, ApiKeyModelForm, refuse_hidden, refuse_unknown
 from executions.capabilities.playground.admin import example_call
-from executions.services.consequences import revoked_key
 from executions.tenants.key_escalation import CONFIGURE, refuse_used
 from executions.tenants.keys import create_api_key, revoke, rotate
 from executions.tenants.models import USUAL_SCOPES, WORD_BOUNDS, ApiKey, Scope, as_words
