@@ -1,7 +1,7 @@
 """Executions that nobody will run or end: their records are ended, and none stays open for ever.
 
 What a process runs is not among them, whatever any clock says: it ends with its process
-(`services.deaths`) or by it (`services.leases`).
+(`runs.process_reaper`) or by it (`runs.heartbeat`).
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def opening(
 ) -> Waits[Session]:
     """An open session. Its provider is chosen now, and never again.
 
-    With `may_choose` it need not be on the tenant's route (`services.choosing`). `beside` writes
+    With `may_choose` it need not be on the tenant's route (`runs.routing`). `beside` writes
     what belongs to its row, in the transaction that inserts it.
     Raises InvalidConfiguration for a language or provider that the tenant's route does not lead
     to, BeyondKey for what the caller's key is not for, BlockedByPolicy for what the tenant's policy

@@ -28,8 +28,8 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
     found = Ends()
     found.is_on = True
     monkeypatch.setattr(found._ticker, "start", lambda: None)
-    for place in ("opening", "control"):
-        monkeypatch.setattr(f"executions.services.sessions.{place}.ends", found)
+    for place in ("lifecycle", "control"):
+        monkeypatch.setattr(f"executions.sessions.{place}.ends", found)
     monkeypatch.setattr(due, "ends", found)
     yield found
     assert background.wait_for_keyed_work()

@@ -69,7 +69,7 @@ def test_what_waited_is_ended_and_does_not_run_again(data_dir: Path, tmp_path: P
 
 IN_THE_JOURNAL = """
 from executions.models import Execution, Tenant
-from executions.services import journal_files
+from executions.runs import journal_files
 from executions.runs.record import Caller, open_record
 from executions.runs.requests import ExecutionRequest
 from django.utils import timezone

@@ -1,4 +1,4 @@
-"""Counting anew what `services.statistics` counts as it happens, while it goes on happening."""
+"""Counting anew what `counters` counts as it happens, while it goes on happening."""
 
 from __future__ import annotations
 

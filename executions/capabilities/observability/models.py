@@ -70,7 +70,7 @@ class ExecutionTenantCount(models.Model):
 
 
 class ExecutionLatency(models.Model):
-    """How many executions of one hour took how long. `bucket` is `services.statistics`' scale."""
+    """How many executions of one hour took how long. `bucket` is the scale of `counters`."""
 
     hour = models.DateTimeField()
     provider = models.CharField(max_length=64)

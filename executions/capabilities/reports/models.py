@@ -10,7 +10,7 @@ from executions.kernel.text import uuid7
 
 
 class Report(models.Model):
-    """One report that somebody asked for. `services.reports` makes it.
+    """One report that somebody asked for. `capabilities.reports` makes it.
 
     Whoever makes it has claimed it by the number of `tries`, and says so again until
     `claimed_until`; a report whose maker is silent is begun anew. What is in the files is proven by
