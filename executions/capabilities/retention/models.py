@@ -7,7 +7,7 @@ from django.utils import timezone
 class LegalHold(models.Model):
     """What must not be erased while this stands: all of a tenant's executions, or one of them.
 
-    To change or to lift one always takes two administrators. `capabilities.retention.holds` has the rules.
+    To change or to lift one always takes two administrators. `holds` has the rules.
     """
 
     tenant_slug = models.SlugField("tenant", max_length=64, help_text="Slug of the tenant.")
