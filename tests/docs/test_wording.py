@@ -27,6 +27,7 @@ def lines_of(path: Path, text: str) -> list[tuple[int, str]]:
         ("a.html", "{# told #}{% if told %}", [(1, "told")]),
         ("a.py", 'told = 1\nhelp_text = "The caller is told it."\n', [(2, "told")]),
         ("a.py", '"""The caller is told it."""\ndict(key="told")\n', []),
+        ("a.py", 'include("executions.callers.told.urls")\n', []),
         ("a.ts", "told();\n/** The caller\n * is told. */\n", [(3, "told")]),
     ],
 )

@@ -111,6 +111,9 @@ def _texts_of_program(source: str, *, is_described: bool) -> Iterator[tuple[str,
             continue
         if node in docstrings and not is_described:
             continue
+        # The name of a module is no prose.
+        if re.fullmatch(r"[\w.]+", node.value):
+            continue
         if len(re.findall(r"[A-Za-z]{2,}", node.value)) >= LEAST_WORDS:
             yield _blanked(node.value, _OF_PAGES), node.lineno
 
