@@ -151,7 +151,7 @@ def _measure_all(watcher: Connection) -> None:
     from executions.capabilities.search import service as search
     from executions.ledger import checkpoints
     from executions.ledger.append import append
-    from executions.ledger.baseline import take_stock
+    from executions.ledger.baseline import record_baseline
     from executions.ledger.verification import verify, verify_entries
     from executions.tenants.models import Tenant
 
@@ -163,7 +163,7 @@ def _measure_all(watcher: Connection) -> None:
     measure("index_new_code", search.index_new_code, watcher)
     ExecutionCount.objects.all().delete()
     measure("recount", recount, watcher)
-    measure("take_stock", take_stock, watcher)
+    measure("take_stock", record_baseline, watcher)
     for number in range(300):
         append("setting", f"entry {number}", {})
     measure("write_checkpoint", lambda: checkpoints.write_checkpoint(verify_entries), watcher)

@@ -62,7 +62,7 @@ def _compose_heartbeat() -> None:
     def create_steps() -> list[PeriodicStep]:
         watcher, unattended = process_reaper.Watcher(), process_reaper.UnattendedRuns()
         return [
-            PeriodicStep("signals", active_runs.attend),
+            PeriodicStep("signals", active_runs.deliver_requests),
             PeriodicStep("deaths", watcher.look, is_behind=lambda: watcher.is_behind),
             PeriodicStep("waking", lambda lease: give_back_left()),
             PeriodicStep("unattended", unattended.close, process_reaper.UNATTENDED_LOOK_SECONDS),

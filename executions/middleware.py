@@ -11,10 +11,10 @@ from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
 from django.views import defaults
 
-from executions.doors.native.deferred import LATER, Later
+from executions.doors.native.deferred import LATER, DeferredResponse
 from executions.doors.native.frame import error_response, render_error
 from executions.kernel.audit import SYSTEM, acting_as
-from executions.kernel.database import RETRY_SECONDS, DatabaseAway, problem_of
+from executions.kernel.database import RETRY_SECONDS, DatabaseUnavailable, problem_of
 from executions.runs.rights import right_of
 
 _API = ("/api/", "/v1/")
@@ -50,7 +50,7 @@ class RightsMiddleware:
 
     def __call__(self, request: HttpRequest) -> HttpResponseBase:
         response = self.get_response(request)
-        later: Later | None = request.META.get(LATER)
+        later: DeferredResponse | None = request.META.get(LATER)
         if later is not None and response.streaming:
             later.right = right_of(request)
         return response
@@ -100,7 +100,7 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 def away_answer(request: HttpRequest, error: Exception) -> HttpResponse | None:
     """A page that needs no database; None for an error of another kind."""
-    problem = error.message if isinstance(error, DatabaseAway) else problem_of(error)
+    problem = error.message if isinstance(error, DatabaseUnavailable) else problem_of(error)
     if not problem:
         return None
     if not request.path.startswith("/admin"):

@@ -13,7 +13,7 @@ from executions.capabilities.schedules import service as schedules
 from executions.capabilities.search import service as search
 from executions.capabilities.spending import service as spending
 from executions.capabilities.webhooks import service as webhooks
-from executions.kernel.background import begin_alone
+from executions.kernel.background import run_once_in_background
 from executions.ledger import checkpoints, checks
 from executions.ledger.verification import verify_entries
 from executions.runs import active_runs, event_log, expiry
@@ -30,7 +30,7 @@ def forget_events() -> int:
 
 
 def tend_sessions() -> int:
-    return maintenance.tend()
+    return maintenance.maintain()
 
 
 def collect_blobs() -> int:
@@ -67,18 +67,18 @@ def watch_alerts() -> int:
 
 
 def export_ledger() -> None:
-    begin_alone("audit export", audit_export.export_for)
+    run_once_in_background("audit export", audit_export.export_for)
 
 
 def export_metrics() -> None:
     if settings.TELEMETRY is not None:
         from executions.capabilities.observability.otlp import send
 
-        begin_alone("metrics over OTLP", send)
+        run_once_in_background("metrics over OTLP", send)
 
 
 def make_reports() -> int:
-    begin_alone("audit reports", reports.make_waiting)
+    run_once_in_background("audit reports", reports.make_waiting)
     return reports.remove_old()
 
 

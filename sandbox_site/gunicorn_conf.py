@@ -142,4 +142,4 @@ def worker_exit(server: Any, worker: Any) -> None:
     active_runs.end_all(DRAIN_SECONDS)
     if (bridge := getattr(worker, "asgi", None)) and not bridge.drain(DRAIN_SECONDS):
         logger.warning("%d requests were cut off", bridge.open)
-    active_runs.finish()
+    active_runs.shutdown()

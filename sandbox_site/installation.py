@@ -22,7 +22,7 @@ from pathlib import Path
 from django.conf import settings
 from django.db import DatabaseError, connection
 
-from executions.kernel.storage import INSTALLATION, Folder, Kept, kept
+from executions.kernel.storage import INSTALLATION, FileStore, Folder, file_store
 from executions.ledger.append import append
 from executions.ledger.keyring import LedgerUnavailable, keyring
 from executions.ledger.models import LedgerEntry
@@ -157,7 +157,7 @@ def _leave(name: str, mark: str) -> None:
         )
 
 
-def _join_place(name: str, place: Kept) -> None:
+def _join_place(name: str, place: FileStore) -> None:
     """The number is the file's or the database's, whichever was first."""
     if name in _names():
         if not _is_embedded(place):
@@ -174,7 +174,7 @@ def _join_place(name: str, place: Kept) -> None:
         raise DoesNotFit(f"{name}: {place.setting} cannot be written: {error}") from error
 
 
-def _refuse_other_place(name: str, place: Kept) -> None:
+def _refuse_other_place(name: str, place: FileStore) -> None:
     row = InstallationMark.objects.filter(name=name).first()
     if row is None:
         return
@@ -197,16 +197,16 @@ def _refuse_other_place(name: str, place: Kept) -> None:
     )
 
 
-def _places() -> Iterator[tuple[str, Kept]]:
+def _places() -> Iterator[tuple[str, FileStore]]:
     """Where this installation's files are, by the mark's name."""
-    yield "STORAGE_URL", kept(INSTALLATION)
+    yield "STORAGE_URL", file_store(INSTALLATION)
     if settings.LEDGER_CHECKPOINTS not in ("", "storage"):
         folder = Folder(root=settings.LEDGER_CHECKPOINTS)
         folder.setting = "LEDGER_CHECKPOINTS"
         yield "LEDGER_CHECKPOINTS", folder
 
 
-def _is_embedded(place: Kept) -> bool:
+def _is_embedded(place: FileStore) -> bool:
     """Whether the files are in the very directory of the database, so nobody can mix them up."""
     if not isinstance(place, Folder) or connection.vendor != "sqlite":
         return False
@@ -214,7 +214,7 @@ def _is_embedded(place: Kept) -> bool:
     return database.parent == Path(place.location).resolve()
 
 
-def _number(place: Kept) -> str:
+def _number(place: FileStore) -> str:
     """ "" where there is none. Raises OSError."""
     try:
         return place.start(FILE_NAME, 64).decode(errors="replace")

@@ -172,11 +172,11 @@ def _no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def lease(monkeypatch: pytest.MonkeyPatch) -> heartbeat.Keeper:
+def lease(monkeypatch: pytest.MonkeyPatch) -> heartbeat.Heartbeat:
     """Each test is a process of its own. Its rows go with the test, so nobody keeps its lease."""
-    keeper = heartbeat.Keeper()
+    keeper = heartbeat.Heartbeat()
     monkeypatch.setattr(keeper, "_start_thread", lambda: None)
-    monkeypatch.setattr(heartbeat, "_keeper", keeper)
+    monkeypatch.setattr(heartbeat, "_heartbeat", keeper)
     return keeper
 
 

@@ -13,7 +13,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from executions.kernel.page_time import PageTime
 from executions.kernel.presentation import MAX_CHARACTERS, Shown, in_time, shown
-from executions.kernel.storage import ARTIFACTS, kept
+from executions.kernel.storage import ARTIFACTS, file_store
 from executions.ledger.executions import Erasures, alteration_of
 from executions.ledger.trust import trusted_keys
 from executions.ledger.verification import verify_entry
@@ -274,7 +274,7 @@ def artifact_image_type(artifact: Artifact) -> str:
 
 def _start(artifact: Artifact, size: int) -> bytes:
     try:
-        return kept(ARTIFACTS).start(str(artifact.file.name), size)
+        return file_store(ARTIFACTS).start(str(artifact.file.name), size)
     except OSError:
         return b""
 

@@ -49,8 +49,8 @@ from executions.capabilities.search.service import (
 from executions.doors.native.deferred import answer
 from executions.doors.native.downloads import download_response
 from executions.kernel.audit import current_actor
-from executions.kernel.coroutines import Waits
-from executions.kernel.database import DatabaseAway
+from executions.kernel.coroutines import Coroutine
+from executions.kernel.database import DatabaseUnavailable
 from executions.kernel.page_time import PageTime
 from executions.kernel.presentation import in_time
 from executions.kernel.storage import INERT
@@ -214,7 +214,7 @@ class Details:
         execution = self._execution(request, execution_id)
         return answer(request, told(request, self._cancel(request, execution)))
 
-    def _cancel(self, request: HttpRequest, execution: Execution) -> Waits[HttpResponse]:
+    def _cancel(self, request: HttpRequest, execution: Execution) -> Coroutine[HttpResponse]:
         try:
             yield from cancelling(execution, current_actor())
         except HasEnded as error:
@@ -230,16 +230,16 @@ class Details:
             return answer(request, told(request, self._replay(request, execution)))
         return self._comparison(request, execution)
 
-    def _replay(self, request: HttpRequest, execution: Execution) -> Waits[HttpResponse]:
+    def _replay(self, request: HttpRequest, execution: Execution) -> Coroutine[HttpResponse]:
         try:
             outcome = yield from replaying(execution, request.POST.get("provider", ""))
-        except DatabaseAway:
+        except DatabaseUnavailable:
             raise
         except SandboxError as error:
             # Refused: it comes before anything is waited for, so that the message is still stored.
             messages.error(request, f"{error.code}: {error.message}")
             return redirect("admin:executions_replay", execution.pk)
-        if isinstance(outcome.error, DatabaseAway):
+        if isinstance(outcome.error, DatabaseUnavailable):
             raise outcome.error
         return redirect(f"{request.path}?with={outcome.execution.pk}")
 
@@ -282,7 +282,7 @@ class Details:
         return artifact
 
 
-def told(request: HttpRequest, work: Waits[HttpResponse]) -> Waits[HttpResponse]:
+def told(request: HttpRequest, work: Coroutine[HttpResponse]) -> Coroutine[HttpResponse]:
     """The work, whose failure because of the database is a page, also when it comes later."""
     try:
         return (yield from work)

@@ -37,8 +37,8 @@ from executions.admin.files import SavedFiles
 from executions.admin.frame import SessionModelAdmin, link_to, named_in, shown_entry
 from executions.doors.native.deferred import answer
 from executions.kernel.audit import current_actor
-from executions.kernel.coroutines import Waits
-from executions.kernel.database import DatabaseAway
+from executions.kernel.coroutines import Coroutine
+from executions.kernel.database import DatabaseUnavailable
 from executions.kernel.page_time import PageTime
 from executions.kernel.presentation import shown
 from executions.kernel.text import to_json
@@ -107,7 +107,7 @@ class SessionViews:
         self._may_operate(request)
         return self._answer(request, session_id, self._extend)
 
-    def _now(self, request: HttpRequest, session: Session) -> Waits[dict[str, Any]]:
+    def _now(self, request: HttpRequest, session: Session) -> Coroutine[dict[str, Any]]:
         living = living_session_of(None, session.pk)
         found = yield from inspecting(living)
         return {
@@ -120,7 +120,7 @@ class SessionViews:
             ],
         }
 
-    def _files(self, request: HttpRequest, session: Session) -> Waits[dict[str, Any]]:
+    def _files(self, request: HttpRequest, session: Session) -> Coroutine[dict[str, Any]]:
         living = living_session_of(None, session.pk)
         folder, after = named_in(request), request.GET.get("after", "")
         entries, following = yield from looking_into(living, folder, after)
@@ -132,16 +132,16 @@ class SessionViews:
             "following": link_to(folder, following) if following else "",
         }
 
-    def _close(self, request: HttpRequest, session: Session) -> Waits[None]:
+    def _close(self, request: HttpRequest, session: Session) -> Coroutine[None]:
         if session.closed_at is None:
             yield from close(session, current_actor())
             self.model_admin.log_change(request, session, "Closed.")
 
-    def _reset(self, request: HttpRequest, session: Session) -> Waits[None]:
+    def _reset(self, request: HttpRequest, session: Session) -> Coroutine[None]:
         yield from resetting(living_session_of(None, session.pk), current_actor())
         self.model_admin.log_change(request, session, "Reset.")
 
-    def _extend(self, request: HttpRequest, session: Session) -> Waits[None]:
+    def _extend(self, request: HttpRequest, session: Session) -> Coroutine[None]:
         minutes = request.POST.get("minutes", "")
         seconds = int(minutes) * 60 if minutes.isascii() and minutes.isdigit() else 0
         extend(living_session_of(None, session.pk), seconds, current_actor())
@@ -152,7 +152,7 @@ class SessionViews:
         self,
         request: HttpRequest,
         session_id: UUID,
-        work: Callable[[HttpRequest, Session], Waits[dict[str, Any] | None]],
+        work: Callable[[HttpRequest, Session], Coroutine[dict[str, Any] | None]],
     ) -> HttpResponseBase:
         try:
             session = session_of(None, session_id)
@@ -164,8 +164,8 @@ class SessionViews:
         self,
         request: HttpRequest,
         session: Session,
-        work: Callable[[HttpRequest, Session], Waits[dict[str, Any] | None]],
-    ) -> Waits[HttpResponse]:
+        work: Callable[[HttpRequest, Session], Coroutine[dict[str, Any] | None]],
+    ) -> Coroutine[HttpResponse]:
         """What the work found, as a page; where it was done, the way back to the session's."""
         context: dict[str, Any] = {
             **self.model_admin.admin_site.each_context(request),
@@ -176,7 +176,7 @@ class SessionViews:
         status = 200
         try:
             found = yield from work(request, session)
-        except DatabaseAway:
+        except DatabaseUnavailable:
             raise
         except SandboxError as error:
             # Not a message: one that comes after waiting comes too late to be stored.

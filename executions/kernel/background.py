@@ -21,7 +21,7 @@ _going_on: set[str] = set()
 _lock = threading.Condition()
 
 
-def begin_alone(name: str, work: Callable[[], object]) -> threading.Thread | None:
+def run_once_in_background(name: str, work: Callable[[], object]) -> threading.Thread | None:
     """Have a thread do it; None while one does it already, or the process has no thread left.
 
     It may end with its process at any moment: what it does must be found undone by the next one.
@@ -75,7 +75,7 @@ class _Job:
     waiting: list[Future[Any]] = field(default_factory=list)
 
 
-class _Threads:
+class _KeyedExecutor:
     """Carries out what is asked for under a key: once for all that asked before it began."""
 
     def __init__(self) -> None:
@@ -174,7 +174,9 @@ def _pass_on(outcome: Future[Any], future: Future[Any]) -> None:
         future.set_result(outcome.result())
 
 
-def submit(key: object, owner: str, call: Callable[[], T], *, first: bool = False) -> Future[T]:
+def submit_keyed(
+    key: object, owner: str, call: Callable[[], T], *, first: bool = False
+) -> Future[T]:
     """What `call` returns, or another call under this key that begins after this one was asked for.
 
     `owner` is a tenant's slug; `first` goes before what waits. The call may use the database.
@@ -187,13 +189,13 @@ def wait_for_keyed_work(seconds: float = 30.0) -> bool:
     return _threads.wait_until_idle(seconds)
 
 
-_threads = _Threads()
+_threads = _KeyedExecutor()
 
 
 def _after_fork() -> None:
     """The parent's threads are not in the child."""
     global _threads
-    _threads = _Threads()
+    _threads = _KeyedExecutor()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -272,7 +274,7 @@ class Ticker:
 
 
 @dataclass(frozen=True)
-class Bounds:
+class TurnBounds:
     """How much is done at once, of which one tenant never has all, and how much of one tenant is
     done or waits. `work` names it in the plural, for whoever has too much of it."""
 
@@ -284,7 +286,7 @@ class Bounds:
 class Turns(Generic[T]):
     """Threads as long as there is something to do. The tenant that waited longest is next."""
 
-    def __init__(self, bounds: Bounds, name: str) -> None:
+    def __init__(self, bounds: TurnBounds, name: str) -> None:
         self._bounds = bounds
         self._name = name
         self._lock = threading.Lock()

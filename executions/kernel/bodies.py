@@ -11,8 +11,7 @@ from typing import Any, Protocol
 
 from django.conf import settings
 
-from executions.kernel.background import Bounds as TurnBounds
-from executions.kernel.background import Turns
+from executions.kernel.background import TurnBounds, Turns
 from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.json_reading import (
     MOST_TEXT,

@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-Waits = Generator[Future[Any], None, T]
+Coroutine = Generator[Future[Any], None, T]
 
 
-def wait_for(work: Waits[T]) -> T:
+def run_sync(work: Coroutine[T]) -> T:
     """Carry the work out to its end in this thread.
 
     What interrupts the waiting is raised where the work waits, so that it can clear up.
@@ -34,7 +34,7 @@ def wait_for(work: Waits[T]) -> T:
         return result
 
 
-def at_once(call: Callable[[], T]) -> Waits[T]:
+def immediate(call: Callable[[], T]) -> Coroutine[T]:
     """What need not wait, where something else might have to."""
     return call()
     yield

@@ -42,7 +42,7 @@ _POSTGRES = {
 }
 
 
-class DatabaseAway(ProviderUnavailable):
+class DatabaseUnavailable(ProviderUnavailable):
     """Nothing can be recorded now.
 
     `ran` says whether any code ran, None where that is not known; `record_id` is the execution's,
@@ -81,9 +81,9 @@ def problem_of(error: BaseException | None) -> str:
     return known or "" if isinstance(error, InternalError) else ""
 
 
-def nothing_ran(problem: str) -> DatabaseAway:
+def nothing_ran(problem: str) -> DatabaseUnavailable:
     """What is told before anything was recorded or run."""
-    return DatabaseAway(f"{problem} Nothing was run or recorded. Send the request again.")
+    return DatabaseUnavailable(f"{problem} Nothing was run or recorded. Send the request again.")
 
 
 def database_problem() -> str:
@@ -105,7 +105,7 @@ NOW = {
 
 
 @contextmanager
-def one_moment() -> Iterator[None]:
+def snapshot_read() -> Iterator[None]:
     """All that is read within is of one moment, and nobody waits for it. Only for reading.
 
     Within a transaction that is open already it is that one's.

@@ -86,7 +86,7 @@ class Entry:
     modified: float
 
 
-class Kept(Protocol):
+class FileStore(Protocol):
     """What our kinds of storage have beside Django's methods."""
 
     # What moves it, for messages.
@@ -137,9 +137,9 @@ class Kept(Protocol):
         """
 
 
-def kept(kind: str) -> Kept:
+def file_store(kind: str) -> FileStore:
     """The storage of one kind, as it is configured now."""
-    return cast("Kept", storages[kind])
+    return cast("FileStore", storages[kind])
 
 
 class Folder(FileSystemStorage):

@@ -27,7 +27,7 @@ from executions.ledger.verification import verify_entry
 from providers.fields import DecryptionError
 
 
-def take_stock() -> int:
+def record_baseline() -> int:
     """Enter what was never entered, of models not taken into the ledger yet. How many there were.
 
     Safe to call at every start: each model, and each column of one, is taken in once. A row that

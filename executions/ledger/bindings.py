@@ -19,7 +19,7 @@ from executions.ledger.checkpoints import Problem
 from executions.ledger.entry_format import canonical, text_hash
 from executions.ledger.keyring import public_key_id
 from executions.ledger.models import LedgerEntry
-from executions.ledger.sealing import sealable
+from executions.ledger.sealing import to_canonical
 from providers.errors import InvalidConfiguration
 from providers.fields import DecryptionError, EncryptedTextField
 from providers.services.history import config_of
@@ -310,8 +310,8 @@ def _value(row: Model, name: str) -> Any:
     value = getattr(row, name)
     if name in encrypted_columns(type(row)) and value is not None:
         # A version's content holds its own salt; the text itself must not be guessable here.
-        return text_hash(canonical(sealable(value)))
-    return sealable(value)
+        return text_hash(canonical(to_canonical(value)))
+    return to_canonical(value)
 
 
 @cache

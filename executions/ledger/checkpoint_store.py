@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from django.conf import settings
 from django.db import connections
 
-from executions.kernel.storage import LEDGER, Folder, kept
+from executions.kernel.storage import LEDGER, Folder, file_store
 
 if TYPE_CHECKING:
     from executions.kernel.bucket import Bucket
@@ -24,7 +24,7 @@ _HEAD = "head.json"
 _HISTORY = "checkpoints.jsonl"
 
 
-class Place(Protocol):
+class CheckpointStore(Protocol):
     """Two files, each changed by one at a time. Everything raises OSError where it fails."""
 
     name: str
@@ -47,19 +47,19 @@ class Place(Protocol):
         """Give both files another name. Where they went."""
 
 
-def place_of_checkpoints() -> Place | None:
+def checkpoint_store() -> CheckpointStore | None:
     """As it is configured now; None when they are turned off."""
     if not settings.LEDGER_CHECKPOINTS:
         return None
     if settings.LEDGER_CHECKPOINTS != "storage":
-        return InFolder(Path(settings.LEDGER_CHECKPOINTS))
-    storage = kept(LEDGER)
+        return FolderStore(Path(settings.LEDGER_CHECKPOINTS))
+    storage = file_store(LEDGER)
     if isinstance(storage, Folder):
-        return InFolder(Path(storage.location))
-    return InBucket(cast("Bucket", storage))
+        return FolderStore(Path(storage.location))
+    return BucketStore(cast("Bucket", storage))
 
 
-class InFolder:
+class FolderStore:
     """`head.json` is overwritten in place at every commit, so it is always of one length."""
 
     is_far = False
@@ -114,7 +114,7 @@ class InFolder:
         return descriptor
 
 
-class InBucket:
+class BucketStore:
     """Objects that are replaced as a whole, and only by who has seen what they are."""
 
     is_far = True
@@ -150,7 +150,7 @@ class InBucket:
         return [f"{name}.{stamp}" for name in names if self._bucket.rename(name, f"{name}.{stamp}")]
 
 
-class Behind:
+class AsyncWriter:
     """Notes entries on a thread of its own, so that no commit waits for a service far away.
 
     Of several that wait only the newest counts, and each that a line is due for. What fails waits

@@ -14,7 +14,7 @@ from typing import Any
 from django.db import DatabaseError
 from django.utils import timezone
 
-from executions.ledger.checkpoint_store import Behind, Place, place_of_checkpoints
+from executions.ledger.checkpoint_store import AsyncWriter, CheckpointStore, checkpoint_store
 from executions.ledger.entry import Head
 from executions.ledger.entry_format import (
     FORMAT,
@@ -63,7 +63,7 @@ class History:
 
 def where() -> str:
     """Where checkpoints are kept, for messages; "" when they are turned off."""
-    place = place_of_checkpoints()
+    place = checkpoint_store()
     return place.name if place else ""
 
 
@@ -73,7 +73,7 @@ def note(point: Point, previous: Head | None) -> None:
     Too late to undo it, so a failure is logged and not raised. Where the files are far away it is
     done in the background, for the newest of several.
     """
-    place = place_of_checkpoints()
+    place = checkpoint_store()
     if place is None:
         return
     if place.is_far:
@@ -82,7 +82,7 @@ def note(point: Point, previous: Head | None) -> None:
         _note(place, point, previous)
 
 
-def _note(place: Place, point: Point, previous: Head | None) -> bool:
+def _note(place: CheckpointStore, point: Point, previous: Head | None) -> bool:
     try:
         is_missing = previous is not None and place.head() is None
         _raise_head(place, point, previous)
@@ -98,11 +98,11 @@ def _note(place: Place, point: Point, previous: Head | None) -> bool:
     return True
 
 
-_behind = Behind(lambda point, previous: _note_far(point, previous), EVERY)
+_behind = AsyncWriter(lambda point, previous: _note_far(point, previous), EVERY)
 
 
 def _note_far(point: Point, previous: Head | None) -> bool:
-    place = place_of_checkpoints()
+    place = checkpoint_store()
     return place is None or _note(place, point, previous)
 
 
@@ -112,7 +112,7 @@ def write_checkpoint(verify_entries: VerifyEntries) -> Point | None:
 
     Raises LedgerUnavailable where the files cannot be read.
     """
-    place = place_of_checkpoints()
+    place = checkpoint_store()
     newest = LedgerEntry.objects.order_by("-sequence").first()
     if place is None or newest is None:
         return None
@@ -132,7 +132,7 @@ def write_checkpoint(verify_entries: VerifyEntries) -> Point | None:
 
 
 def _add_missing_lines(
-    place: Place, noted: list[int], end: int, verify_entries: VerifyEntries
+    place: CheckpointStore, noted: list[int], end: int, verify_entries: VerifyEntries
 ) -> bool:
     """Add the lines that are due and were never written: what names a key is not noted, and the
     files may be full or away for a moment, or the process killed, when an entry is committed.
@@ -157,7 +157,7 @@ def _add_missing_lines(
 def head() -> Point | None:
     """What `head.json` says, None without one. Raises ValueError for a file that says nothing, and
     LedgerUnavailable for one that cannot be read."""
-    place = place_of_checkpoints()
+    place = checkpoint_store()
     with _readable():
         text = place.head() if place else None
     return _parse(json.loads(text)) if text is not None else None
@@ -183,7 +183,7 @@ def is_signed(point: Point, public_keys: dict[str, str]) -> bool:
 def newest_line() -> tuple[int, datetime] | None:
     """The entry of the last line of `checkpoints.jsonl`, and when that was written; None where
     there is none, or no trusted key signed it. Raises LedgerUnavailable."""
-    place = place_of_checkpoints()
+    place = checkpoint_store()
     text = ""
     with _readable():
         for line_text in place.lines() if place else ():
@@ -201,7 +201,7 @@ def newest_line() -> tuple[int, datetime] | None:
 def history(public_keys: dict[str, str]) -> History:
     """What `checkpoints.jsonl` says, as far as these keys signed it. Raises LedgerUnavailable."""
     found = History()
-    place = place_of_checkpoints()
+    place = checkpoint_store()
     if place is None:
         return found
     previous = _FIRST_LINE
@@ -227,12 +227,12 @@ def history(public_keys: dict[str, str]) -> History:
 
 def set_aside() -> list[str]:
     """Begin anew, keeping the files under another name. Where they went."""
-    place = place_of_checkpoints()
+    place = checkpoint_store()
     with _readable():
         return place.set_aside(timezone.now().strftime("%Y%m%dT%H%M%S%f")) if place else []
 
 
-def _raise_head(place: Place, point: Point, previous: Head | None = None) -> None:
+def _raise_head(place: CheckpointStore, point: Point, previous: Head | None = None) -> None:
     """Overwrite the head unless it is further: commits may be noted out of order.
 
     A head that is none of the ledger's entries any more is kept as a checkpoint before: the
@@ -290,7 +290,7 @@ def _signed_point(entry: LedgerEntry) -> Point:
     return Point(entry.sequence, entry.digest, entry.key_id, entry.signature)
 
 
-def _write_line(place: Place, point: Point, *, begun: bool = False) -> None:
+def _write_line(place: CheckpointStore, point: Point, *, begun: bool = False) -> None:
     key = signing_key()
 
     def added(last: str) -> str:
@@ -329,7 +329,7 @@ BEGINNING = 64
 Problem = tuple[str, int, str]
 
 
-class Marks:
+class CheckpointComparison:
     """`known` is the digest of every entry that a checkpoint tells of."""
 
     def __init__(self, public_keys: dict[str, str]) -> None:

@@ -16,7 +16,7 @@ from django.db import IntegrityError, transaction
 from django.utils import timezone
 from django_q.tasks import async_task
 
-from executions.kernel.background import begin_alone
+from executions.kernel.background import run_once_in_background
 from executions.ledger.checkpoints import newest_line, where
 from executions.ledger.findings import Verification
 from executions.ledger.keyring import LedgerUnavailable
@@ -65,14 +65,18 @@ def begin_waiting() -> None:
     """Have a thread of this process read what waits, and close what was left unfinished."""
     close_left()
     check = under_way()
-    if check and (check.state == State.WAITING or check.process_id == heartbeat.mine()):
-        begin_alone("ledger check", _carry_out_alone)
+    if check and (
+        check.state == State.WAITING or check.process_id == heartbeat.current_process_id()
+    ):
+        run_once_in_background("ledger check", _carry_out_alone)
 
 
 def _carry_out_alone() -> None:
     """Nobody else reads in this process: what it is said to read broke off without being closed,
     as where the database was away just then."""
-    left = LedgerCheck.objects.filter(state=State.RUNNING, process_id=heartbeat.mine())
+    left = LedgerCheck.objects.filter(
+        state=State.RUNNING, process_id=heartbeat.current_process_id()
+    )
     problem = "The result of the verification could not be stored. Run the verification again."
     if _end(left, State.FAILED, problem=problem):
         logger.warning("a verification that this process had left unfinished was closed")
@@ -92,7 +96,7 @@ def close_left() -> int:
 
 def carry_out() -> LedgerCheck | None:
     """Read the ledger for whoever waits for it; None where nobody does, or another reads it."""
-    mine = heartbeat.mine()
+    mine = heartbeat.current_process_id()
     check = LedgerCheck.objects.filter(active_key=LedgerCheck.ONE, state=State.WAITING).first()
     if check is None or mine is None:
         return None

@@ -38,7 +38,7 @@ def execution_content(execution: Execution, artifacts: Sequence[Artifact]) -> di
     return {
         "schema": CURRENT,
         "tenant": execution.tenant_slug,
-        **{name: sealable(getattr(execution, name)) for name in schema.stated},
+        **{name: to_canonical(getattr(execution, name)) for name in schema.stated},
         "error_code": execution.error_code or None,
         "error_field": execution.error_field or None,
         "error_hash": _hash(execution.error_message),
@@ -52,7 +52,7 @@ def execution_content(execution: Execution, artifacts: Sequence[Artifact]) -> di
         "finished_at": moment(execution.finished_at),
         "code_hash": execution.code_hash,
         "code_kept": execution.code != "",
-        "files": sealable(execution.input_files),
+        "files": to_canonical(execution.input_files),
         "replay_of": str(execution.replay_of_id) if execution.replay_of_id else None,
         "record_hash": record_hash(execution, schema, artifacts),
         "details_hash": details_hash(execution),
@@ -67,10 +67,10 @@ def _policy(execution: Execution) -> dict[str, Any]:
     told = policy_of(execution)
     if told is None:
         return {"policy_hash": None}
-    said: dict[str, Any] = {"policy_hash": text_hash(canonical(sealable(told)))}
+    said: dict[str, Any] = {"policy_hash": text_hash(canonical(to_canonical(told)))}
     if told["id"] is not None:
         said["policy"] = {"id": told["id"], "version": told["version"]}
-    return {**said, "approved": sealable(told["approved"])} if told["approved"] else said
+    return {**said, "approved": to_canonical(told["approved"])} if told["approved"] else said
 
 
 def body_hashes(execution: Execution) -> dict[str, str | None]:
@@ -88,7 +88,7 @@ def body_hashes(execution: Execution) -> dict[str, str | None]:
 
 def record_hash(execution: Execution, schema: Schema, artifacts: Sequence[Artifact]) -> str:
     """One hash over every column that stays."""
-    kept = {name: sealable(getattr(execution, name)) for name in schema.record}
+    kept = {name: to_canonical(getattr(execution, name)) for name in schema.record}
     kept["artifacts"] = [moment(artifact.created_at) for artifact in artifacts]
     return text_hash(canonical(kept))
 
@@ -97,8 +97,8 @@ def details_hash(execution: Execution) -> str:
     """One hash over what an answer says beside the outcome, as the answer has it."""
     details = {
         "created_at": moment(execution.created_at),
-        "cost": sealable(execution.cost),
-        "hops": sealable(execution.hops),
+        "cost": to_canonical(execution.cost),
+        "hops": to_canonical(execution.hops),
         "timings": {
             name: getattr(execution, name)
             for name in ("queue_ms", "start_ms", "run_ms", "total_ms")
@@ -124,7 +124,7 @@ def receipt_of(execution: Execution) -> dict[str, Any] | None:
     return entry.receipt if entry else None
 
 
-def sealable(value: Any) -> Any:
+def to_canonical(value: Any) -> Any:
     """A column's value as JSON that has a canonical form, and one only."""
     if value is None or isinstance(value, (bool, float)):
         return value
@@ -140,9 +140,9 @@ def sealable(value: Any) -> Any:
     if isinstance(value, Decimal):
         return format(value, "f")
     if isinstance(value, Mapping):
-        return {without_surrogates(str(name)): sealable(child) for name, child in value.items()}
+        return {without_surrogates(str(name)): to_canonical(child) for name, child in value.items()}
     if isinstance(value, (list, tuple)):
-        return [sealable(child) for child in value]
+        return [to_canonical(child) for child in value]
     return str(value) if isinstance(value, (UUID, date, FieldFile)) else value
 
 

@@ -139,7 +139,7 @@ class _Reading:
         self.public_keys = trusted_keys()
         self.untrusted: set[str] = set()
         self.erasures = Erasures(self.public_keys, thorough=True) if records else None
-        self.marks = checkpoints.Marks(self.public_keys)
+        self.marks = checkpoints.CheckpointComparison(self.public_keys)
         self.found.checkpoints = len(self.marks.known)
         self.expected = 1
         self.previous: str | None = FIRST_PREVIOUS

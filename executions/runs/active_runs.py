@@ -63,7 +63,7 @@ _shutdown_steps: list[Callable[[], object]] = []
 
 
 @contextmanager
-def counted(run: Run) -> Iterator[None]:
+def track(run: Run) -> Iterator[None]:
     """Have the process not end before this run, or end it."""
     with _changed:
         _runs.add(run)
@@ -76,7 +76,7 @@ def counted(run: Run) -> Iterator[None]:
 
 
 @contextmanager
-def given_up_at_the_end(awaited: Future[Any]) -> Iterator[None]:
+def cancel_on_shutdown(awaited: Future[Any]) -> Iterator[None]:
     """Have a run's waiting for `awaited` be cancelled when the process ends its runs."""
     _waits.add(awaited)
     try:
@@ -88,7 +88,7 @@ def given_up_at_the_end(awaited: Future[Any]) -> Iterator[None]:
         _waits.discard(awaited)
 
 
-def expect(end: Future[Any]) -> None:
+def track_teardown(end: Future[Any]) -> None:
     """Have the process not end before this end of a sandbox, which no run waits for."""
     _ends.add(end)
     end.add_done_callback(_ends.discard)
@@ -116,13 +116,13 @@ def runs() -> list[Run]:
         return list(_runs)
 
 
-def refuse_when_stopping() -> None:
+def ensure_not_stopping() -> None:
     """Raises ProviderUnavailable where nothing new is begun any more."""
     if draining.refuses_new():
         raise stopped(started=False)
 
 
-def refuse_when_ending() -> None:
+def ensure_not_ending() -> None:
     """Raises ProviderUnavailable where what has begun goes no further."""
     if draining.is_ending():
         raise stopped(started=False)
@@ -167,7 +167,7 @@ def register_shutdown_step(step: Callable[[], object]) -> None:
     _shutdown_steps.append(step)
 
 
-def finish() -> None:
+def shutdown() -> None:
     """The last thing a process does in order: its records are closed, and its sandboxes end."""
     draining.begin_ending()
     wait_for_ends()
@@ -182,7 +182,7 @@ atexit.register(wait_for_ends)
 os.register_at_fork(after_in_child=_ends.clear)
 
 
-def leave(execution_id: UUID, kind: RunSignal.Kind, asked_by: str) -> bool:
+def post_request(execution_id: UUID, kind: RunSignal.Kind, asked_by: str) -> bool:
     """Have whoever runs it find the signal within about a second. False when it was there."""
     return RunSignal.objects.get_or_create(
         execution_id=execution_id, kind=kind, defaults={"asked_by": asked_by[:200]}
@@ -199,7 +199,7 @@ def canceller_of(execution_id: UUID) -> str:
     return found.values_list("asked_by", flat=True).first() or ""
 
 
-def attend(lease_id: UUID | None) -> None:
+def deliver_requests(lease_id: UUID | None) -> None:
     """Pass on what others want of the runs of this process. Raises what the database does."""
     _tell_of_processes()
     if lease_id is None or not count():

@@ -14,11 +14,11 @@ from django.db import Error as DatabaseFailure
 from django.utils import timezone
 
 from executions.capabilities.policies.active import POLICY, BlockedByPolicy
-from executions.capabilities.policies.enforcement import Held
-from executions.capabilities.tools.dispatcher import Desk
+from executions.capabilities.policies.enforcement import PolicyCheck
+from executions.capabilities.tools.dispatcher import ToolCallDispatcher
 from executions.capabilities.tools.setup import TOOL_CALLS, kept_for, offer_tools, require_tools
-from executions.kernel.coroutines import Waits
-from executions.kernel.database import DatabaseAway
+from executions.kernel.coroutines import Coroutine
+from executions.kernel.database import DatabaseUnavailable
 from executions.kernel.text import storable
 from executions.ledger.keyring import LedgerUnavailable
 from executions.runs import active_runs, event_log, heartbeat, journal
@@ -28,19 +28,19 @@ from executions.runs.event_log import EventLog
 from executions.runs.journal_files import Ended
 from executions.runs.listing import log_execution
 from executions.runs.models import Artifact, Execution
-from executions.runs.provider_calls import CREATE_SECONDS, RUN_SLACK_SECONDS, ask, guarded
-from executions.runs.queue import hand_over, move, put_back
+from executions.runs.provider_calls import CREATE_SECONDS, RUN_SLACK_SECONDS, call_provider, guard
+from executions.runs.queue import mark_dispatched, move, requeue
 from executions.runs.record import PLACE, Outcome, error_changes
 from executions.runs.requests import ExecutionRequest, run_limits
-from executions.runs.results import Checked, check, check_sandbox, kinds_in
+from executions.runs.results import ValidatedResult, kinds_in, validate_result, validate_sandbox
 from executions.runs.routes import Step
 from executions.runs.routing import (
-    Hops,
+    RouteTrace,
     admitted,
-    floor_of,
     require_lease,
     require_provider,
     require_sandbox,
+    required_isolation,
     seconds_at,
 )
 from executions.sessions.cells import end_of, facts_of_cell
@@ -61,14 +61,14 @@ logger = logging.getLogger(__name__)
 DESTROY_SECONDS = 10.0
 
 
-def end_behind(lease: Lease, sandbox: Sandbox, held: ExitStack) -> None:
+def close_in_background(lease: Lease, sandbox: Sandbox, held: ExitStack) -> None:
     """Have the sandbox ended. What `held` lends stays lent until it is, or DESTROY_SECONDS long.
 
     Never raises SandboxError: the result is there and belongs to the caller, whatever becomes of
     the sandbox.
     """
     try:
-        ending = guarded(lease.provider_id, lambda: sandbox.submit_close())
+        ending = guard(lease.provider_id, lambda: sandbox.submit_close())
     except SandboxError as error:
         _complain(sandbox, error)
         return
@@ -77,7 +77,7 @@ def end_behind(lease: Lease, sandbox: Sandbox, held: ExitStack) -> None:
         _look_at(ended, sandbox)
         return
     lent, given_back = held.pop_all(), Future[None]()
-    active_runs.expect(given_back)
+    active_runs.track_teardown(given_back)
 
     def give_back() -> None:
         # A provider that was lent to nobody else is closed by this, which takes its time.
@@ -144,7 +144,7 @@ class Attempt:
         self.waited_ms = waited_ms
         self.log = log
         self.handed_over = False
-        self.desk: Desk | None = None
+        self.desk: ToolCallDispatcher | None = None
         self.floor = ""
         self.limits = RunLimits()
         self.seconds = request.longest
@@ -155,8 +155,8 @@ class Attempt:
         self.cancelled_by = ""
         self._awaited: Future[Any] | None = None
         self.changes: dict[str, Any] = {}
-        self.hops = Hops()
-        self.held = Held(None)
+        self.hops = RouteTrace()
+        self.held = PolicyCheck(None)
 
     @property
     def execution_id(self) -> UUID:
@@ -196,9 +196,9 @@ class Attempt:
         if self.cancelled_by:
             raise Cancelled(message_for(self.cancelled_by), started=self.handed_over)
 
-    def run(self, steps: Sequence[Step]) -> Waits[Checked]:
+    def run(self, steps: Sequence[Step]) -> Coroutine[ValidatedResult]:
         """Try the providers in their order, and leave one only while no code can have started."""
-        self.floor = floor_of(self.execution)
+        self.floor = required_isolation(self.execution)
         self.limits = run_limits(self.execution.tenant)
         if self.log is not None:
             self.log.set_limits(self.limits)
@@ -206,7 +206,7 @@ class Attempt:
         for number, step in enumerate(steps, start=1):
             self.handed_over = False
             began = perf_counter()
-            active_runs.refuse_when_ending()
+            active_runs.ensure_not_ending()
             self._refuse_when_cancelled()
             try:
                 with ExitStack() as held:
@@ -238,7 +238,7 @@ class Attempt:
                 return result
         raise ProviderUnavailable("The route names no provider. Add one in the admin.")
 
-    def _run_at(self, lease: Lease, held: ExitStack) -> Waits[Checked]:
+    def _run_at(self, lease: Lease, held: ExitStack) -> Coroutine[ValidatedResult]:
         """`held` lends the provider, and goes on doing so until the sandbox has ended."""
         leased = perf_counter()
         self.changes = {
@@ -260,28 +260,28 @@ class Attempt:
             self.changes["runtime"] = _runtime(sandbox.metadata)
             self.changes |= {"isolation": isolation, "sharing": sharing}
             self.held.to_sandbox(lease, isolation)
-            active_runs.refuse_when_ending()
+            active_runs.ensure_not_ending()
             self._hand_over()
             result = yield from self._execute(lease, sandbox)
             if self.is_lost:
                 raise _too_late()
         finally:
             self.changes["run_ms"] = _ms(created, perf_counter())
-            end_behind(lease, sandbox, held)
+            close_in_background(lease, sandbox, held)
         return result
 
     def _hand_over(self) -> None:
         """Right before the code is out of our hands. Raises NotOurs where it must not be."""
-        heartbeat.confirm(self.execution)
+        heartbeat.assert_owner(self.execution)
         self._refuse_when_cancelled()
         place = {name: self.changes[name] for name in PLACE}
         if self.execution.pending is not None:
-            hand_over(self.execution, **place)
+            mark_dispatched(self.execution, **place)
         elif self.execution.mode == Execution.Mode.ASYNC:
             move(self.execution, **place)
         self.handed_over = True
 
-    def _open(self, lease: Lease) -> Waits[Sandbox]:
+    def _open(self, lease: Lease) -> Coroutine[Sandbox]:
         owner = self.execution.tenant_slug
         # The sandbox of a session has the size that it was opened with.
         limits = None if self.session else self.held.limits
@@ -290,10 +290,10 @@ class Attempt:
             # It is closed behind this run.
             spec = kept_for(spec, self.seconds + RUN_SLACK_SECONDS + CREATE_SECONDS)
         with self.held.to_memory():
-            sandbox = yield from ask(
+            sandbox = yield from call_provider(
                 lease.provider_id,
                 lambda: lease.provider.submit_open(spec, owner),
-                check_sandbox,
+                validate_sandbox,
                 CREATE_SECONDS,
                 owner=owner,
                 may_refuse=True,
@@ -304,7 +304,7 @@ class Attempt:
             sandbox.metadata = {**sandbox.metadata, "sharing": "execution"}
         return sandbox
 
-    def _execute(self, lease: Lease, sandbox: Sandbox) -> Waits[Checked]:
+    def _execute(self, lease: Lease, sandbox: Sandbox) -> Coroutine[ValidatedResult]:
         request = self.request
         job = Job(
             request.code,
@@ -320,10 +320,10 @@ class Attempt:
             self.desk, job, emit = offer_tools(self.execution, request, job, sandbox, self.log)
         try:
             return (
-                yield from ask(
+                yield from call_provider(
                     lease.provider_id,
                     lambda: sandbox.submit_run(job, emit),
-                    lambda answer: check(answer, job.limits),
+                    lambda answer: validate_result(answer, job.limits),
                     job.timeout + RUN_SLACK_SECONDS,
                     owner=self.execution.tenant_slug,
                     started=True,
@@ -372,12 +372,12 @@ class Attempt:
         if self.execution.pending is None or not draining.is_ending():
             return False
         try:
-            return put_back(self.execution)
+            return requeue(self.execution)
         except DatabaseFailure as failure:
             logger.info("execution %s cannot be queued again: %s", self.execution.pk, failure)
             return False
 
-    def end_with_result(self, checked: Checked) -> Outcome:
+    def end_with_result(self, checked: ValidatedResult) -> Outcome:
         """Complete the row with what came through the gate: answer as record."""
         result = checked.result
         if self.log is not None:
@@ -416,7 +416,7 @@ class Attempt:
         }
         try:
             won = self._close(status, changes, artifacts, ran=True)
-        except DatabaseAway as away:
+        except DatabaseUnavailable as away:
             if not away.kept:
                 artifact_service.remove_files(artifacts)
             raise

@@ -38,7 +38,7 @@ STREAMS = ("stdout", "stderr")
 
 
 @dataclass
-class Entry:
+class RunEvent:
     """One event. `data` is the bytes of a stream; what else it says is in `said`."""
 
     seq: int
@@ -51,7 +51,7 @@ class Entry:
         return len(self.data) + 128 + sum(len(str(value)) for value in (self.said or {}).values())
 
     @classmethod
-    def of_body(cls, body: Mapping[str, Any]) -> Entry:
+    def of_body(cls, body: Mapping[str, Any]) -> RunEvent:
         """One that was kept as JSON."""
         rest = {name: body[name] for name in body if name not in ("seq", "type")}
         return cls(body["seq"], body["type"], said=rest)
@@ -68,17 +68,17 @@ class Entry:
         return body
 
 
-class Source(Protocol):
+class EventSource(Protocol):
     """Where a stream takes its events from."""
 
-    def read(self, after: int, most_bytes: int) -> tuple[Sequence[Entry], bool]:
+    def read(self, after: int, most_bytes: int) -> tuple[Sequence[RunEvent], bool]:
         """Those that follow `after`, and whether they are the last there will be."""
 
     def changed(self, after: int) -> Future[None]:
         """Done when `read` may have something else to say. Who waits no longer cancels it."""
 
 
-def tell(futures: Iterable[Future[None]]) -> None:
+def resolve(futures: Iterable[Future[None]]) -> None:
     """Have them done, outside of any lock: what they call may want it."""
     for future in futures:
         # Whoever waited may have given up, or was told already.
@@ -86,7 +86,7 @@ def tell(futures: Iterable[Future[None]]) -> None:
             future.set_result(None)
 
 
-class Moment(Future[None]):
+class Broadcast(Future[None]):
     """What comes once, and is waited for by many, or by one again and again.
 
     Each has a future of his own for it. A callback would be held until it comes, which may be a
@@ -96,7 +96,7 @@ class Moment(Future[None]):
     def __init__(self) -> None:
         super().__init__()
         self._waiting = waiting = set[Future[None]]()
-        self.add_done_callback(lambda _: tell(list(waiting)))
+        self.add_done_callback(lambda _: resolve(list(waiting)))
 
     def bring(self, future: Future[None]) -> None:
         """Have a future be done when this comes. One that is done before is held no longer."""
@@ -104,7 +104,7 @@ class Moment(Future[None]):
         future.add_done_callback(self._waiting.discard)
         # Either this is seen here, or the future there.
         if self.done():
-            tell([future])
+            resolve([future])
 
 
 class EventLog:
@@ -118,10 +118,10 @@ class EventLog:
         self.writing = threading.Lock()
         self.written = 0
         # Done when nothing more comes, and the record is closed as far as it can be.
-        self.closed = Moment()
+        self.closed = Broadcast()
         self._lock = threading.Lock()
         self._waiting: set[Future[None]] = set()
-        self._entries: list[Entry] = []
+        self._entries: list[RunEvent] = []
         self._next = 1
         self._given = 0
         self._has_ended = False
@@ -193,9 +193,9 @@ class EventLog:
         with self._lock:
             return [list(part) for part in self._order] or None
 
-    def read(self, after: int, most_bytes: int) -> tuple[Sequence[Entry], bool]:
+    def read(self, after: int, most_bytes: int) -> tuple[Sequence[RunEvent], bool]:
         with self._lock:
-            found: list[Entry] = []
+            found: list[RunEvent] = []
             first = self._entries[0].seq if self._entries else self._next
             for entry in self._entries[max(0, after + 1 - first) :]:
                 found.append(entry)
@@ -213,7 +213,7 @@ class EventLog:
             if not is_there:
                 self._waiting.add(future)
         if is_there:
-            tell([future])
+            resolve([future])
         else:
             future.add_done_callback(self._let_go_of)
         return future
@@ -231,7 +231,7 @@ class EventLog:
             told: set[Future[None]] = set()
             if self._has_ended or self._next != before or self._size_of_last() != size:
                 told, self._waiting = self._waiting, told
-        tell(told)
+        resolve(told)
 
     def _size_of_last(self) -> int:
         return len(self._entries[-1].data) if self._entries else 0
@@ -285,12 +285,12 @@ class EventLog:
         if said is None and (entry := self._joinable(kind, len(data))):
             entry.data += data
             return
-        self._entries.append(Entry(self._next, kind, data, said))
+        self._entries.append(RunEvent(self._next, kind, data, said))
         self._next += 1
         if len(self._entries) >= 2 * MOST_KEPT:
             del self._entries[:MOST_KEPT]
 
-    def _joinable(self, kind: str, size: int) -> Entry | None:
+    def _joinable(self, kind: str, size: int) -> RunEvent | None:
         """The event of the same stream to which text is added, of those that nobody was given."""
         unread = min(self._next - 1 - self._given, len(self._entries))
         if not unread:
@@ -384,13 +384,13 @@ def latest_places(places: Mapping[UUID, int]) -> dict[UUID, int]:
     return found
 
 
-def read_behind(execution_id: UUID, place: int) -> tuple[int, Sequence[Entry]]:
+def read_behind(execution_id: UUID, place: int) -> tuple[int, Sequence[RunEvent]]:
     """The next row's place and its events; nothing, and the same place, where there is none."""
     rows = ExecutionEvent.objects.filter(execution=execution_id, first__gt=place)
     row = rows.order_by("first").values_list("first", "bodies").first()
     if row is None:
         return place, []
-    return row[0], [Entry.of_body(body) for body in from_json(row[1])]
+    return row[0], [RunEvent.of_body(body) for body in from_json(row[1])]
 
 
 def are_kept(execution_id: UUID) -> bool:

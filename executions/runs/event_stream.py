@@ -18,9 +18,9 @@ from typing import Protocol
 from uuid import UUID
 
 from executions.capabilities.tools.calls import was_handed_out
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.runs import active_runs, event_log, polling
-from executions.runs.event_log import STREAMS, Entry, EventLog, Moment, Source, tell
+from executions.runs.event_log import STREAMS, Broadcast, EventLog, EventSource, RunEvent, resolve
 from executions.runs.models import Execution
 from executions.runs.results import bundles_of
 from executions.runs.signal_models import RunSignal
@@ -43,18 +43,18 @@ RETRY_AFTER_SECONDS = 5.0
 class Follower(Protocol):
     """Where the events go."""
 
-    left: Moment
+    left: Broadcast
     is_waited_for: bool
 
-    def begin(self, source: Source) -> None: ...
+    def begin(self, source: EventSource) -> None: ...
 
 
-class Relay:
+class EventBuffer:
     """Events on their way from the database to one client."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: list[Entry] = []
+        self._entries: list[RunEvent] = []
         self._has_ended = False
         self._changed: Future[None] = Future()
 
@@ -68,17 +68,17 @@ class Relay:
         with self._lock:
             return bool(self._entries)
 
-    def push(self, entries: Sequence[Entry]) -> None:
+    def push(self, entries: Sequence[RunEvent]) -> None:
         with self._lock:
             self._entries += entries
             changed = self._changed
-        tell([changed])
+        resolve([changed])
 
     def end(self) -> None:
         with self._lock:
             self._has_ended = True
 
-    def read(self, after: int, most_bytes: int) -> tuple[Sequence[Entry], bool]:
+    def read(self, after: int, most_bytes: int) -> tuple[Sequence[RunEvent], bool]:
         with self._lock:
             count = 0
             for entry in self._entries:
@@ -94,7 +94,7 @@ class Relay:
             changed = self._changed = Future()
             is_there = bool(self._entries)
         if is_there:
-            tell([changed])
+            resolve([changed])
         return changed
 
 
@@ -148,7 +148,7 @@ _followers: Counter[tuple[str, str, str]] = Counter()
 
 def following(
     execution_id: UUID, follower: Follower, after: int, listener: Listener
-) -> Waits[None]:
+) -> Coroutine[None]:
     """Hand what follows the event `after` to the follower, until the execution has ended or he has
     left, or the service is about to stop.
 
@@ -164,13 +164,13 @@ def following(
             follower.begin(log)
             yield from _until_recorded(execution_id, log, follower)
             return
-        relay = Relay()
+        relay = EventBuffer()
         follower.begin(relay)
         yield from _relaying(execution_id, relay, follower, after)
         relay.end()
 
 
-def _until_recorded(execution_id: UUID, log: EventLog, follower: Follower) -> Waits[None]:
+def _until_recorded(execution_id: UUID, log: EventLog, follower: Follower) -> Coroutine[None]:
     """A process in the background may outlive ours, which does not wait for it."""
     record = polling.Waiter(execution_id)
     with polling.poll.joined(record):
@@ -185,7 +185,9 @@ def _until_recorded(execution_id: UUID, log: EventLog, follower: Follower) -> Wa
             yield first_of(log.closed, follower.left, seconds=polling.SLOW_LOOK_SECONDS)
 
 
-def _relaying(execution_id: UUID, relay: Relay, follower: Follower, after: int) -> Waits[None]:
+def _relaying(
+    execution_id: UUID, relay: EventBuffer, follower: Follower, after: int
+) -> Coroutine[None]:
     is_open = Execution.objects.filter(pk=execution_id, finished_at=None).exists()
     reader = polling.Reader(
         execution_id, after, relay, lambda: follower.is_waited_for, _may_be_told
@@ -194,7 +196,7 @@ def _relaying(execution_id: UUID, relay: Relay, follower: Follower, after: int) 
     if is_open or not has_all:
         with polling.poll.joined(reader):
             if is_open and not polling.poll.has_asked_for(execution_id):
-                active_runs.leave(execution_id, RunSignal.Kind.FOLLOW, "whoever follows")
+                active_runs.post_request(execution_id, RunSignal.Kind.FOLLOW, "whoever follows")
                 reader.has_asked = True
             while not (follower.left.done() or reader.ended.done()):
                 yield first_of(reader.ended, follower.left)
@@ -205,7 +207,7 @@ def _relaying(execution_id: UUID, relay: Relay, follower: Follower, after: int) 
         relay.push([entry for entry in recorded(execution_id) if entry.seq > reader.after])
 
 
-def _may_be_told(execution_id: UUID, entry: Entry) -> bool:
+def _may_be_told(execution_id: UUID, entry: RunEvent) -> bool:
     """Whoever hears of a call carries it out: of one that the ledger does not know nobody does."""
     if entry.type != "tool_call" or was_handed_out(execution_id, entry.said or {}):
         return True
@@ -217,17 +219,17 @@ def _may_be_told(execution_id: UUID, entry: Entry) -> bool:
     return False
 
 
-def recorded(execution_id: UUID) -> Iterator[Entry]:
+def recorded(execution_id: UUID) -> Iterator[RunEvent]:
     """The events of an ended execution, as far as its record tells them."""
     execution = Execution.objects.only(*STREAMS, "outputs", "output_order").get(pk=execution_id)
-    yield Entry(1, "started", said={"id": str(execution_id)})
+    yield RunEvent(1, "started", said={"id": str(execution_id)})
     seq = 1
     for stream, data in in_order(execution):
         seq += 1
-        yield Entry(seq, stream, data)
+        yield RunEvent(seq, stream, data)
     for output in bundles_of(execution):
         seq += 1
-        yield Entry(seq, "output", said={"data": output})
+        yield RunEvent(seq, "output", said={"data": output})
 
 
 def in_order(execution: Execution) -> Iterator[tuple[str, bytes]]:
@@ -245,11 +247,11 @@ def in_order(execution: Execution) -> Iterator[tuple[str, bytes]]:
             yield stream, rest
 
 
-def first_of(*moments: Moment, seconds: float | None = None) -> Future[None]:
+def first_of(*moments: Broadcast, seconds: float | None = None) -> Future[None]:
     """Done with the first of them, whatever came of it, or after so many seconds."""
     first: Future[None] = Future()
     for moment in moments:
         moment.bring(first)
     if seconds is not None:
-        within(seconds, first).add_done_callback(lambda _: tell([first]))
+        within(seconds, first).add_done_callback(lambda _: resolve([first]))
     return first

@@ -14,7 +14,7 @@ from django.db.models.functions import Now
 from executions.capabilities.policies.models import Approval
 from executions.runs import payloads
 from executions.runs.models import Execution
-from executions.runs.process_reaper import close_lost
+from executions.runs.process_reaper import mark_lost
 
 # Of a row that is no process's, whose process has no row any more, the deadline decides.
 GRACE = timedelta(seconds=30)
@@ -44,6 +44,6 @@ def end_stale_executions() -> int:
         why = _NEVER_RUN if queued else _LOST
         if queued and Approval.objects.filter(execution=execution.pk, status="waiting").exists():
             why = _NOT_APPROVED
-        ended += close_lost(execution, why, retryable=queued)
+        ended += mark_lost(execution, why, retryable=queued)
     payloads.remove_orphans()
     return ended

@@ -138,7 +138,7 @@ FRESH_SECONDS = 6.0
 _JOIN_SECONDS = 2.0
 
 
-class NotOurs(Exception):
+class OwnershipLost(Exception):
     """An execution whose code must not be handed over: its record is closed, or will be."""
 
 
@@ -181,7 +181,7 @@ class _Lease:
     renewed_at: float
 
 
-class Keeper:
+class Heartbeat:
     """The lease of one process, taken when it first needs one, and the thread that keeps it."""
 
     def __init__(
@@ -253,7 +253,7 @@ class Keeper:
             pk=execution.pk, finished_at=None, process_id=owner, process__ended_at=None
         )
         if not open_and_ours.exists():
-            raise NotOurs(
+            raise OwnershipLost(
                 "The service lost this execution before its code was sent to the sandbox; nothing "
                 "was run. Send the request again."
             )
@@ -384,34 +384,34 @@ class Keeper:
                 step.run(self._lease.id if self._lease else None)
 
 
-_keeper = Keeper()
+_heartbeat = Heartbeat()
 
 
 def _start_afresh() -> None:
     """A forked child is a process of its own."""
-    global _keeper
-    _keeper = Keeper()
+    global _heartbeat
+    _heartbeat = Heartbeat()
 
 
 os.register_at_fork(after_in_child=_start_afresh)
 
 
 def begin(kind: Process.Kind) -> None:
-    _keeper.begin(kind)
+    _heartbeat.begin(kind)
 
 
-def mine() -> UUID | None:
-    return _keeper.mine()
+def current_process_id() -> UUID | None:
+    return _heartbeat.mine()
 
 
-def confirm(execution: Execution) -> None:
-    _keeper.confirm(execution)
+def assert_owner(execution: Execution) -> None:
+    _heartbeat.confirm(execution)
 
 
 def end() -> bool:
     """As `Keeper.end`, at the end of a process. If it fails, the process is found dead instead."""
     try:
-        return _keeper.end()
+        return _heartbeat.end()
     except DatabaseFailure as problem:
         logger.info("the lease could not be released: %s", problem)
         return False

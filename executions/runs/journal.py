@@ -20,7 +20,7 @@ from django.db import connections
 from django.utils import timezone
 
 from executions.capabilities.spending.service import cost_of
-from executions.kernel.database import DatabaseAway, problem_of
+from executions.kernel.database import DatabaseUnavailable, problem_of
 from executions.kernel.disk import disk_problem
 from executions.ledger.keyring import LedgerUnavailable
 from executions.runs.artifacts import remove_files
@@ -34,10 +34,10 @@ from executions.runs.journal_files import (
     waiting,
     write,
 )
-from executions.runs.late_results import attach
+from executions.runs.late_results import record_late
 from executions.runs.listing import log_execution
 from executions.runs.models import Execution
-from executions.runs.record import Outcome, close_unrun, error_changes, record_end
+from executions.runs.record import Outcome, complete, error_changes, reject
 from providers.errors import UNAVAILABLE, SandboxError
 
 logger = logging.getLogger(__name__)
@@ -58,12 +58,12 @@ def record(execution: Execution, ended: Ended) -> bool:
     values = dict(ended.values)
     if "cost" not in values:
         values["cost"] = cost_of(values.get("provider", ""), values)
-    if record_end(execution, ended.status, values, ended.artifacts):
+    if complete(execution, ended.status, values, ended.artifacts):
         return True
     if (execution.status, execution.finished_at) == (ended.status, values["finished_at"]):
         return True
     if ended.ran:
-        attach(execution, ended.status, values, ended.artifacts)
+        record_late(execution, ended.status, values, ended.artifacts)
     return False
 
 
@@ -72,7 +72,7 @@ def obstacle_of(error: Exception) -> str:
     return error.message if isinstance(error, LedgerUnavailable) else problem_of(error)
 
 
-def keep(ended: Ended, problem: str) -> DatabaseAway:
+def keep(ended: Ended, problem: str) -> DatabaseUnavailable:
     """Write down what cannot be recorded now because of `problem`. Returns what to tell."""
     try:
         write(ended)
@@ -85,7 +85,7 @@ def keep(ended: Ended, problem: str) -> DatabaseAway:
             *(ended.execution_id, ended.status, problem),
             extra={"alert": "journal", "execution_id": str(ended.execution_id)},
         )
-        told = DatabaseAway(
+        told = DatabaseUnavailable(
             f"{problem} {_TELL[ended.ran].format(status=ended.status)}",
             ran=ended.ran,
             record_id=ended.execution_id,
@@ -105,7 +105,7 @@ _TELL: Mapping[bool | None, str] = {
 }
 
 
-def keep_unrun(away: DatabaseAway) -> None:
+def keep_unrun(away: DatabaseUnavailable) -> None:
     """Have the row that an unanswered commit may have left behind closed: nothing will run it."""
     if away.record_id is None or away.ran is not False:
         return
@@ -122,7 +122,7 @@ def end_unrun(execution: Execution, error: SandboxError) -> Outcome:
     """As `close_unrun`, and in the journal where the row cannot be closed now."""
     ended_at = timezone.now()
     try:
-        return close_unrun(execution, error)
+        return reject(execution, error)
     except (DatabaseFailure, LedgerUnavailable) as failure:
         if not (problem := obstacle_of(failure)):
             raise
@@ -257,7 +257,7 @@ def _record(ended: Ended) -> bool:
     return True
 
 
-def _lose(ended: Ended, problem: str, why: str) -> DatabaseAway:
+def _lose(ended: Ended, problem: str, why: str) -> DatabaseUnavailable:
     """Keep in memory that it ended, so that at least this is recorded."""
     logger.critical(
         "ALERT: the result of execution %s, which ended as %s, is lost: %s, and %s.",
@@ -272,4 +272,4 @@ def _lose(ended: Ended, problem: str, why: str) -> DatabaseAway:
         values |= {**error_changes(UNAVAILABLE.code, told), "has_result": False, "exit_code": None}
         ended = replace(ended, status=Execution.Status.ERROR, values=values, artifacts=())
     _lost[ended.execution_id] = ended
-    return DatabaseAway(told, ran=ended.ran, record_id=ended.execution_id)
+    return DatabaseUnavailable(told, ran=ended.ran, record_id=ended.execution_id)

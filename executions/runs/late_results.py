@@ -26,7 +26,7 @@ _COLUMNS = (
 _BODIES = ("result", "outputs", "stdout", "stderr")
 
 
-def attach(
+def record_late(
     execution: Execution,
     status: Execution.Status,
     values: Mapping[str, Any],

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 from uuid import UUID
 
-from executions.kernel.storage import QUEUE, kept
+from executions.kernel.storage import QUEUE, file_store
 from executions.runs.models import Execution
 from executions.runs.requests import ExecutionRequest
 from providers import slices
@@ -49,7 +49,7 @@ def keep(execution: Execution, request: ExecutionRequest) -> None:
     if size_of(request) <= LARGE_BYTES:
         execution.pending = request.to_stored()
         return
-    storage = kept(QUEUE)
+    storage = file_store(QUEUE)
     content = _pending().dumped_in_slices(slices.in_slices(request.stored_in_pieces()))
     try:
         storage.save_stream(execution.pk.hex, content)
@@ -72,7 +72,7 @@ def read(execution: Execution) -> Mapping[str, Any]:
     if stored != _ELSEWHERE:
         return stored
     try:
-        with kept(QUEUE).open(execution.pk.hex) as stream:
+        with file_store(QUEUE).open(execution.pk.hex) as stream:
             dumped = stream.read()
         return _value_of(_pending().text_of(dumped))
     except (OSError, ValueError, DecryptionError) as error:
@@ -105,7 +105,7 @@ def remove_orphans() -> int:
 def orphans() -> list[str]:
     """The names of the files that no execution waits for. Raises OSError."""
     oldest = time.time() - ORPHAN_SECONDS
-    old = [entry.name for entry in kept(QUEUE).entries() if entry.modified < oldest]
+    old = [entry.name for entry in file_store(QUEUE).entries() if entry.modified < oldest]
     return [name for name in old if not _is_waited_for(name)]
 
 
@@ -114,7 +114,7 @@ def missing() -> Iterator[UUID]:
     waiting = Execution.objects.filter(finished_at=None, status=Execution.Status.QUEUED)
     for pk in waiting.order_by("pk").values_list("pk", flat=True).iterator():
         execution = waiting.filter(pk=pk).first()
-        if execution is None or execution.pending != _ELSEWHERE or kept(QUEUE).exists(pk.hex):
+        if execution is None or execution.pending != _ELSEWHERE or file_store(QUEUE).exists(pk.hex):
             continue
         # It may have been taken just now.
         if waiting.filter(pk=pk).exists():
@@ -135,7 +135,7 @@ def rotate(dry_run: bool) -> Rotation:
     """Encrypt what waits in files under the newest key. One that was taken meanwhile is passed over
     or, at worst, an orphan."""
     rotation = Rotation(Execution._meta.label, "pending, in files")
-    storage = kept(QUEUE)
+    storage = file_store(QUEUE)
     for name in sorted(entry.name for entry in storage.entries() if "." not in entry.name):
         try:
             with storage.open(name) as stream:
@@ -191,6 +191,6 @@ def _pending() -> EncryptedJSONField:
 def remove(name: str) -> None:
     """Remove a file by its name, if there is one."""
     try:
-        kept(QUEUE).delete(name)
+        file_store(QUEUE).delete(name)
     except OSError:
         logger.exception("the queued request in %s could not be removed", name)

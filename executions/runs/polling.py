@@ -20,9 +20,9 @@ from uuid import UUID
 from django.db import Error as DatabaseFailure
 
 from executions.kernel.background import Ticker
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.runs import event_log
-from executions.runs.event_log import Entry, Moment, tell
+from executions.runs.event_log import Broadcast, RunEvent, resolve
 from executions.runs.models import Execution
 from providers.waiting import within
 from sandbox_site import draining
@@ -45,7 +45,7 @@ class Sink(Protocol):
     @property
     def is_full(self) -> bool: ...
 
-    def push(self, entries: Sequence[Entry]) -> None: ...
+    def push(self, entries: Sequence[RunEvent]) -> None: ...
 
 
 class Waiter:
@@ -59,7 +59,7 @@ class Waiter:
         self.execution_id = execution_id
         # Whether a call waits for the end, and for nothing else.
         self.is_urgent = is_urgent
-        self.ended = Moment()
+        self.ended = Broadcast()
 
     @property
     def is_full(self) -> bool:
@@ -78,7 +78,7 @@ class Reader(Waiter):
         after: int,
         sink: Sink,
         is_patient: Callable[[], bool],
-        may_be_told: Callable[[UUID, Entry], bool],
+        may_be_told: Callable[[UUID, RunEvent], bool],
     ) -> None:
         super().__init__(execution_id)
         self.may_be_told = may_be_told
@@ -94,7 +94,7 @@ class Reader(Waiter):
     def is_full(self) -> bool:
         return self._sink.is_full and self._is_patient()
 
-    def take(self, place: int, entries: Sequence[Entry]) -> None:
+    def take(self, place: int, entries: Sequence[RunEvent]) -> None:
         self.place = place
         if found := [entry for entry in entries if entry.seq > self.after]:
             self.after = found[-1].seq
@@ -158,7 +158,7 @@ class Poll:
             if not self._waiters:
                 return None
         if draining.is_draining():
-            tell([each.ended for each in waiters if not each.is_urgent])
+            resolve([each.ended for each in waiters if not each.is_urgent])
             # A call that ends a run, or has its turn after it, is still answered, and as ever: who
             # takes a run that goes on for ended would close its record without its output.
             waiters = [each for each in waiters if each.is_urgent]
@@ -206,7 +206,7 @@ class Poll:
         for (execution_id, place), group in islice(groups.items(), _READINGS_AT_ONCE):
             self._read_on(execution_id, place, group)
             self._put_last(group)
-        tell([each.ended for each in over])
+        resolve([each.ended for each in over])
         is_all = not any(is_behind(each) and not each.is_full for each in readers)
         return bool(groups or over), is_all
 
@@ -237,7 +237,7 @@ class Poll:
 poll = Poll()
 
 
-def until_ended(execution_id: UUID, seconds: float) -> Waits[None]:
+def until_ended(execution_id: UUID, seconds: float) -> Coroutine[None]:
     """Wait until the record is closed, for so many seconds at most."""
     if not _unfinished({execution_id}):
         return

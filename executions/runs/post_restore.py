@@ -26,7 +26,7 @@ class Settled(NamedTuple):
     paused: int = 0
 
 
-def settle(made_at: str) -> Settled:
+def close_after_restore(made_at: str) -> Settled:
     """Do what is to be done before a restored database is used, so that nothing of it runs again.
 
     Raises LedgerUnavailable.

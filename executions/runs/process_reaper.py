@@ -35,9 +35,9 @@ from executions.runs.journal_files import kept_ids
 from executions.runs.listing import log_execution
 from executions.runs.models import Execution
 from executions.runs.process_models import Process
-from executions.runs.queue import put_back
+from executions.runs.queue import requeue
 from executions.runs.record import close_record, error_changes
-from executions.sessions.ending import give_up
+from executions.sessions.ending import abort_opening
 from executions.sessions.models import Session
 from providers.errors import UNAVAILABLE
 from providers.remote.owner import has_ended_here, lives_here
@@ -166,7 +166,7 @@ class Watcher:
                 if self._now() > until:
                     return closed > 0
                 tried.add(execution.pk)
-                closed += try_to_close(execution, _LOST)
+                closed += requeue_or_fail(execution, _LOST)
                 if self._now() - self._looked_at >= LOOK_SECONDS:
                     self._certain(own)
         return False
@@ -198,7 +198,7 @@ class UnattendedRuns:
         self._since = {pk: self._since.get(pk, now) for pk in found}
         late = [pk for pk, since in self._since.items() if now - since >= seconds]
         for execution in open_rows.filter(pk__in=late).defer("code", "arguments"):
-            closed += try_to_close(execution, _UNRECORDED)
+            closed += requeue_or_fail(execution, _UNRECORDED)
         return closed
 
 
@@ -215,7 +215,7 @@ def _give_up_unfinished() -> None:
     left = Session.objects.filter(process__isnull=False, process__ended_at__isnull=False)
     for session in left.defer("env")[:_AT_ONCE]:
         with _telling_once("session", session.pk):
-            give_up(session)
+            abort_opening(session)
 
 
 @contextmanager
@@ -231,17 +231,17 @@ def _telling_once(what: str, pk: UUID) -> Iterator[None]:
         _told.add(pk)
 
 
-def try_to_close(execution: Execution, message: str) -> bool:
+def requeue_or_fail(execution: Execution, message: str) -> bool:
     """Have it run by another process where none of its code was handed over, else `close_lost`."""
     with _telling_once("execution", execution.pk):
-        if put_back(execution):
+        if requeue(execution):
             logger.warning("execution %s goes back to the queue; none of it ran", execution.pk)
             return True
-        return close_lost(execution, message)
+        return mark_lost(execution, message)
     return False
 
 
-def close_lost(execution: Execution, message: str, *, retryable: bool = False) -> bool:
+def mark_lost(execution: Execution, message: str, *, retryable: bool = False) -> bool:
     """End an open row with SB009, if it is still as `execution` shows it. Whether it was.
 
     Which process had it is told in `meta`, to administrators: callers need no names of hosts.

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.text import storable
 from executions.runs import active_runs
 from providers.errors import CODES, ProviderUnavailable, RateLimited, SandboxError
@@ -43,7 +43,7 @@ _overdue: Counter[tuple[str, str]] = Counter()
 _lock = threading.Lock()
 
 
-def ask(
+def call_provider(
     provider_id: str,
     begin: Callable[[], Future[Any]],
     check: Callable[[Any], T],
@@ -54,7 +54,7 @@ def ask(
     started: bool = False,
     too_late: Callable[[T], object] | None = None,
     waiting: Callable[[Future[Any]], AbstractContextManager[Any]] = nullcontext,
-) -> Waits[T]:
+) -> Coroutine[T]:
     """What the provider's answer is after `check`. Raises SandboxError and nothing else.
 
     `begin` asks the provider. Whatever else this, the answer or `check` raises, SystemExit
@@ -67,12 +67,12 @@ def ask(
     """
     if may_refuse:
         _refuse_beyond_overdue(provider_id, owner)
-    answer = awaited = guarded(provider_id, begin, started=started)
+    answer = awaited = guard(provider_id, begin, started=started)
     if provider_id not in _KEEPS_TIME:
         awaited = within(seconds, answer)
     if not awaited.done():
         try:
-            with active_runs.given_up_at_the_end(awaited), waiting(awaited):
+            with active_runs.cancel_on_shutdown(awaited), waiting(awaited):
                 yield awaited
         except BaseException:
             # Whoever waits goes away, and what he was about to be handed is nobody's.
@@ -93,7 +93,7 @@ def ask(
         raise ProviderUnavailable(
             f"The provider {provider_id!r} was closed meanwhile.", started=started
         )
-    return guarded(provider_id, lambda: check(awaited.result()), started=started)
+    return guard(provider_id, lambda: check(awaited.result()), started=started)
 
 
 def _refuse_beyond_overdue(provider_id: str, owner: str) -> None:
@@ -144,7 +144,7 @@ def _when_late(
         if late.cancelled() or late.exception() is not None:
             return
         try:
-            guarded(provider_id, lambda: too_late(check(late.result())))
+            guard(provider_id, lambda: too_late(check(late.result())))
         except SandboxError as error:
             logger.warning(
                 "the late result of %s cannot be cleaned up: %s", provider_id, error.message
@@ -153,7 +153,7 @@ def _when_late(
     answer.add_done_callback(come_late)
 
 
-def guarded(provider_id: str, call: Callable[[], T], *, started: bool = False) -> T:
+def guard(provider_id: str, call: Callable[[], T], *, started: bool = False) -> T:
     """As `ask`, without a deadline: for what a provider says of itself without looking far."""
     try:
         return call()

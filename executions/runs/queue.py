@@ -26,13 +26,13 @@ from executions.runs import heartbeat, payloads
 from executions.runs.models import Execution
 from executions.runs.process_models import Process
 from executions.runs.record import QUEUE_ALLOWANCE, deadline_after
-from executions.tenants.quotas import bound_on_running, counted_alone, may_claim
+from executions.tenants.quotas import bound_on_running, may_claim, tenant_lock
 from providers.fields import DecryptionError
 
 logger = logging.getLogger(__name__)
 
 # So often an execution goes back to the queue because the process that took it ended.
-MOST_PUT_BACK = 3
+MAX_REQUEUES = 3
 _PUT_BACK = "put_back"
 
 _EXECUTIONS = Execution._meta.db_table
@@ -91,17 +91,17 @@ def claim_next(may_serve: Callable[[str], bool] = lambda tenant_slug: True) -> E
     if not in_turn or _is_held_up():
         return None
     # Before the transaction of a claim, in which none is taken.
-    heartbeat.mine()
+    heartbeat.current_process_id()
     busy: list[str] = []
     for tenant_slug in in_turn:
-        with counted_alone(tenant_slug, wait=False) as is_alone:
+        with tenant_lock(tenant_slug, wait=False) as is_alone:
             execution = _claim_first(tenant_slug) if is_alone else None
         if execution is not None:
             return _served(execution)
         if not is_alone:
             busy.append(tenant_slug)
     for tenant_slug in busy:
-        with counted_alone(tenant_slug):
+        with tenant_lock(tenant_slug):
             execution = _claim_first(tenant_slug)
         if execution is not None:
             return _served(execution)
@@ -126,7 +126,7 @@ def claim(execution_id: UUID | str) -> Execution | None:
     if execution is None:
         return None
     started_at, deadline = timezone.now(), deadline_after(execution.timeout)
-    owner = heartbeat.mine()
+    owner = heartbeat.current_process_id()
     claimed = waiting.update(
         status=Execution.Status.RUNNING,
         process_id=owner,
@@ -140,15 +140,15 @@ def claim(execution_id: UUID | str) -> Execution | None:
     return execution
 
 
-def hand_over(execution: Execution, **place: Any) -> None:
+def mark_dispatched(execution: Execution, **place: Any) -> None:
     """Note that the code of a claimed execution is handed over now, and forget its request.
 
     `place` is where it runs, by columns, for whoever looks before it has ended. Before this it may
     go back to the queue, and after it never: both are an UPDATE of the row that still has its
     request, and only one of them finds it. Raises NotOurs where it was too late.
     """
-    if not _not_handed_over(execution).update(pending=None, **place):
-        raise heartbeat.NotOurs(
+    if not _not_dispatched(execution).update(pending=None, **place):
+        raise heartbeat.OwnershipLost(
             "This process lost the execution before its code was sent to the sandbox, and another "
             "process runs it."
         )
@@ -164,15 +164,15 @@ def move(execution: Execution, **place: Any) -> None:
     running.update(**place)
 
 
-def put_back(execution: Execution) -> bool:
+def requeue(execution: Execution) -> bool:
     """Have an execution run by somebody else, of whose code nothing was handed over. Whether it is
     in the queue again; a few times at most, because it may be what ends whoever takes it.
     """
     tries = execution.meta.get(_PUT_BACK, 0)
-    if execution.mode != Execution.Mode.ASYNC or tries >= MOST_PUT_BACK:
+    if execution.mode != Execution.Mode.ASYNC or tries >= MAX_REQUEUES:
         return False
     return bool(
-        _not_handed_over(execution).update(
+        _not_dispatched(execution).update(
             status=Execution.Status.QUEUED,
             process_id=None,
             started_at=None,
@@ -183,7 +183,7 @@ def put_back(execution: Execution) -> bool:
     )
 
 
-def _not_handed_over(execution: Execution) -> QuerySet[Execution]:
+def _not_dispatched(execution: Execution) -> QuerySet[Execution]:
     """The row, while it is as it was claimed, by this process and then, and has its request.
 
     By columns of its own alone: PostgreSQL looks at no other again after it waited for a lock.

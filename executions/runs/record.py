@@ -22,19 +22,19 @@ from executions.capabilities.search.service import forget_code
 from executions.capabilities.spending.service import cost_of, refuse_over_budget, spend
 from executions.capabilities.webhooks import service as webhooks
 from executions.capabilities.webhooks.service import Webhook
-from executions.kernel.database import DatabaseAway, problem_of
+from executions.kernel.database import DatabaseUnavailable, problem_of
 from executions.kernel.disk import look_again_at_disk, refuse_when_full
 from executions.kernel.text import storable
 from executions.ledger.sealing import append_execution, execution_content
 from executions.runs import heartbeat, payloads, statements
-from executions.runs.active_runs import refuse_when_stopping
+from executions.runs.active_runs import ensure_not_stopping
 from executions.runs.listing import log_execution
 from executions.runs.models import Artifact, Execution
 from executions.runs.requests import CLAIMS, ExecutionRequest, refuse_run_at, trace_id_of
 from executions.sessions import cell_order
 from executions.sessions.requests import Conflict
 from executions.tenants.models import ApiKey, Scope, Tenant
-from executions.tenants.quotas import Wanted, counted_alone, refuse_beyond_bounds, was_refused
+from executions.tenants.quotas import Demand, ensure_within_bounds, tenant_lock, was_refused
 from providers.errors import (
     BLOCKED,
     InvalidConfiguration,
@@ -108,7 +108,7 @@ def open_record(
     for _ in range(_KEY_ATTEMPTS):
         try:
             return _insert(request, caller, beside), True
-        except DatabaseAway:
+        except DatabaseUnavailable:
             raise
         except (
             IntegrityError,
@@ -136,13 +136,13 @@ def _insert(request: ExecutionRequest, caller: Caller, beside: Beside | None) ->
     queued = request.mode == Execution.Mode.ASYNC
     status = Execution.Status.QUEUED if queued else Execution.Status.RUNNING
     size = payloads.size_of(request) if queued else 0
-    wanted = Wanted(status, request.longest, size, request.background)
-    refuse_when_stopping()
+    wanted = Demand(status, request.longest, size, request.background)
+    ensure_not_stopping()
     refuse_over_budget(caller.tenant.slug)
     refuse_when_full()
     if size > payloads.LARGE_BYTES or was_refused(caller.tenant):
         # Before anything is hashed or written for it.
-        refuse_beyond_bounds(caller.tenant, wanted)
+        ensure_within_bounds(caller.tenant, wanted)
     if request.webhook is not None:
         webhooks.refuse_unsigned(caller.tenant)
     if request.run_at is not None:
@@ -162,16 +162,16 @@ def _insert(request: ExecutionRequest, caller: Caller, beside: Beside | None) ->
 def _save_within_bounds(
     execution: Execution,
     tenant: Tenant,
-    wanted: Wanted,
+    wanted: Demand,
     beside: Beside | None,
     webhook: Webhook | None,
 ) -> None:
     is_committing = False
     try:
-        with counted_alone(tenant.slug):
-            refuse_beyond_bounds(tenant, wanted)
+        with tenant_lock(tenant.slug):
+            ensure_within_bounds(tenant, wanted)
             if execution.session_id is not None:
-                cell_order.take(execution)
+                cell_order.enqueue(execution)
             statements.insert(execution)
             if webhook is not None:
                 webhooks.expect_end(execution, tenant, webhook)
@@ -188,13 +188,13 @@ def _save_within_bounds(
         raise
 
 
-def _unsure(execution: Execution, problem: str) -> DatabaseAway:
+def _unsure(execution: Execution, problem: str) -> DatabaseUnavailable:
     """Of a commit that was not answered nobody knows whether it was carried out."""
     if execution.mode == Execution.Mode.ASYNC:
         text = f"{problem} The request may have been queued. Request the execution by its id."
-        return DatabaseAway(text, ran=None, record_id=execution.pk)
+        return DatabaseUnavailable(text, ran=None, record_id=execution.pk)
     text = f"{problem} Nothing was run. Send the request again."
-    return DatabaseAway(text, ran=False, record_id=execution.pk)
+    return DatabaseUnavailable(text, ran=False, record_id=execution.pk)
 
 
 def _unsaved(request: ExecutionRequest, caller: Caller, status: Execution.Status) -> Execution:
@@ -231,7 +231,7 @@ def _unsaved(request: ExecutionRequest, caller: Caller, status: Execution.Status
         background=request.background,
         status=status,
         # What runs in the background outlives whoever starts it, and is his until it runs.
-        process_id=None if queued else heartbeat.mine(),
+        process_id=None if queued else heartbeat.current_process_id(),
         created_at=now,
         run_at=request.run_at,
         started_at=None if queued else now,
@@ -347,7 +347,7 @@ def used_ms(ended: Execution, reserved: float) -> int:
     return max(0, round(min(ms, most)))
 
 
-def close_unrun(execution: Execution, error: SandboxError) -> Outcome:
+def reject(execution: Execution, error: SandboxError) -> Outcome:
     """End a record whose code was never handed to a provider."""
     blocked = error.entry is BLOCKED
     status = Execution.Status.BLOCKED if blocked else Execution.Status.ERROR
@@ -389,7 +389,7 @@ def _recorded(caller: Caller, request: ExecutionRequest) -> Execution | None:
     return recorded
 
 
-def record_end(
+def complete(
     execution: Execution,
     status: Execution.Status,
     values: Mapping[str, Any],
@@ -408,7 +408,7 @@ def record_end(
     return won
 
 
-def end_by_others(
+def complete_externally(
     execution: Execution, status: Execution.Status, changes: Mapping[str, Any], *, only_if: str = ""
 ) -> bool:
     """Close what no run of ours closes. As `close_record`.
@@ -416,7 +416,7 @@ def end_by_others(
     What runs in the background costs its time until now: nobody measures it but who closes its
     record. What the rest cost is told, and spent, by who runs it (`late_results`).
     """
-    return record_end(execution, status, {**changes, **_until_now(execution)}, only_if=only_if)
+    return complete(execution, status, {**changes, **_until_now(execution)}, only_if=only_if)
 
 
 def _until_now(execution: Execution) -> dict[str, Any]:

@@ -42,7 +42,7 @@ _EXIT_CODES = range(-(2**31), 2**31)
 
 
 @dataclass(frozen=True)
-class Checked:
+class ValidatedResult:
     """A result that can be recorded and answered with as it is, and its values as JSON text."""
 
     result: ExecutionResult
@@ -51,7 +51,7 @@ class Checked:
     exception_json: str
 
 
-def check_sandbox(sandbox: Any) -> Sandbox:
+def validate_sandbox(sandbox: Any) -> Sandbox:
     """The sandbox. Raises CreationFailed for what is none; nothing has run then."""
     if (
         not isinstance(sandbox, Sandbox)
@@ -62,7 +62,7 @@ def check_sandbox(sandbox: Any) -> Sandbox:
     return sandbox
 
 
-def check(answer: Any, limits: RunLimits) -> Checked:
+def validate_result(answer: Any, limits: RunLimits) -> ValidatedResult:
     """What a provider answered with, within `limits` and of the right kinds. Changed in place.
 
     Raises ProviderUnavailable, `started`, for what is no ExecutionResult.
@@ -83,7 +83,7 @@ def check(answer: Any, limits: RunLimits) -> Checked:
     if refused:
         metadata[REFUSED] = refused[:_NOTED]
     answer.metadata = metadata
-    return Checked(answer, result_json, outputs_json, exception_json)
+    return ValidatedResult(answer, result_json, outputs_json, exception_json)
 
 
 def _check_stream(result: ExecutionResult, name: str, bound: int, refused: list[str]) -> None:

@@ -28,7 +28,7 @@ from django.utils import timezone
 from django.utils.crypto import constant_time_compare
 
 from executions.kernel.background import Ticker
-from executions.runs.event_log import Moment, tell
+from executions.runs.event_log import Broadcast, resolve
 from executions.tenants import keys
 from executions.tenants.models import ApiKey
 from providers.errors import RateLimited
@@ -109,16 +109,16 @@ class OpenAnswers:
     def __init__(self) -> None:
         # Reentrant: the garbage collector may end an answer that is counted, in any thread.
         self._lock = threading.RLock()
-        self._open: dict[Right, set[Moment]] = defaultdict(set)
+        self._open: dict[Right, set[Broadcast]] = defaultdict(set)
         self._ticker = Ticker("rights", self._tick)
         self._idle = 0
         self._answered_at = 0.0
 
     @contextmanager
-    def counted(self, right: Right | None) -> Iterator[Moment]:
+    def counted(self, right: Right | None) -> Iterator[Broadcast]:
         """Have the answer be checked while it is open: what is given is done when the right is
         lost, at once where no thread can look."""
-        lost = Moment()
+        lost = Broadcast()
         if right is None:
             yield lost
             return
@@ -131,7 +131,7 @@ class OpenAnswers:
                 self._ticker.start()
             except RateLimited as error:
                 logger.error("an open stream is ended: %s", error.message)
-                tell([lost])
+                resolve([lost])
             yield lost
         finally:
             with self._lock:
@@ -165,7 +165,7 @@ class OpenAnswers:
             ended = [each for right in lost for each in self._open.get(right, ())]
         if ended:
             logger.info("%d open streams end: their receivers lost the permission", len(ended))
-        tell(ended)
+        resolve(ended)
 
 
 open_answers = OpenAnswers()

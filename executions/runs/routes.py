@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Protocol
 
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.runs import active_runs
 from executions.sessions.models import Session
 from providers.manager import LOAD_SECONDS, Lease, StillStarting
@@ -39,7 +39,9 @@ def lender(provider_id: str) -> Route:
     return lambda *, wait=True: lease_of(provider_id, wait=wait)
 
 
-def lent(step: Step, held: ExitStack, may_wait: Callable[[], bool] = lambda: True) -> Waits[Lease]:
+def lent(
+    step: Step, held: ExitStack, may_wait: Callable[[], bool] = lambda: True
+) -> Coroutine[Lease]:
     """The step's provider, until `held` is closed. One that is starting is waited for as a future.
 
     Raises StillStarting where `may_wait` says that it is not to be waited for, or after
@@ -54,6 +56,6 @@ def lent(step: Step, held: ExitStack, may_wait: Callable[[], bool] = lambda: Tru
             if left <= 0 or not may_wait():
                 raise
             awaited = within(left, starting.ready)
-        with active_runs.given_up_at_the_end(awaited):
+        with active_runs.cancel_on_shutdown(awaited):
             yield awaited
-        active_runs.refuse_when_ending()
+        active_runs.ensure_not_ending()

@@ -13,11 +13,11 @@ from django.conf import settings
 from django.db import DatabaseError
 
 from executions.capabilities.policies.active import BlockedByPolicy, isolation_of
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
 from executions.kernel.text import storable
 from executions.runs.models import Execution
-from executions.runs.provider_calls import guarded
+from executions.runs.provider_calls import guard
 from executions.runs.record import Caller
 from executions.runs.requests import ExecutionRequest
 from executions.runs.routes import Route, Step, lender, lent
@@ -74,7 +74,7 @@ def require_choice(provider_id: str, tenant_slug: str, language: str) -> None:
     refuse("provider", f"There is no configuration of {provider_id!r}.")
 
 
-def floor_of(execution: Execution) -> str:
+def required_isolation(execution: Execution) -> str:
     """The strictest that deployment, tenant, policy, key and route demand.
 
     What is run again keeps to what was demanded of the code when it came, too.
@@ -88,7 +88,7 @@ def floor_of(execution: Execution) -> str:
     return strictest(*demanded)
 
 
-def floor_for(tenant: Tenant, api_key: ApiKey | None, language: str) -> str:
+def required_isolation_for(tenant: Tenant, api_key: ApiKey | None, language: str) -> str:
     """The same, of a session."""
     return strictest(
         settings.MINIMUM_ISOLATION,
@@ -101,14 +101,14 @@ def floor_for(tenant: Tenant, api_key: ApiKey | None, language: str) -> str:
 
 def require_provider(lease: Lease, floor: str) -> None:
     """Raise IsolationUnmet where no sandbox of this provider can be above the floor."""
-    declared = guarded(lease.provider_id, lambda: lease.provider.isolation)
+    declared = guard(lease.provider_id, lambda: lease.provider.isolation)
     if declared and not meets(declared, floor):
         raise _unmet(lease.provider_id, declared, floor)
 
 
 def require_sandbox(lease: Lease, sandbox: Sandbox, floor: str) -> tuple[str, str]:
     """Isolation and sharing of the sandbox. Raises IsolationUnmet where it is below the floor."""
-    isolation, sharing = guarded(lease.provider_id, lambda: of_sandbox(lease.provider, sandbox))
+    isolation, sharing = guard(lease.provider_id, lambda: of_sandbox(lease.provider, sandbox))
     require_isolation(lease, isolation, floor)
     return isolation, sharing
 
@@ -142,11 +142,11 @@ def _unmet(provider_id: str, offered: str, floor: str) -> IsolationUnmet:
 
 def supported_languages(lease: Lease) -> list[str]:
     """What the leased provider runs, a few seconds old. Raises SandboxError."""
-    told = guarded(lease.provider_id, lambda: languages_of(lease.provider))
+    told = guard(lease.provider_id, lambda: languages_of(lease.provider))
     return sorted(name for name in told if isinstance(name, str))
 
 
-def refuse_unsupported(language: str, steps: Iterable[Step]) -> None:
+def ensure_supported(language: str, steps: Iterable[Step]) -> None:
     """Raise InvalidConfiguration for a language that none of the providers runs.
 
     A provider that cannot be asked, or is still starting, is no reason to refuse: the attempt is
@@ -168,7 +168,7 @@ def refuse_unsupported(language: str, steps: Iterable[Step]) -> None:
 
 def longest_at(lease: Lease) -> float | None:
     """The provider's own bound in seconds, None where it has none or none that can be one."""
-    told = guarded(lease.provider_id, lambda: lease.provider.max_timeout)
+    told = guard(lease.provider_id, lambda: lease.provider.max_timeout)
     is_one = type(told) in (int, float) and 0 < told < math.inf  # type: ignore[operator]
     return told if is_one else None
 
@@ -203,11 +203,11 @@ _LEAVABLE = (
 )
 
 
-class PassedOver(ProviderUnavailable):
+class ProviderSkipped(ProviderUnavailable):
     """A provider was not asked at all, which says nothing of its health."""
 
 
-class Unfit(PassedOver):
+class ProviderIncompatible(ProviderSkipped):
     """It could never carry out this request."""
 
 
@@ -229,7 +229,7 @@ def steps_for(
 
 def languages_for(
     tenant_slug: str, may_use: Callable[[str], bool] = lambda provider_id: True
-) -> Waits[tuple[list[str], dict[str, Packages]]]:
+) -> Coroutine[tuple[list[str], dict[str, Packages]]]:
     """Every language that a request of the tenant can be served in now, by the providers that it
     `may_use`, and the packages by the id of the provider that knows its own. Raises SandboxError.
 
@@ -259,7 +259,7 @@ def _offers(
     packages: dict[str, Packages],
     *,
     patient: bool,
-) -> Waits[tuple[dict[str, list[str]], SandboxError | None]]:
+) -> Coroutine[tuple[dict[str, list[str]], SandboxError | None]]:
     """What each provider offers, and why one does not."""
     offered: dict[str, list[str]] = {}
     failure: SandboxError | None = None
@@ -286,7 +286,7 @@ def admitted(
     *,
     is_only: bool,
     is_last: bool,
-) -> Waits[Lease]:
+) -> Coroutine[Lease]:
     """The step's provider, until `held` is closed, if it is to be tried.
 
     Raises PassedOver, or RateLimited for one that is full, where it need not be; IsolationUnmet for
@@ -306,9 +306,9 @@ def admitted(
     except StillStarting:
         if is_last or not ahead.is_on():
             raise
-        raise PassedOver(f"{step.provider_id} is still starting.") from None
+        raise ProviderSkipped(f"{step.provider_id} is still starting.") from None
     _require_fit(lease, step.provider_id, request, floor)
-    if not is_last and guarded(step.provider_id, lambda: looks.is_full(lease.provider)):
+    if not is_last and guard(step.provider_id, lambda: looks.is_full(lease.provider)):
         raise RateLimited(f"{step.provider_id} is full.")
     if not standing.claim():
         raise _out_of_service(step)
@@ -321,13 +321,13 @@ def _require_fit(lease: Lease, name: str, request: ExecutionRequest, floor: str)
     languages = supported_languages(lease)
     longest = longest_at(lease)
     if request.language not in languages:
-        raise Unfit(f"{name} does not run {request.language}.")
+        raise ProviderIncompatible(f"{name} does not run {request.language}.")
     if longest is not None and request.timeout is not None and request.timeout > longest:
-        raise Unfit(f"{name} runs code for {longest:g} s at most.", field="timeout")
+        raise ProviderIncompatible(f"{name} runs code for {longest:g} s at most.", field="timeout")
     if request.files and FILES not in provider.capabilities:
-        raise Unfit(f"{name} does not support files.")
+        raise ProviderIncompatible(f"{name} does not support files.")
     if request.tools and not takes_tools(lease):
-        raise Unfit(f"{name} does not support tools.", field="tools")
+        raise ProviderIncompatible(f"{name} does not support tools.", field="tools")
 
 
 def takes_tools(lease: Lease) -> bool:
@@ -335,8 +335,8 @@ def takes_tools(lease: Lease) -> bool:
     return TOOLS in lease.provider.capabilities
 
 
-def _out_of_service(step: Step) -> PassedOver:
-    return PassedOver(f"{step.provider_id} is out of service for now.")
+def _out_of_service(step: Step) -> ProviderSkipped:
+    return ProviderSkipped(f"{step.provider_id} is out of service for now.")
 
 
 @contextmanager
@@ -348,7 +348,7 @@ def _reporting(provider_id: str) -> Iterator[None]:
         logger.exception("the circuit breaker of %s could not be updated", provider_id)
 
 
-class Hops:
+class RouteTrace:
     """Who was tried, and why each was left. `recorded` is JSON, empty for a lone provider."""
 
     def __init__(self) -> None:
@@ -364,15 +364,17 @@ class Hops:
         """Note a failure, for the record and for the breaker."""
         unmet = isinstance(error, IsolationUnmet)
         blocked = isinstance(error, BlockedByPolicy)
-        passed_over = isinstance(error, PassedOver) or unmet or blocked
+        passed_over = isinstance(error, ProviderSkipped) or unmet or blocked
         self._unmet = self._unmet or unmet
         if isinstance(error, BlockedByPolicy):
             self._blocked = error
-        self._refused_only = self._refused_only and (blocked or isinstance(error, Unfit))
+        self._refused_only = self._refused_only and (
+            blocked or isinstance(error, ProviderIncompatible)
+        )
         if (unmet or blocked) and step.provider_id:
             with _reporting(step.provider_id):
                 breaker.give_back(step.provider_id)
-        self._unfit_only = self._unfit_only and isinstance(error, Unfit)
+        self._unfit_only = self._unfit_only and isinstance(error, ProviderIncompatible)
         self._unfit_for.add(error.field)
         if step.provider_id:
             self.recorded.append(
@@ -428,7 +430,7 @@ class Hops:
         if self._blocked is not None and self._refused_only:
             # Where it could run it may not.
             return self._blocked
-        not_asked = isinstance(error, PassedOver | IsolationUnmet | BlockedByPolicy)
+        not_asked = isinstance(error, ProviderSkipped | IsolationUnmet | BlockedByPolicy)
         failure = self._failure if not_asked else error
         if failure is not None and (
             not self._unmet or failure.started or failure.entry not in breaker.ILL
@@ -507,7 +509,7 @@ def require_lease(execution: Execution, lease: Lease) -> None:
     Which provider is active may have changed since it was asked for.
     """
     if (key := execution.api_key) is not None and not key.allows("providers", lease.provider_id):
-        raise PassedOver(f"The key may not use {lease.provider_id}.", field="provider")
+        raise ProviderSkipped(f"The key may not use {lease.provider_id}.", field="provider")
 
 
 def require_known_key(execution: Execution) -> None:

@@ -11,32 +11,32 @@ from django.db import transaction
 from executions.capabilities.observability import telemetry
 from executions.capabilities.policies.active import rules_for
 from executions.capabilities.policies.approvals import ask_for
-from executions.capabilities.policies.enforcement import Held
-from executions.kernel.coroutines import Waits, wait_for
-from executions.kernel.database import DatabaseAway, problem_of
+from executions.capabilities.policies.enforcement import PolicyCheck
+from executions.kernel.coroutines import Coroutine, run_sync
+from executions.kernel.database import DatabaseUnavailable, problem_of
 from executions.ledger.append import append
 from executions.ledger.entry import require_ledger
 from executions.runs import active_runs, heartbeat, journal, polling
 from executions.runs.active_runs import message_for
 from executions.runs.attempt import Attempt, Cancelled
-from executions.runs.event_log import EventLog, tell
+from executions.runs.event_log import EventLog, resolve
 from executions.runs.listing import log_execution
 from executions.runs.models import Execution
-from executions.runs.record import Beside, Caller, Outcome, end_by_others, open_record
+from executions.runs.record import Beside, Caller, Outcome, complete_externally, open_record
 from executions.runs.requests import ExecutionRequest
-from executions.runs.results import Checked
+from executions.runs.results import ValidatedResult
 from executions.runs.routes import Route, Step
-from executions.runs.routing import allowed_steps, refuse_unsupported, steps_for
+from executions.runs.routing import allowed_steps, ensure_supported, steps_for
 from executions.runs.signal_models import RunSignal
 from executions.sessions import cell_order
 from executions.sessions.cells import cell_of
 from executions.sessions.command_ends import stopping
-from executions.sessions.ending import lose
+from executions.sessions.ending import mark_lost
 from executions.sessions.models import Session
 from executions.sessions.requests import SessionClosed
 from executions.sessions.storage.background_saves import saved_after
-from executions.sessions.storage.wake import awake
-from executions.tenants.quotas import Wanted, refuse_beyond_bounds
+from executions.sessions.storage.wake import ensure_awake
+from executions.tenants.quotas import Demand, ensure_within_bounds
 from providers.errors import (
     InvalidConfiguration,
     KeptSandboxLost,
@@ -51,7 +51,7 @@ def run_execution(
     request: ExecutionRequest, caller: Caller, *, route: Route | None = None
 ) -> Outcome:
     """As `running`, waited for in this thread."""
-    return wait_for(running(request, caller, route=route))
+    return run_sync(running(request, caller, route=route))
 
 
 def running(
@@ -63,7 +63,7 @@ def running(
     log: EventLog | None = None,
     waits: bool = False,
     beside: Beside | None = None,
-) -> Waits[Outcome]:
+) -> Coroutine[Outcome]:
     """Record, run or queue, and complete the record.
 
     `route` lends one certain provider; without it the routes of the admin decide. `step` is what
@@ -85,14 +85,14 @@ def running(
         steps = steps_for(request.language, caller.tenant.slug, route, chosen=request.provider)
     steps = allowed_steps(caller, request.language, steps)
     if step is None and request.session is None:
-        refuse_unsupported(request.language, steps)
+        ensure_supported(request.language, steps)
     require_ledger()
     request, ask = yield from _to_be_approved(
         request, caller, waits and route is None and step is None
     )
     try:
         execution, is_new = open_record(request, caller, _both(beside, ask))
-    except DatabaseAway as away:
+    except DatabaseUnavailable as away:
         journal.keep_unrun(away)
         raise
     if not is_new:
@@ -107,16 +107,16 @@ def running(
 
 def _to_be_approved(
     request: ExecutionRequest, caller: Caller, may_wait: bool
-) -> Waits[tuple[ExecutionRequest, Beside | None]]:
+) -> Coroutine[tuple[ExecutionRequest, Beside | None]]:
     """The request as it is recorded, and what else is where somebody has to approve it first."""
     if not (may_wait or request.mode == Execution.Mode.ASYNC) or caller.replay_of is not None:
         return request, None
-    held = Held(rules_for(caller.tenant.slug), caller.tenant.slug)
+    held = PolicyCheck(rules_for(caller.tenant.slug), caller.tenant.slug)
     if not held.asks:
         return request, None
     if request.idempotency_key is None:
         # No code is looked at for a tenant that may have no more anyway.
-        refuse_beyond_bounds(caller.tenant, Wanted(Execution.Status.QUEUED, request.longest))
+        ensure_within_bounds(caller.tenant, Demand(Execution.Status.QUEUED, request.longest))
     found = yield from held.asking(request)
     if found is None:
         return request, None
@@ -143,58 +143,58 @@ def carry_out(
     began: float,
     waited_ms: float = 0.0,
     log: EventLog | None = None,
-) -> Waits[Outcome]:
+) -> Coroutine[Outcome]:
     """Run a recorded execution and complete its row, however it ends.
 
     The outcome's error is DatabaseAway where the row could not be completed now (see `journal`).
     `began` is the `perf_counter` to measure from, `waited_ms` what passed before it in a queue.
     """
     attempt = Attempt(execution, request, began, waited_ms, log)
-    with active_runs.counted(attempt):
+    with active_runs.track(attempt):
         if log is not None:
             log.begin(execution.pk)
         try:
             outcome = yield from _ended(attempt, steps)
-        except DatabaseAway as away:
+        except DatabaseUnavailable as away:
             outcome = Outcome(execution, error=away)
         finally:
             if log is not None:
                 log.finish()
-                tell([log.closed])
+                resolve([log.closed])
             cell_order.ended(execution)
         if attempt.session is not None:
             yield from saved_after(execution, attempt.session)
         return outcome
 
 
-def _run(attempt: Attempt, steps: Sequence[Step]) -> Waits[Checked]:
+def _run(attempt: Attempt, steps: Sequence[Step]) -> Coroutine[ValidatedResult]:
     """Run it; in a session that sleeps, in the sandbox that it is woken with."""
     session = attempt.session = steps[0].session if steps else None
     if session is None:
         return (yield from attempt.run(steps))
     if session.state == Session.State.ASLEEP:
-        yield from awake(session, attempt.execution.turn)
+        yield from ensure_awake(session, attempt.execution.turn)
     try:
         return (yield from attempt.run(steps))
     except KeptSandboxLost as error:
         if error.started:
             raise
         # Nothing ran, and nothing is lost of what was saved.
-        lose(session, error.message)
+        mark_lost(session, error.message)
         if not session.is_living:
             raise
-        yield from awake(session, attempt.execution.turn)
+        yield from ensure_awake(session, attempt.execution.turn)
         return (yield from attempt.run(steps))
 
 
-def _ended(attempt: Attempt, steps: Sequence[Step]) -> Waits[Outcome]:
+def _ended(attempt: Attempt, steps: Sequence[Step]) -> Coroutine[Outcome]:
     try:
-        attempt.held = Held.of_execution(attempt.execution)
+        attempt.held = PolicyCheck.of_execution(attempt.execution)
         yield from attempt.held.to_request(attempt.request, attempt.execution, attempt.in_line)
         steps = attempt.held.steps(steps)
-        yield from cell_order.turn_of(attempt.execution, attempt.in_line)
+        yield from cell_order.wait_turn(attempt.execution, attempt.in_line)
         return attempt.end_with_result((yield from _run(attempt, steps)))
-    except DatabaseAway:
+    except DatabaseUnavailable:
         raise
     except Cancelled as error:
         return attempt.end_cancelled(error)
@@ -202,7 +202,7 @@ def _ended(attempt: Attempt, steps: Sequence[Step]) -> Waits[Outcome]:
         return attempt.end_with_session(error)
     except SandboxError as error:
         return attempt.end_with_error(error)
-    except heartbeat.NotOurs as error:
+    except heartbeat.OwnershipLost as error:
         lost = ProviderUnavailable(str(error))
         if attempt.execution.pending is not None:
             # In the queue again, or another's already. Whoever has it now ends it.
@@ -228,7 +228,7 @@ class HasEnded(InvalidConfiguration):
         return 409
 
 
-def cancelling(execution: Execution, asked_by: str) -> Waits[Execution]:
+def cancelling(execution: Execution, asked_by: str) -> Coroutine[Execution]:
     """The execution, ended as `cancelled`. `asked_by` is who wants it, as in `key:PREFIX`.
 
     One that is cancelled already is returned as it is. Raises HasEnded for one that ended in
@@ -256,7 +256,7 @@ def cancelling(execution: Execution, asked_by: str) -> Waits[Execution]:
 
 def _ask(execution: Execution, asked_by: str) -> None:
     with transaction.atomic():
-        if active_runs.leave(execution.pk, RunSignal.Kind.CANCEL, asked_by):
+        if active_runs.post_request(execution.pk, RunSignal.Kind.CANCEL, asked_by):
             _enter(execution, asked_by)
     if run := active_runs.find(execution.pk):
         run.cancel(asked_by)
@@ -268,7 +268,7 @@ def _close(execution: Execution, asked_by: str, *, only_if: str = "") -> bool:
         if execution.background:
             message += " Whether its process has ended is not known."
         changes = {"error_message": message}
-        won = end_by_others(execution, Execution.Status.CANCELLED, changes, only_if=only_if)
+        won = complete_externally(execution, Execution.Status.CANCELLED, changes, only_if=only_if)
         if won and only_if:
             _enter(execution, asked_by)
     if won:

@@ -22,7 +22,7 @@ from django_q.models import Schedule
 from django_q.tasks import async_task
 
 from executions.capabilities.webhooks.sender import send_in_background
-from executions.kernel.coroutines import wait_for
+from executions.kernel.coroutines import run_sync
 from executions.kernel.database import nothing_ran, problem_of
 from executions.runs import active_runs, heartbeat, journal, payloads
 from executions.runs.event_log import EventLog
@@ -35,7 +35,7 @@ from executions.runs.routing import require_known_key
 from executions.runs.service import carry_out
 from executions.sessions import due
 from executions.sessions.cells import steps_of
-from executions.sessions.maintenance import tend_in_background
+from executions.sessions.maintenance import maintain_in_background
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.services.ahead import start_ahead
 from sandbox_site import draining
@@ -70,7 +70,7 @@ def run_claimed(execution: Execution) -> Outcome:
         if not (problem := problem_of(failure)):
             raise
         return journal.end_unrun(execution, nothing_ran(problem))
-    return wait_for(
+    return run_sync(
         carry_out(
             execution,
             request,
@@ -159,7 +159,7 @@ class Runner:
         active_runs.end_all(draining.ENDING_SECONDS / 2)
         for thread in self._workers:
             thread.join(TASK_SECONDS)
-        active_runs.finish()
+        active_runs.shutdown()
         # A task of the schedule may be anything, and is done again by another worker.
         threading.main_thread().join(TASK_SECONDS)
         if threading.main_thread().is_alive() or any(each.is_alive() for each in self._workers):
@@ -195,7 +195,7 @@ def run_queue_in_background(**signal: Any) -> None:
         _runner = Runner(settings.Q_THREADS, _goes_on)
         _runner.start()
         due.begin()
-        tend_in_background(_goes_on)
+        maintain_in_background(_goes_on)
         send_in_background(_goes_on)
         # Not a daemon: the process is there until this is done.
         threading.Thread(target=_runner.stop_in_time, name="queue-stop").start()

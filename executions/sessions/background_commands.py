@@ -10,17 +10,17 @@ from typing import Any
 
 from django.db import connection
 
-from executions.kernel.coroutines import Waits, wait_for
+from executions.kernel.coroutines import Coroutine, run_sync
 from executions.runs import event_log
 from executions.runs.active_runs import canceller_of, message_for
-from executions.runs.event_log import EventLog, tell
+from executions.runs.event_log import EventLog, resolve
 from executions.runs.listing import log_execution
 from executions.runs.models import Execution
-from executions.runs.record import end_by_others, error_changes
+from executions.runs.record import complete_externally, error_changes
 from executions.sessions import output_collector
 from executions.sessions.command_output import Output
 from executions.sessions.models import Session
-from executions.sessions.session_sandbox import asked, checked_processes, lent_sandbox
+from executions.sessions.session_sandbox import call_sandbox, checked_processes, lent_sandbox
 from providers.errors import (
     ConnectionFailed,
     KeptSandboxLost,
@@ -51,7 +51,7 @@ def follow_the_unattended() -> int:
         if session is None or output_collector.has(execution.pk):
             continue
         try:
-            ended += wait_for(record_if_ended(session, execution))
+            ended += run_sync(record_if_ended(session, execution))
         except SandboxError as error:
             logger.warning(
                 "the events of execution %s could not be read: %s", execution.pk, error.message
@@ -59,7 +59,7 @@ def follow_the_unattended() -> int:
     return ended
 
 
-def record_if_ended(session: Session, execution: Execution) -> Waits[bool]:
+def record_if_ended(session: Session, execution: Execution) -> Coroutine[bool]:
     """Record how a background process ended, where it has and nobody else did. Whether this did."""
     output = Output()
     seen = yield from _seen_now(session, execution.pid or 0, output)
@@ -68,15 +68,15 @@ def record_if_ended(session: Session, execution: Execution) -> Waits[bool]:
     return _close(execution, output, seen)
 
 
-def _seen_now(session: Session, pid: int, output: Output) -> Waits[Process | None]:
+def _seen_now(session: Session, pid: int, output: Output) -> Coroutine[Process | None]:
     """A process as it is, None where there is none. What it put out is there once it has ended.
 
     That it has is the guest's claim: what it then goes on to send is not waited for to its end.
     """
-    known = yield from asked(session, lambda kept: kept.processes.list(), checked_processes)
+    known = yield from call_sandbox(session, lambda kept: kept.processes.list(), checked_processes)
     seen = next((each for each in known if each.pid == pid), None)
     if seen is not None and seen.exit_code is not None:
-        yield from asked(
+        yield from call_sandbox(
             session,
             lambda kept: kept.processes.follow(pid, output.take),
             lambda ended: ended,
@@ -103,7 +103,7 @@ class Follower:
         if not output_collector.begin(slug, self._execution.pk, self.cancel, self._follow, log):
             # Nothing is said here of what it puts out; the schedule records it.
             self._finish()
-            tell([log.closed])
+            resolve([log.closed])
         return log
 
     def cancel(self) -> bool:
@@ -112,7 +112,7 @@ class Follower:
         try:
             return _cancel(self._execution, self._output)
         finally:
-            tell([self._output.log.closed])
+            resolve([self._output.log.closed])
 
     def _finish(self) -> None:
         """Nothing more of its output is taken."""
@@ -159,7 +159,7 @@ class Follower:
             logger.exception("the events of execution %s are no longer read", self._execution.pk)
         finally:
             self._finish()
-            tell([self._output.log.closed])
+            resolve([self._output.log.closed])
             connection.close()
 
 
@@ -192,7 +192,7 @@ def _cancel(execution: Execution, output: Output) -> bool:
 
 
 def _record(execution: Execution, status: Execution.Status, facts: Mapping[str, Any]) -> bool:
-    won = end_by_others(execution, status, facts)
+    won = complete_externally(execution, status, facts)
     if won:
         log_execution(execution)
     return won

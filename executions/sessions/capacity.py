@@ -12,13 +12,13 @@ from django.conf import settings
 from django.db.models import Count, Q, QuerySet
 
 from executions.kernel import background
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.sessions.ending import SLEEPLESS, busy, close_if_idle, end_leftovers, release
 from executions.sessions.models import Session
 from executions.sessions.session_sandbox import opened_by
-from executions.sessions.storage.suspend import put_to_sleep
+from executions.sessions.storage.suspend import suspend
 from executions.tenants.models import Tenant
-from executions.tenants.quotas import OF_ALL_SESSIONS, Quota, bound, counted_alone
+from executions.tenants.quotas import OF_ALL_SESSIONS, Quota, bound, tenant_lock
 from providers.errors import KeptFull, RateLimited, SandboxError
 from providers.manager import Lease
 from providers.remote.deadline import DeadlinePassed
@@ -41,7 +41,7 @@ _AWAKE = Session.objects.filter(
 )
 
 
-def making_room(tenant: Tenant, reserve: Callable[[], T]) -> Waits[T]:
+def reserve_slot(tenant: Tenant, reserve: Callable[[], T]) -> Coroutine[T]:
     """What `reserve` returns, in a transaction in which there is room for one more of this tenant.
 
     Beyond its own bound it is the tenant's session that was unused for longest that goes to sleep,
@@ -53,7 +53,7 @@ def making_room(tenant: Tenant, reserve: Callable[[], T]) -> Waits[T]:
     tried: set[UUID] = set()
     while True:
         # Over all tenants: what is counted is all that there are.
-        with counted_alone("sessions of all"):
+        with tenant_lock("sessions of all"):
             full = _full(tenant)
             if full is None:
                 return reserve()
@@ -98,7 +98,7 @@ def _full(tenant: Tenant) -> tuple[str, str, str] | None:
     return None
 
 
-def making_room_at(provider: str, tenant_slug: str) -> Waits[bool]:
+def free_slot_at(provider: str, tenant_slug: str) -> Coroutine[bool]:
     """Have one of the sessions go at a provider that keeps no more sandboxes, by the rule for all
     of them. False where each of those it may be is busy.
     """
@@ -110,15 +110,15 @@ def making_room_at(provider: str, tenant_slug: str) -> Waits[bool]:
     return True
 
 
-def opened_where_there_is_room(
+def open_evicting(
     lease: Lease, session: Session, *, is_last: bool = True
-) -> Waits[KeptSandbox]:
+) -> Coroutine[KeptSandbox]:
     """A new sandbox for it. At a full provider another session makes room, unless there is another
     provider left to try."""
     try:
         return (yield from opened_by(lease, session))
     except KeptFull:
-        if not is_last or not (yield from making_room_at(lease.provider_id, session.tenant_slug)):
+        if not is_last or not (yield from free_slot_at(lease.provider_id, session.tenant_slug)):
             raise
     return (yield from opened_by(lease, session))
 
@@ -144,15 +144,15 @@ def _unused(
     return [session for session in found if session.pk not in taken]
 
 
-def _made_free(session: Session, until: float) -> Waits[None]:
+def _made_free(session: Session, until: float) -> Coroutine[None]:
     pk = session.pk
     if Session.objects.filter(SLEEPLESS, pk=pk).exists():
         if close_if_idle(pk, _BECAUSE):
             yield from release(session)
             end_leftovers(session)
         return
-    slept = background.submit(
-        ("sleep", pk), session.tenant_slug, lambda: put_to_sleep(pk, _BECAUSE), first=True
+    slept = background.submit_keyed(
+        ("sleep", pk), session.tenant_slug, lambda: suspend(pk, _BECAUSE), first=True
     )
     awaited = within(max(until - time.monotonic(), 0), slept)
     yield awaited

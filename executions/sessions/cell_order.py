@@ -13,9 +13,9 @@ from uuid import UUID
 from django.conf import settings
 from django.db.models import OuterRef, Subquery
 
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.runs import active_runs, polling, statements
-from executions.runs.event_log import Moment, tell
+from executions.runs.event_log import Broadcast, resolve
 from executions.runs.models import Execution
 from executions.sessions.models import Session
 from executions.sessions.requests import Conflict, refuse_ended
@@ -31,7 +31,7 @@ _lookers: dict[UUID, object] = {}
 
 
 @contextmanager
-def hung(session_id: UUID) -> Iterator[Future[None]]:
+def waiter(session_id: UUID) -> Iterator[Future[None]]:
     """A future that is done at the next `ring`."""
     bell: Future[None] = Future()
     with _lock:
@@ -46,7 +46,7 @@ def hung(session_id: UUID) -> Iterator[Future[None]]:
                 _waiting.pop(session_id, None)
 
 
-def ring(session_id: UUID) -> None:
+def notify(session_id: UUID) -> None:
     with _lock:
         bells = _waiting.pop(session_id, set())
     for bell in bells:
@@ -74,10 +74,10 @@ def looking(session_id: UUID) -> Iterator[Callable[[float], float]]:
             if was_mine:
                 del _lookers[session_id]
         if was_mine:
-            ring(session_id)
+            notify(session_id)
 
 
-def take(execution: Execution) -> None:
+def enqueue(execution: Execution) -> None:
     """Give a new execution its place, in the transaction that inserts it.
 
     Raises SessionLost, SessionClosed, or Conflict for a session that is still being opened.
@@ -92,9 +92,9 @@ def take(execution: Execution) -> None:
     execution.turn, execution.is_held = taken
 
 
-def turn_of(
+def wait_turn(
     execution: Execution, waiting: Callable[[Future[Any]], AbstractContextManager[None]]
-) -> Waits[None]:
+) -> Coroutine[None]:
     """Wait until everything that came earlier to its context has ended.
 
     `waiting` surrounds the waiting, and may cancel it and raise.
@@ -116,7 +116,7 @@ def turn_of(
     session = Session.objects.filter(pk=session_id).defer("env", "ref")
     until = time.monotonic() + settings.SESSION_QUEUE_TIMEOUT
     while True:
-        with hung(session_id) as bell:
+        with waiter(session_id) as bell:
             found = session.annotate(holder=Subquery(last)).get()
             refuse_ended(found)
             if not execution.context or found.holder is None:
@@ -133,16 +133,16 @@ def turn_of(
             awaited = within(left, _first_of(bell, record.ended))
             with (
                 polling.poll.joined(record),
-                active_runs.given_up_at_the_end(awaited),
+                active_runs.cancel_on_shutdown(awaited),
                 waiting(awaited),
             ):
                 yield awaited
-        active_runs.refuse_when_ending()
+        active_runs.ensure_not_ending()
 
 
-def _first_of(bell: Future[None], end: Moment) -> Future[None]:
+def _first_of(bell: Future[None], end: Broadcast) -> Future[None]:
     come: Future[None] = Future()
-    bell.add_done_callback(lambda _: tell([come]))
+    bell.add_done_callback(lambda _: resolve([come]))
     end.bring(come)
     return come
 
@@ -151,4 +151,4 @@ def ended(execution: Execution) -> None:
     """Let the next one go on, and count the session's idle time from now."""
     if execution.session_id is not None:
         statements.use_session(execution.session_id)
-        ring(execution.session_id)
+        notify(execution.session_id)

@@ -13,7 +13,7 @@ from executions.runs.record import Caller
 from executions.runs.requests import ExecutionRequest
 from executions.runs.routes import Step
 from executions.runs.routing import steps_for
-from executions.sessions.ending import lose
+from executions.sessions.ending import mark_lost
 from executions.sessions.models import Session
 from executions.sessions.queries import session_of
 from executions.sessions.requests import SessionAsleep, SessionClosed, SessionLost, refuse_ended
@@ -71,7 +71,7 @@ def end_of(session: Session, error: SandboxError) -> SandboxError:
     `session` is as it was when its sandbox was lent.
     """
     if isinstance(error, KeptSandboxLost):
-        lose(session, error.message)
+        mark_lost(session, error.message)
     try:
         refuse_ended(session)
     except SessionClosed:
@@ -95,7 +95,7 @@ def facts_of_cell(
         return {}
     ended = SANDBOX_ENDED in result.metadata
     if ended:
-        lose(session, "its sandbox ended during a run")
+        mark_lost(session, "its sandbox ended during a run")
     kept = result.metadata.get(CONTEXT_KEPT)
     if execution.context:
         return {"context_kept": kept is True and not ended}

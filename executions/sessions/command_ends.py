@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.runs import polling
 from executions.runs.models import Execution
 from executions.sessions.background_commands import record_if_ended
-from executions.sessions.control import done_in
+from executions.sessions.control import with_sandbox
 from providers.errors import SandboxError
 from providers.sandbox import KeptSandbox
 
@@ -22,7 +22,7 @@ KILL_SECONDS = 2.0
 RECORD_SECONDS = 0.05
 
 
-def stopping(execution: Execution) -> Waits[None]:
+def stopping(execution: Execution) -> Coroutine[None]:
     """SIGTERM to it and its group, then SIGKILL. It has a signal that says who wanted it.
 
     Its record is closed where it was seen to end.
@@ -32,7 +32,7 @@ def stopping(execution: Execution) -> Waits[None]:
         return
     try:
         for name, seconds in (("SIGTERM", TERM_SECONDS), ("SIGKILL", KILL_SECONDS)):
-            ran = yield from done_in(session, _signal(pid, name), bool, is_use=False)
+            ran = yield from with_sandbox(session, _signal(pid, name), bool, is_use=False)
             yield from polling.until_ended(execution.pk, seconds if ran else RECORD_SECONDS)
             if not Execution.objects.filter(pk=execution.pk, finished_at=None).exists():
                 return

@@ -13,21 +13,21 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from executions.capabilities.policies.enforcement import Held
-from executions.kernel.coroutines import Waits
+from executions.capabilities.policies.enforcement import PolicyCheck
+from executions.kernel.coroutines import Coroutine
 from executions.ledger.entry import require_ledger
 from executions.runs.event_log import EventLog
 from executions.runs.models import Execution
-from executions.runs.record import Caller, Outcome, close_unrun, open_record
+from executions.runs.record import Caller, Outcome, open_record, reject
 from executions.runs.requests import ExecutionRequest
 from executions.runs.routes import Step, lent
-from executions.runs.routing import allowed_steps, floor_of, require_isolation
+from executions.runs.routing import allowed_steps, require_isolation, required_isolation
 from executions.runs.service import running
 from executions.runs.statements import use_session
 from executions.sessions.background_commands import Follower
 from executions.sessions.cells import PID
 from executions.sessions.command_output import Output
-from executions.sessions.control import done_in
+from executions.sessions.control import with_sandbox
 from executions.sessions.ending import end_leftovers
 from executions.sessions.models import Session
 from executions.sessions.queries import ends_by
@@ -56,7 +56,7 @@ from providers.waiting import submit
 
 def commanding(
     session: Session, wanted: CommandRequest, caller: Caller, log: EventLog | None = None
-) -> Waits[Outcome]:
+) -> Coroutine[Outcome]:
     """Run a command and wait for its end: a run like every other. As `running`."""
     request = _as_execution(session, wanted)
     step = step_in(session, "", {}, _Command(wanted))
@@ -70,7 +70,7 @@ def starting(
     *,
     seconds: float | None = None,
     following: Callable[[EventLog], object] = lambda log: None,
-) -> Waits[Execution]:
+) -> Coroutine[Execution]:
     """Start a command in the background. It has an execution from now on, and ends with the
     session at the latest, or after so many `seconds`. `following` is given where its output is
     told. Raises SandboxError; the record then says that it was not started.
@@ -88,9 +88,9 @@ def starting(
             refuse()
             return _started(kept, command)
 
-        pid = yield from done_in(session, start, checked_pid)
+        pid = yield from with_sandbox(session, start, checked_pid)
     except SandboxError as error:
-        close_unrun(execution, error)
+        reject(execution, error)
         raise
     facts = {
         "pid": pid,
@@ -119,7 +119,7 @@ def _has_number(session: Session, execution: Execution, facts: Mapping[str, Any]
         return is_there and bool(row.update(**facts))
 
 
-def _given_up(session: Session, execution: Execution, pid: int) -> Waits[NoReturn]:
+def _given_up(session: Session, execution: Execution, pid: int) -> Coroutine[NoReturn]:
     """End what was started and has no number. Raises Conflict."""
     wakes = session.wakes
     session.refresh_from_db()
@@ -135,12 +135,12 @@ def _given_up(session: Session, execution: Execution, pid: int) -> Waits[NoRetur
 
 def _within_policy(
     session: Session, execution: Execution, request: ExecutionRequest
-) -> Waits[Callable[[], None]]:
+) -> Coroutine[Callable[[], None]]:
     """Hold it to policy and floor, as `Attempt` does what somebody waits for. What is returned
     raises where the sandbox that the session then has is not as they demand."""
-    held = Held.of_execution(execution)
+    held = PolicyCheck.of_execution(execution)
     yield from held.to_request(request, execution)
-    floor = floor_of(execution)
+    floor = required_isolation(execution)
     with ExitStack() as lending:
         lease = yield from lent(Step(lender_of(session)), lending)
         held.to_lease(lease)
@@ -152,12 +152,12 @@ def _within_policy(
     return refuse
 
 
-def seen(session: Session) -> Waits[list[Process]]:
+def seen(session: Session) -> Coroutine[list[Process]]:
     """The session's processes, as its sandbox tells of them, with what has ended lately."""
-    return (yield from done_in(session, lambda kept: kept.processes.list(), checked_processes))
+    return (yield from with_sandbox(session, lambda kept: kept.processes.list(), checked_processes))
 
 
-def listing(session: Session) -> Waits[list[dict[str, Any]]]:
+def listing(session: Session) -> Coroutine[list[dict[str, Any]]]:
     """The session's processes, each with its execution. What has ended lately is among them."""
     found = yield from seen(session)
     rows = Execution.objects.filter(session=session.pk, pid__in=[each.pid for each in found])
@@ -196,23 +196,23 @@ def execution_of(session: Session, pid: int) -> UUID | None:
     return found.values_list("pk", flat=True).first()
 
 
-def writing(session: Session, pid: int, data: bytes, *, close: bool) -> Waits[None]:
-    yield from done_in(
+def writing(session: Session, pid: int, data: bytes, *, close: bool) -> Coroutine[None]:
+    yield from with_sandbox(
         session, lambda kept: kept.processes.write(pid, data, close=close), lambda _: None
     )
 
 
-def signalling(session: Session, pid: int, name: str) -> Waits[bool]:
+def signalling(session: Session, pid: int, name: str) -> Coroutine[bool]:
     """False when it has ended."""
     return (
-        yield from done_in(
+        yield from with_sandbox(
             session, lambda kept: kept.processes.signal(pid, name), lambda found: found is True
         )
     )
 
 
-def resizing(session: Session, pid: int, size: tuple[int, int]) -> Waits[None]:
-    yield from done_in(session, lambda kept: kept.processes.resize(pid, *size), lambda _: None)
+def resizing(session: Session, pid: int, size: tuple[int, int]) -> Coroutine[None]:
+    yield from with_sandbox(session, lambda kept: kept.processes.resize(pid, *size), lambda _: None)
 
 
 def _started(kept: KeptSandbox, command: Command) -> Any:

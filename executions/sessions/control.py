@@ -9,14 +9,14 @@ from django.db import transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
 from executions.kernel.text import storable
 from executions.ledger.bound_rows import enter_row, look_at
 from executions.runs.statements import use_session
 from executions.sessions import output_collector
 from executions.sessions.due import ends
-from executions.sessions.ending import end_leftovers, in_background, lose
+from executions.sessions.ending import end_leftovers, in_background, mark_lost
 from executions.sessions.models import Session
 from executions.sessions.requests import (
     Conflict,
@@ -25,9 +25,9 @@ from executions.sessions.requests import (
     SessionChanges,
     refuse_ended,
 )
-from executions.sessions.session_sandbox import OPERATION_SECONDS, asked
+from executions.sessions.session_sandbox import OPERATION_SECONDS, call_sandbox
 from executions.sessions.storage.background_saves import saved_behind
-from executions.sessions.storage.wake import awake
+from executions.sessions.storage.wake import ensure_awake
 from providers.errors import KeptSandboxLost, ProviderUnavailable
 from providers.guest.names import escape
 from providers.sandbox import DEFAULT_CONTEXT, Context, KeptSandbox
@@ -38,7 +38,7 @@ T = TypeVar("T")
 _SLEEPS = Q(state=Session.State.ASLEEP, waking_since=None)
 
 
-def done_in(
+def with_sandbox(
     session: Session,
     call: Callable[[KeptSandbox], Any],
     check: Callable[[Any], T],
@@ -47,7 +47,7 @@ def done_in(
     is_use: bool = True,
     changes_files: bool = False,
     saves: bool = True,
-) -> Waits[T]:
+) -> Coroutine[T]:
     """What the session's sandbox answers to `call`; its idle time counts from now, if it `is_use`,
     and if it sleeps it is woken. What `changes_files` is saved, before or behind the answer;
     without `saves` the caller has it saved, once for several.
@@ -59,15 +59,15 @@ def done_in(
         if session.state == Session.State.ASLEEP:
             if not is_use:
                 raise SessionAsleep("The session is asleep: it has no sandbox.")
-            yield from awake(session)
+            yield from ensure_awake(session)
         if changes_files:
             use_session(session.pk)
         elif is_use:
             Session.objects.filter(pk=session.pk, closed_at=None).update(used_at=Now())
         try:
-            found = yield from asked(session, call, check, seconds)
+            found = yield from call_sandbox(session, call, check, seconds)
         except KeptSandboxLost as error:
-            lose(session, error.message)
+            mark_lost(session, error.message)
             refuse_ended(session)
             if is_last or not is_use or not error.nothing_ran:
                 raise SessionAsleep(
@@ -85,18 +85,18 @@ def done_in(
     return found
 
 
-def interrupting(session: Session, context: str = DEFAULT_CONTEXT) -> Waits[bool]:
+def interrupting(session: Session, context: str = DEFAULT_CONTEXT) -> Coroutine[bool]:
     """Stop what runs in a context, whose state stays. False when nothing ran."""
     _refuse_unknown(session, context, "context")
-    return (yield from done_in(session, lambda kept: kept.interrupt(context), _boolean))
+    return (yield from with_sandbox(session, lambda kept: kept.interrupt(context), _boolean))
 
 
-def resetting(session: Session, by: str) -> Waits[Session]:
+def resetting(session: Session, by: str) -> Coroutine[Session]:
     """End its processes and contexts, and begin with an empty default one. Files stay."""
     running = in_background(session)
     # Before they are killed, which is not how they are to be recorded.
     ends = [output_collector.take(pk) for pk in running]
-    yield from done_in(session, lambda kept: kept.reset(), lambda _: None)
+    yield from with_sandbox(session, lambda kept: kept.reset(), lambda _: None)
     for end in ends:
         end()
     with transaction.atomic():
@@ -133,11 +133,11 @@ def change(
     return session
 
 
-def creating_context(session: Session, wanted: ContextRequest) -> Waits[dict[str, Any]]:
+def creating_context(session: Session, wanted: ContextRequest) -> Coroutine[dict[str, Any]]:
     """Another interpreter of the session. Raises Conflict where its id is taken."""
     if any(each["id"] == wanted.id for each in session.contexts):
         raise Conflict("id: The session already has a context with this id.", field="id")
-    made = yield from done_in(
+    made = yield from with_sandbox(
         session,
         lambda kept: kept.contexts.create(wanted.language, wanted.cwd, wanted.id),
         _context,
@@ -148,7 +148,7 @@ def creating_context(session: Session, wanted: ContextRequest) -> Waits[dict[str
     return made
 
 
-def ending_context(session: Session, context_id: str) -> Waits[bool]:
+def ending_context(session: Session, context_id: str) -> Coroutine[bool]:
     """End one of its interpreters. False when it was not there. One that sleeps is not woken: its
     next sandbox does not get it.
     """
@@ -159,17 +159,17 @@ def ending_context(session: Session, context_id: str) -> Waits[bool]:
         return [each for each in known if each["id"] != context_id]
 
     if context_id == DEFAULT_CONTEXT or not _write_contexts(session, without, only_if=_SLEEPS):
-        yield from done_in(session, lambda kept: kept.contexts.destroy(context_id), _boolean)
+        yield from with_sandbox(session, lambda kept: kept.contexts.destroy(context_id), _boolean)
         _write_contexts(session, without)
     return True
 
 
-def restarting_context(session: Session, context_id: str) -> Waits[dict[str, Any] | None]:
+def restarting_context(session: Session, context_id: str) -> Coroutine[dict[str, Any] | None]:
     """Begin anew in a context, under its id. None when it is not there."""
     known = next((each for each in session.contexts if each["id"] == context_id), None)
     if known is None:
         return None
-    yield from done_in(session, lambda kept: kept.contexts.restart(context_id), lambda _: None)
+    yield from with_sandbox(session, lambda kept: kept.contexts.restart(context_id), lambda _: None)
     return dict(known)
 
 

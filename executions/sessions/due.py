@@ -18,11 +18,11 @@ from django.utils import timezone
 
 from executions.kernel import background
 from executions.kernel.background import Ticker
-from executions.kernel.coroutines import wait_for
+from executions.kernel.coroutines import run_sync
 from executions.sessions.ending import DUE, busy, close_if_due, end_leftovers, release, save_last
 from executions.sessions.models import Session
 from executions.sessions.queries import expires_at
-from executions.sessions.storage.suspend import TIRED, put_to_sleep
+from executions.sessions.storage.suspend import TIRED, suspend
 from providers.errors import RateLimited, SandboxError
 
 logger = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def look_ahead() -> None:
 def end_soon(session: Session) -> None:
     """Put it to sleep or close it in a thread for that, if it is to."""
     pk = session.pk
-    background.submit(("sleep", pk), session.tenant_slug, lambda: _end(pk))
+    background.submit_keyed(("sleep", pk), session.tenant_slug, lambda: _end(pk))
 
 
 def _end(pk: UUID) -> None:
@@ -122,12 +122,12 @@ def _end(pk: UUID) -> None:
         return
     try:
         if Session.objects.filter(TIRED, pk=pk).exists():
-            put_to_sleep(pk, f"it was unused for {session.idle_seconds} s", only_if=TIRED)
+            suspend(pk, f"it was unused for {session.idle_seconds} s", only_if=TIRED)
             return
         save_last(session)
         if close_if_due(pk, is_saved=True):
             session.refresh_from_db()
-            wait_for(release(session))
+            run_sync(release(session))
             end_leftovers(session)
     except SandboxError as error:
         logger.warning("session %s could not be ended on time: %s", pk, error.message)

@@ -14,15 +14,15 @@ from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F,
 from django.db.models.functions import Now
 
 from executions.kernel import background
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.ledger.bound_rows import enter_row, look_at
 from executions.runs import polling
 from executions.runs.listing import log_execution
 from executions.runs.models import Execution
-from executions.runs.record import end_by_others
+from executions.runs.record import complete_externally
 from executions.sessions import cell_order, output_collector
 from executions.sessions.models import Session
-from executions.sessions.session_sandbox import asked, forget
+from executions.sessions.session_sandbox import call_sandbox, forget
 from executions.sessions.storage.carry_over import clean, give_back
 from executions.sessions.storage.file_saves import save
 from executions.sessions.storage.models import Workspace
@@ -103,7 +103,7 @@ def close_if_idle(session_id: UUID, because: str) -> bool:
         return _end(session, Session.State.CLOSED, because)
 
 
-def close(session: Session, by: str) -> Waits[None]:
+def close(session: Session, by: str) -> Coroutine[None]:
     """Close it, with all that runs in it, which ends as cancelled. Closing it again is no error."""
     yield from saved_last(session)
     with transaction.atomic():
@@ -112,16 +112,18 @@ def close(session: Session, by: str) -> Waits[None]:
     yield from _until_ended(session)
     end_leftovers(session)
     pk = session.pk
-    cleaned = background.submit(("clean", pk), session.tenant_slug, lambda: clean(pk))
+    cleaned = background.submit_keyed(("clean", pk), session.tenant_slug, lambda: clean(pk))
     # What is not done by then is done all the same.
     yield within(CLEANING_SECONDS, cleaned)
 
 
-def saved_last(session: Session) -> Waits[None]:
+def saved_last(session: Session) -> Coroutine[None]:
     """What is to be kept for longer than the session is saved before it ends, if it can be."""
     if not _outlives(session):
         return
-    saved = background.submit(("last", session.pk), session.tenant_slug, lambda: save(session))
+    saved = background.submit_keyed(
+        ("last", session.pk), session.tenant_slug, lambda: save(session)
+    )
     awaited = within(LAST_SAVE_SECONDS, saved)
     yield awaited
     if not awaited.cancelled() and (problem := awaited.exception()):
@@ -155,7 +157,7 @@ def fail(session: Session, because: str) -> None:
             row.filter(ref__isnull=True).update(released_at=Now())
 
 
-def give_up(session: Session) -> None:
+def abort_opening(session: Session) -> None:
     """Its process has ended: what that was opening is closed, what it was waking sleeps on.
 
     A process that lives all the same finds it so, and ends its sandbox.
@@ -169,10 +171,10 @@ def give_up(session: Session) -> None:
             fail(row, "it could not be opened: the process that did it ended")
         else:
             mine.update(waking_since=None, process=None)
-    cell_order.ring(session.pk)
+    cell_order.notify(session.pk)
 
 
-def lose(session: Session, because: str) -> None:
+def mark_lost(session: Session, because: str) -> None:
     """Note that its sandbox is gone. What still waits for it hears of it.
 
     With something of it saved it sleeps from now on. A sandbox that it does not have any more may
@@ -191,7 +193,7 @@ def lose(session: Session, because: str) -> None:
     forget(session)
     session.refresh_from_db()
     end_leftovers(session, only=left)
-    cell_order.ring(session.pk)
+    cell_order.notify(session.pk)
 
 
 def _falls_asleep(session: Session, because: str) -> bool:
@@ -217,30 +219,30 @@ def _falls_asleep(session: Session, because: str) -> bool:
     return True
 
 
-def let_go(session: Session) -> Waits[None]:
+def detach(session: Session) -> Coroutine[None]:
     """End the sandbox of a session that sleeps by now. One that stays ends by its own lease."""
     try:
-        yield from asked(session, _close_sandbox, bool, RELEASE_SECONDS)
+        yield from call_sandbox(session, _close_sandbox, bool, RELEASE_SECONDS)
     except SandboxError as error:
         logger.warning("the sandbox of session %s is still there: %s", session.pk, error)
     forget(session)
 
 
-def release(session: Session) -> Waits[None]:
+def release(session: Session) -> Coroutine[None]:
     """Have its provider end the sandbox. What fails is tried again by the schedule."""
     if session.ref is not None:
         try:
-            yield from asked(session, _close_sandbox, bool, RELEASE_SECONDS)
+            yield from call_sandbox(session, _close_sandbox, bool, RELEASE_SECONDS)
         except KeptSandboxLost:
             # Gone already.
             pass
         except SandboxError as error:
             logger.warning("the sandbox of session %s is still there: %s", session.pk, error)
-            cell_order.ring(session.pk)
+            cell_order.notify(session.pk)
             return
     forget(session)
     Session.objects.filter(pk=session.pk, released_at=None).update(released_at=Now())
-    cell_order.ring(session.pk)
+    cell_order.notify(session.pk)
 
 
 def in_background(session: Session) -> list[UUID]:
@@ -270,7 +272,9 @@ def end_leftovers(
             continue
         # One that was claimed meanwhile is read again, and closed as it is then.
         while execution.is_open:
-            if end_by_others(execution, Execution.Status.CANCELLED, {"error_message": because}):
+            if complete_externally(
+                execution, Execution.Status.CANCELLED, {"error_message": because}
+            ):
                 log_execution(execution)
                 ended += 1
     return ended
@@ -293,7 +297,7 @@ def _close_sandbox(sandbox: KeptSandbox) -> bool:
     return sandbox.close()
 
 
-def _until_ended(session: Session) -> Waits[None]:
+def _until_ended(session: Session) -> Coroutine[None]:
     running = Execution.objects.filter(
         session=session.pk, finished_at=None, background=False, status=Execution.Status.RUNNING
     )

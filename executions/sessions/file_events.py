@@ -17,12 +17,12 @@ from typing import Any
 
 from django.db import connection
 
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import MAX_PATH_BYTES
-from executions.runs.event_log import Entry, Moment
-from executions.runs.event_stream import Relay
-from executions.runs.provider_calls import guarded
-from executions.sessions.ending import lose
+from executions.runs.event_log import Broadcast, RunEvent
+from executions.runs.event_stream import EventBuffer
+from executions.runs.provider_calls import guard
+from executions.sessions.ending import mark_lost
 from executions.sessions.models import Session
 from executions.sessions.requests import SessionLost, refuse_ended
 from executions.sessions.session_sandbox import OPERATION_SECONDS, lent_sandbox
@@ -47,7 +47,7 @@ _listeners: Counter[str] = Counter()
 
 
 @dataclass
-class Change(Entry):
+class Change(RunEvent):
     """One change. Its `entry` is no part of what native clients are told."""
 
     entry: FileEntry | None = None
@@ -63,13 +63,13 @@ def _size_of(entry: FileEntry) -> int:
     return sum(map(len, texts)) + (_size_of(entry.end) if entry.end else 0)
 
 
-class Watch(Relay):
+class Watch(EventBuffer):
     """The changes on their way to one listener. `ended` is done when no more come: with None, or
     with the error that ended it."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ended = Moment()
+        self.ended = Broadcast()
         self._left = threading.Event()
         self._wanted_until = time.monotonic() + UNREAD_SECONDS
         self._seq = 0
@@ -110,7 +110,7 @@ class Watch(Relay):
         self.push([Change(self._seq, change.type, said=said, entry=change.entry)])
 
 
-def watching(session: Session, path: str) -> Waits[Watch]:
+def watching(session: Session, path: str) -> Coroutine[Watch]:
     """Begin to watch a folder. What happens from now on is told.
 
     Raises SandboxError, and RateLimited where too much is watched already.
@@ -159,20 +159,20 @@ def _work(session: Session, path: str, watch: Watch, begun: Future[None]) -> Non
 
 def _follow(session: Session, path: str, watch: Watch, begun: Future[None]) -> None:
     with lent_sandbox(session) as sandbox:
-        changes = guarded(session.provider, lambda: sandbox.files.watch(path))
+        changes = guard(session.provider, lambda: sandbox.files.watch(path))
         # It may go on for a day, and a database has connections for few.
         connection.close()
         begun.set_result(None)
         try:
             while watch.is_wanted:
-                change = guarded(session.provider, lambda: next(changes, _OVER))
+                change = guard(session.provider, lambda: next(changes, _OVER))
                 if change is _OVER:
                     return
                 if change is not None:
                     watch.tell(change)
         finally:
             if (close := getattr(changes, "close", None)) is not None:
-                guarded(session.provider, close)
+                guard(session.provider, close)
 
 
 _OVER = object()
@@ -182,7 +182,7 @@ def _end_of(session: Session, error: SandboxError) -> SandboxError:
     """What to tell of it: the session may have been closed meanwhile, or be lost."""
     try:
         if isinstance(error, KeptSandboxLost):
-            lose(session, error.message)
+            mark_lost(session, error.message)
         session.refresh_from_db()
         refuse_ended(session)
     except SandboxError as ended:

@@ -17,12 +17,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import IO, Any, TypeVar
 
-from executions.kernel.coroutines import Waits, at_once
+from executions.kernel.coroutines import Coroutine, immediate
 from executions.kernel.declarations import refuse
 from executions.kernel.paths import is_name, to_text
-from executions.runs.provider_calls import guarded
-from executions.sessions.control import done_in
-from executions.sessions.ending import lose
+from executions.runs.provider_calls import guard
+from executions.sessions.control import with_sandbox
+from executions.sessions.ending import mark_lost
 from executions.sessions.models import Session
 from executions.sessions.requests import FileListing
 from executions.sessions.session_sandbox import OPERATION_SECONDS, counted_stream, lent_sandbox
@@ -52,7 +52,7 @@ def listing(
     *,
     is_use: bool = True,
     most: int | None = None,
-) -> Waits[tuple[list[FileEntry], str]]:
+) -> Coroutine[tuple[list[FileEntry], str]]:
     """What is in a folder, sorted by path, and where to go on, as a text: "" when that is all.
 
     The sandbox tells of all of it each time: who wants more than a page asks for it at once.
@@ -66,7 +66,7 @@ def listing(
         )
         page = [saved.named(entry) for entry in page]
         return page, to_text(page[-1].path) if more else ""
-    found: Sequence[FileEntry] = yield from done_in(
+    found: Sequence[FileEntry] = yield from with_sandbox(
         session,
         lambda kept: kept.files.list(wanted.path, wanted.depth),
         _entries,
@@ -79,13 +79,13 @@ def listing(
     return page, to_text(page[-1].path) if more else ""
 
 
-def entry_of(session: Session, path: str) -> Waits[FileEntry | None]:
+def entry_of(session: Session, path: str) -> Coroutine[FileEntry | None]:
     """What stands under a path, a link itself where it is one; None where there is nothing."""
     if (saved := _saved(session, path)) is not None:
         entry = _read_saved(session, lambda rows: browse.stat(rows, saved.path))
         return entry and saved.named(entry)
     return (
-        yield from done_in(
+        yield from with_sandbox(
             session,
             lambda kept: kept.files.stat(path),
             lambda seen: None if seen is None else _entry(seen),
@@ -93,7 +93,7 @@ def entry_of(session: Session, path: str) -> Waits[FileEntry | None]:
     )
 
 
-def file_of(session: Session, path: str) -> Waits[FileEntry | None]:
+def file_of(session: Session, path: str) -> Coroutine[FileEntry | None]:
     """A regular file, looked at before it is read; None where there is nothing.
 
     Raises InvalidConfiguration for what is no regular file, or may not be read.
@@ -106,7 +106,7 @@ def file_of(session: Session, path: str) -> Waits[FileEntry | None]:
     return (yield from readable(session, path, entry))
 
 
-def readable(session: Session, path: str, entry: FileEntry) -> Waits[FileEntry]:
+def readable(session: Session, path: str, entry: FileEntry) -> Coroutine[FileEntry]:
     """The file as it can be read, with the size of what a link leads to.
 
     Raises InvalidConfiguration for one that may not be read: once an answer with its bytes has
@@ -116,12 +116,12 @@ def readable(session: Session, path: str, entry: FileEntry) -> Waits[FileEntry]:
         return entry
     if path.startswith("/"):
         # What it is, and to whom it belongs, nobody knows who has not opened it.
-        size = yield from done_in(session, lambda kept: _size_of(kept, path, entry), _count)
+        size = yield from with_sandbox(session, lambda kept: _size_of(kept, path, entry), _count)
         return replace(entry, size=size)
     if entry.mode & stat.S_IRUSR:
         return entry
     # Root reads it all the same. Of more than was asked for nothing is taken.
-    yield from done_in(
+    yield from with_sandbox(
         session, lambda kept: next(iter(kept.files.read(path, 0, 1)), b""), lambda _: None
     )
     return entry
@@ -198,7 +198,7 @@ def writing(
     *,
     saves: bool = True,
     metadata: Mapping[str, str] | None = None,
-) -> Waits[FileEntry]:
+) -> Coroutine[FileEntry]:
     """Put a file there, folders included. As `done_in`; raises QuotaExceeded for one that is more
     than can be saved of the session. `metadata` stays with the file as long as its sandbox does.
     """
@@ -223,11 +223,11 @@ def writing(
     )
 
 
-def _storing(session: Session, path: str, content: Rereadable) -> Waits[FileEntry]:
+def _storing(session: Session, path: str, content: Rereadable) -> Coroutine[FileEntry]:
     return changes.storing(session, lambda: changes.write(session, path, content))
 
 
-def unpacking(session: Session, path: str, content: Rereadable) -> Waits[int]:
+def unpacking(session: Session, path: str, content: Rereadable) -> Coroutine[int]:
     """Unpack a tar archive below a folder. How many entries it had."""
     saved = _saved(session, path)
     return (
@@ -242,7 +242,7 @@ def unpacking(session: Session, path: str, content: Rereadable) -> Waits[int]:
     )
 
 
-def removing(session: Session, path: str) -> Waits[bool]:
+def removing(session: Session, path: str) -> Coroutine[bool]:
     saved = _saved_named(session, path)
     return (
         yield from _changing(
@@ -256,7 +256,7 @@ def removing(session: Session, path: str) -> Waits[bool]:
     )
 
 
-def moving(session: Session, source: str, target: str) -> Waits[FileEntry]:
+def moving(session: Session, source: str, target: str) -> Coroutine[FileEntry]:
     before, after = _saved_named(session, source), _saved_named(session, target, "target")
     return (
         yield from _changing(
@@ -273,7 +273,7 @@ def moving(session: Session, source: str, target: str) -> Waits[FileEntry]:
     )
 
 
-def making_directory(session: Session, path: str) -> Waits[bool]:
+def making_directory(session: Session, path: str) -> Coroutine[bool]:
     """False when it was there."""
     saved = _saved_named(session, path)
     return (
@@ -281,7 +281,7 @@ def making_directory(session: Session, path: str) -> Waits[bool]:
             session,
             None
             if saved is None
-            else lambda: at_once(lambda: changes.make_directory(session, saved.path)),
+            else lambda: immediate(lambda: changes.make_directory(session, saved.path)),
             lambda kept: kept.files.make_directory(path),
             _boolean,
         )
@@ -290,12 +290,12 @@ def making_directory(session: Session, path: str) -> Waits[bool]:
 
 def _changing(
     session: Session,
-    saved: Callable[[], Waits[T]] | None,
+    saved: Callable[[], Coroutine[T]] | None,
     live: Callable[[KeptSandbox], Any],
     check: Callable[[Any], T],
     *,
     saves: bool = True,
-) -> Waits[T]:
+) -> Coroutine[T]:
     """Change the files that are saved, unless there is a sandbox, or somebody asked for one. What
     no saved file can be is done in a sandbox: `saved` is None."""
     if session.state == Session.State.ASLEEP and saved is not None:
@@ -303,10 +303,10 @@ def _changing(
             return (yield from saved())
         except changes.IsAwake:
             logger.info("session %s was woken: its sandbox is used", session.pk)
-    return (yield from done_in(session, live, check, changes_files=True, saves=saves))
+    return (yield from with_sandbox(session, live, check, changes_files=True, saves=saves))
 
 
-def _at_once_if_small(session: Session, change: Callable[[], T]) -> Waits[T]:
+def _at_once_if_small(session: Session, change: Callable[[], T]) -> Coroutine[T]:
     """A change of many rows takes its time: none of the threads that serve waits for it."""
     if changes.may_be_large(session):
         return (yield from changes.storing(session, change))
@@ -345,7 +345,7 @@ def _saved_named(session: Session, path: str, field: str = "path") -> _Saved | N
     return saved
 
 
-def _named_so(saved: _Saved, changed: Waits[FileEntry]) -> Waits[FileEntry]:
+def _named_so(saved: _Saved, changed: Coroutine[FileEntry]) -> Coroutine[FileEntry]:
     return saved.named((yield from changed))
 
 
@@ -359,7 +359,7 @@ def _lent(
 ) -> Callable[[ExitStack], Iterator[bytes]]:
     def pieces(held: ExitStack) -> Iterator[bytes]:
         sandbox = held.enter_context(lent_sandbox(session))
-        return guarded(session.provider, lambda: begin(sandbox))
+        return guard(session.provider, lambda: begin(sandbox))
 
     return pieces
 
@@ -388,7 +388,7 @@ def _sent(session: Session, begin: Callable[[ExitStack], Iterator[bytes]]) -> It
                     raise ProviderUnavailable("The provider did not return bytes.")
                 yield piece
         except KeptSandboxLost as error:
-            lose(session, error.message)
+            mark_lost(session, error.message)
             raise
 
 

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.text import storable
-from executions.sessions.control import done_in
+from executions.sessions.control import with_sandbox
 from executions.sessions.files import listing
 from executions.sessions.models import Session
 from executions.sessions.requests import FileListing
@@ -51,16 +51,16 @@ class Inspection:
     more: int
 
 
-def inspecting(session: Session) -> Waits[Inspection]:
+def inspecting(session: Session) -> Coroutine[Inspection]:
     """Raises SandboxError; SessionLost where the sandbox is gone."""
     return (
-        yield from done_in(
+        yield from with_sandbox(
             session, lambda kept: kept.state(), _inspection, LOOK_SECONDS, is_use=False
         )
     )
 
 
-def looking_into(session: Session, path: str, after: str) -> Waits[tuple[list[FileEntry], str]]:
+def looking_into(session: Session, path: str, after: str) -> Coroutine[tuple[list[FileEntry], str]]:
     """A folder, as `files.listing` tells of it. Raises SandboxError."""
     wanted = FileListing(path=path, after=after)
     return (yield from listing(session, wanted, LOOK_SECONDS, is_use=False))

@@ -15,36 +15,32 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from executions.capabilities.policies.active import rules_for
-from executions.capabilities.policies.enforcement import Held
+from executions.capabilities.policies.enforcement import PolicyCheck
 from executions.capabilities.spending.service import refuse_over_budget
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
 from executions.kernel.disk import refuse_when_full
 from executions.kernel.text import storable
 from executions.ledger.bound_rows import enter_row, look_at
 from executions.ledger.entry import require_ledger
 from executions.runs import heartbeat
-from executions.runs.active_runs import refuse_when_stopping
+from executions.runs.active_runs import ensure_not_stopping
 from executions.runs.record import Caller
 from executions.runs.requests import ExecutionRequest
 from executions.runs.routes import Step, lender, lent
 from executions.runs.routing import (
-    Hops,
-    Unfit,
+    ProviderIncompatible,
+    RouteTrace,
     admitted,
     allowed_steps,
-    floor_for,
-    refuse_unsupported,
+    ensure_supported,
     require_provider,
     require_sandbox,
     require_template,
+    required_isolation_for,
     steps_for,
 )
-from executions.sessions.capacity import (
-    making_room,
-    opened_where_there_is_room,
-    refuse_too_many_asleep,
-)
+from executions.sessions.capacity import open_evicting, refuse_too_many_asleep, reserve_slot
 from executions.sessions.control import change
 from executions.sessions.due import ends
 from executions.sessions.ending import fail
@@ -55,7 +51,7 @@ from executions.sessions.storage.carry_over import inherit, kept_session
 from executions.sessions.storage.models import Workspace
 from executions.sessions.storage.restore import Restored
 from executions.sessions.storage.snapshots import beginning_with, snapshot_of
-from executions.sessions.storage.wake import furnished
+from executions.sessions.storage.wake import restore_files
 from executions.tenants.models import Tenant
 from providers.base import KEPT
 from providers.errors import ProviderUnavailable, SandboxError
@@ -74,7 +70,7 @@ def opening(
     *,
     may_choose: bool = False,
     beside: Callable[[Session], None] = lambda session: None,
-) -> Waits[Session]:
+) -> Coroutine[Session]:
     """An open session. Its provider is chosen now, and never again.
 
     With `may_choose` it need not be on the tenant's route (`runs.routing`). `beside` writes
@@ -88,16 +84,16 @@ def opening(
     steps: Sequence[Step] = _steps(request, slug, may_choose)
     require_template(caller, request.template)
     steps = allowed_steps(caller, request.language, steps)
-    held = Held(rules_for(slug))
+    held = PolicyCheck(rules_for(slug))
     held.to_language(request.language)
     steps = held.steps(steps)
-    refuse_unsupported(request.language, steps)
+    ensure_supported(request.language, steps)
     former = kept_session(caller.tenant, request.source) if request.source else None
     snapshot = None
     if request.source and former is None:
         snapshot = snapshot_of(caller.tenant, request.source, "from")
     require_ledger()
-    refuse_when_stopping()
+    ensure_not_stopping()
     refuse_over_budget(slug)
     refuse_when_full()
     if request.offline:
@@ -117,7 +113,7 @@ def opening(
     return session
 
 
-def is_without_network(session: Session) -> Waits[bool]:
+def is_without_network(session: Session) -> Coroutine[bool]:
     """Whether its provider promises this, as it did when the session was opened."""
     with ExitStack() as held:
         lease = yield from lent(Step(lender_of(session)), held)
@@ -133,7 +129,7 @@ def _steps(request: SessionRequest, slug: str, may_choose: bool) -> list[Step]:
     return [Step(lender(request.provider), request.provider)]
 
 
-def _without_network(steps: Sequence[Step]) -> Waits[list[Step]]:
+def _without_network(steps: Sequence[Step]) -> Coroutine[list[Step]]:
     """Those whose provider promises it. Asked before another session makes room for nothing."""
     found = []
     for step in steps:
@@ -148,7 +144,7 @@ def _without_network(steps: Sequence[Step]) -> Waits[list[Step]]:
 
 def _reserve(
     request: SessionRequest, caller: Caller, beside: Callable[[Session], None]
-) -> Waits[Session]:
+) -> Coroutine[Session]:
     """The row, so that name and room are its own before anything is started."""
     key = caller.api_key
     session = Session(
@@ -168,7 +164,7 @@ def _reserve(
         max_seconds=request.max_seconds,
         saves=request.saves,
         conversation=request.conversation,
-        process_id=heartbeat.mine(),
+        process_id=heartbeat.current_process_id(),
     )
 
     def insert() -> None:
@@ -178,7 +174,7 @@ def _reserve(
             beside(session)
 
     try:
-        yield from making_room(caller.tenant, insert)
+        yield from reserve_slot(caller.tenant, insert)
     except IntegrityError as error:
         name = "name" if request.name else "conversation"
         if not getattr(request, name):
@@ -193,11 +189,11 @@ def _place(
     request: SessionRequest,
     steps: Sequence[Step],
     members: Sequence[Restored],
-    held_to: Held,
-) -> Waits[None]:
-    floor = floor_for(tenant, session.api_key, request.language)
+    held_to: PolicyCheck,
+) -> Coroutine[None]:
+    floor = required_isolation_for(tenant, session.api_key, request.language)
     probe = ExecutionRequest("pass", request.language)
-    hops, is_only = Hops(), len(steps) == 1
+    hops, is_only = RouteTrace(), len(steps) == 1
     for number, step in enumerate(steps, start=1):
         began = perf_counter()
         try:
@@ -207,21 +203,19 @@ def _place(
                 )
                 _require_kept(lease)
                 if request.offline and lease.provider.network != NO_NETWORK:
-                    raise Unfit(
+                    raise ProviderIncompatible(
                         f"{lease.provider_id} does not guarantee sandboxes without network."
                     )
                 require_provider(lease, floor)
                 held_to.to_lease(lease)
-                sandbox = yield from opened_where_there_is_room(
-                    lease, session, is_last=number == len(steps)
-                )
+                sandbox = yield from open_evicting(lease, session, is_last=number == len(steps))
                 started = perf_counter()
                 try:
                     isolation, _ = require_sandbox(lease, sandbox, floor)
                     held_to.to_sandbox(lease, isolation)
                     mark = ""
                     if members:
-                        mark = yield from furnished(session, lease, sandbox, members)
+                        mark = yield from restore_files(session, lease, sandbox, members)
                     _put(session, lease, sandbox, isolation, mark, request.source)
                     yield from taken_over(lease, session, sandbox)
                 except BaseException:
@@ -229,7 +223,9 @@ def _place(
                     raise
         except SandboxError as error:
             hops.left(step, error, _ms(began))
-            if number == len(steps) or not (isinstance(error, Unfit) or hops.may_leave(error)):
+            if number == len(steps) or not (
+                isinstance(error, ProviderIncompatible) or hops.may_leave(error)
+            ):
                 raise hops.telling(error) from None
         else:
             hops.served(step, _ms(began), round((started - began) * 1000, 3), alone=is_only)
@@ -239,7 +235,7 @@ def _place(
 
 def _require_kept(lease: Lease) -> None:
     if KEPT not in lease.provider.capabilities:
-        raise Unfit(f"{lease.provider_id} does not support sessions.")
+        raise ProviderIncompatible(f"{lease.provider_id} does not support sessions.")
 
 
 def _put(

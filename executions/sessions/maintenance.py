@@ -19,7 +19,7 @@ from django.utils import timezone
 from django_q.models import Schedule
 
 from executions.kernel import background
-from executions.kernel.coroutines import wait_for
+from executions.kernel.coroutines import run_sync
 from executions.sessions.background_commands import follow_the_unattended
 from executions.sessions.due import look_ahead
 from executions.sessions.ending import (
@@ -28,16 +28,16 @@ from executions.sessions.ending import (
     close_if_due,
     end_leftovers,
     fail,
-    lose,
+    mark_lost,
     release,
     saved_last,
 )
 from executions.sessions.models import Session
-from executions.sessions.session_sandbox import LEASE_SECONDS, asked
+from executions.sessions.session_sandbox import LEASE_SECONDS, call_sandbox
 from executions.sessions.storage import drafts
 from executions.sessions.storage.background_saves import save_soon
 from executions.sessions.storage.carry_over import clean_ended
-from executions.sessions.storage.suspend import TIRED, put_to_sleep
+from executions.sessions.storage.suspend import TIRED, suspend
 from providers.errors import KeptSandboxLost, SandboxError
 from providers.sandbox import KeptSandbox
 
@@ -54,7 +54,7 @@ UNSAVED_SECONDS = 60
 SAVING_SECONDS = 30.0
 
 
-def tend() -> int:
+def maintain() -> int:
     """Renew what is living, close what is over age, release what is left of the rest; save what
     nobody saves, and put to sleep what nobody uses.
 
@@ -84,7 +84,7 @@ def close_due() -> int:
             break
         # What is busy goes on, and would keep the others waiting each time.
         if not busy([session.pk]):
-            wait_for(saved_last(session))
+            run_sync(saved_last(session))
             closed += close_if_due(session.pk, is_saved=True)
     return closed
 
@@ -118,7 +118,7 @@ def rest_unused() -> int:
     """Put to sleep what was unused for its time. How many."""
     return _one_by_one(
         Session.objects.filter(TIRED),
-        lambda session: background.submit(
+        lambda session: background.submit_keyed(
             ("sleep", session.pk), session.tenant_slug, lambda: _rested(session)
         ),
     )
@@ -127,7 +127,7 @@ def rest_unused() -> int:
 def _rested(session: Session) -> bool:
     try:
         because = f"it was unused for {session.idle_seconds} s"
-        return put_to_sleep(session.pk, because, only_if=TIRED)
+        return suspend(session.pk, because, only_if=TIRED)
     except SandboxError as error:
         logger.warning("session %s cannot sleep: %s", session.pk, error.message)
         return False
@@ -196,7 +196,7 @@ def release_ended() -> int:
     for session in _each(left):
         if session not in silent:
             with silent.noting(session):
-                wait_for(release(session))
+                run_sync(release(session))
             released += 1
         end_leftovers(session)
     return released
@@ -212,9 +212,9 @@ def renew_living() -> int:
             continue
         try:
             with silent.noting(session):
-                wait_for(asked(session, _renew, bool, RENEWAL_SECONDS))
+                run_sync(call_sandbox(session, _renew, bool, RENEWAL_SECONDS))
         except KeptSandboxLost as error:
-            lose(session, error.message)
+            mark_lost(session, error.message)
             lost += 1
         except SandboxError as error:
             logger.warning("session %s could not be renewed: %s", session.pk, error.message)
@@ -229,7 +229,7 @@ TASK = "executions.tasks.tend_sessions"
 LOOK_SECONDS = 1.0
 
 
-def tend_if_due() -> bool:
+def maintain_if_due() -> bool:
     """Tend the sessions unless somebody has within SANDBOX_REAPER_INTERVAL. Whether this did."""
     now = timezone.now()
     interval = timedelta(seconds=settings.SANDBOX_REAPER_INTERVAL)
@@ -243,18 +243,18 @@ def tend_if_due() -> bool:
         return False
     # First: what one tenant's sandboxes hold up must not make the ends of others late.
     look_ahead()
-    tend()
+    maintain()
     return True
 
 
-def tend_in_background(goes_on: Callable[[], bool]) -> None:
+def maintain_in_background(goes_on: Callable[[], bool]) -> None:
     """Have a thread of this process look whether it is due, until it does not go on."""
 
     def work() -> None:
         while goes_on():
             close_old_connections()
             try:
-                tend_if_due()
+                maintain_if_due()
             except Exception:
                 logger.exception("the sessions could not be maintained; it is tried again")
             time.sleep(LOOK_SECONDS)

@@ -32,7 +32,7 @@ def note(person: Any, row: Execution | Session, message: str) -> None:
     )
 
 
-def begun_by(execution_id: UUID) -> list[int]:
+def initiators(execution_id: UUID) -> list[int]:
     """The accounts by which it was begun, under whatever names they have by now."""
     return _accounts_that_added(Execution, [str(execution_id)])
 

@@ -18,9 +18,9 @@ from weakref import WeakKeyDictionary
 from django.conf import settings
 
 from executions.capabilities.policies.active import rules_for
-from executions.capabilities.policies.enforcement import Held
-from executions.kernel.coroutines import Waits
-from executions.runs.provider_calls import CREATE_SECONDS, ask
+from executions.capabilities.policies.enforcement import PolicyCheck
+from executions.kernel.coroutines import Coroutine
+from executions.runs.provider_calls import CREATE_SECONDS, call_provider
 from executions.runs.routes import Step, lent
 from executions.sessions.models import Session
 from providers.base import Health, SandboxProvider
@@ -85,7 +85,7 @@ _waited_for = _Shares(4, "calls to your sessions are already waiting.")
 _streams = _Shares(8, "files of your sessions are already being sent.")
 
 
-class Runs(Protocol):
+class SandboxRunner(Protocol):
     """What is run in place of code in a context."""
 
     def submit(self, kept: KeptSandbox, job: Job, emit: Emit | None) -> Future[ExecutionResult]: ...
@@ -94,12 +94,12 @@ class Runs(Protocol):
         """End it, where it was given up. Whether it ran."""
 
 
-def asked(
+def call_sandbox(
     session: Session,
     call: Callable[[KeptSandbox], Any],
     check: Callable[[Any], T],
     seconds: float = OPERATION_SECONDS,
-) -> Waits[T]:
+) -> Coroutine[T]:
     """What the session's sandbox answers, after `check`.
 
     Raises SandboxError, and KeptSandboxLost for a sandbox that is gone.
@@ -108,7 +108,7 @@ def asked(
         lease = yield from lent(Step(lender_of(session)), held)
         ref, provider = _ref(session), lease.provider
         return (
-            yield from ask(
+            yield from call_provider(
                 lease.provider_id,
                 lambda: _submit(session, lambda: call(_reached(provider, session.pk, ref))),
                 check,
@@ -198,21 +198,23 @@ def forget(session: Session) -> None:
             sandboxes.pop(session.pk, None)
 
 
-def step_in(session: Session, context: str, env: Mapping[str, str], runs: Runs | None) -> Step:
+def step_in(
+    session: Session, context: str, env: Mapping[str, str], runs: SandboxRunner | None
+) -> Step:
     """What `run.py` tries in place of a route. `runs` is how, where it is not code in `context`."""
 
     @contextmanager
     def route(*, wait: bool = True) -> Iterator[Lease]:
         with lender_of(session)(wait=wait) as lease:
-            place = _Place(lease.provider, session, context, env, runs)
+            place = _SessionProvider(lease.provider, session, context, env, runs)
             yield Lease(place, lease.provider_id, lease.config_version)
 
     return Step(route, session=session)
 
 
-def opened_by(lease: Lease, session: Session) -> Waits[KeptSandbox]:
+def opened_by(lease: Lease, session: Session) -> Coroutine[KeptSandbox]:
     """A new sandbox for a session, which nobody knows of yet. Raises SandboxError."""
-    held = Held(rules_for(session.tenant_slug))
+    held = PolicyCheck(rules_for(session.tenant_slug))
     spec = SandboxSpec(
         session.template or session.language,
         kept=True,
@@ -221,7 +223,7 @@ def opened_by(lease: Lease, session: Session) -> Waits[KeptSandbox]:
         seconds=NEW_SECONDS,
     )
     with held.to_memory():
-        sandbox = yield from ask(
+        sandbox = yield from call_provider(
             lease.provider_id,
             lambda: lease.provider.submit_open(spec, session.tenant_slug),
             _check_sandbox,
@@ -233,13 +235,13 @@ def opened_by(lease: Lease, session: Session) -> Waits[KeptSandbox]:
     return sandbox
 
 
-def taken_over(lease: Lease, session: Session, sandbox: KeptSandbox) -> Waits[None]:
+def taken_over(lease: Lease, session: Session, sandbox: KeptSandbox) -> Coroutine[None]:
     """What was opened is the session's by now, and stays as long as one of those does.
 
     One for which that cannot be said just now is spoken for by who uses it, or by the schedule.
     """
     try:
-        yield from ask(
+        yield from call_provider(
             lease.provider_id,
             lambda: submit(lambda: sandbox.renew(LEASE_SECONDS), may_refuse=True),
             lambda answer: answer,
@@ -272,7 +274,7 @@ def _ref(session: Session) -> str:
     return str(session.ref)
 
 
-class _Place(SandboxProvider):
+class _SessionProvider(SandboxProvider):
     """A provider that has this one sandbox and opens no other."""
 
     id = "session"
@@ -285,7 +287,7 @@ class _Place(SandboxProvider):
         session: Session,
         context: str,
         env: Mapping[str, str],
-        runs: Runs | None,
+        runs: SandboxRunner | None,
     ) -> None:
         self._provider = provider
         self._session = session
@@ -342,7 +344,7 @@ class _Cell(Sandbox):
         metadata: dict[str, Any],
         context: str,
         env: Mapping[str, str],
-        runs: Runs | None,
+        runs: SandboxRunner | None,
     ) -> None:
         self.ref = context or "command"
         self.metadata = metadata

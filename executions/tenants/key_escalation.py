@@ -21,7 +21,7 @@ from providers.services.guarded_rows import NotAllowed
 CONFIGURE = "providers.change_providerconfig"
 
 
-def grows(change: Change) -> bool:
+def is_escalation(change: Change) -> bool:
     """Whether the key can do anything after the change that it could not before."""
     before, after = change.before, change.after
     if after is None:
@@ -74,7 +74,9 @@ def _is_later(before: str | None, after: str | None) -> bool:
 def _refuse(person: Any, change: Change) -> str:
     """Who may not configure providers could otherwise do so with a key made or widened here."""
     states = [values for values in (change.before, change.after) if values]
-    if not grows(change) or not any(Scope.ADMIN in _words(values, "scopes") for values in states):
+    if not is_escalation(change) or not any(
+        Scope.ADMIN in _words(values, "scopes") for values in states
+    ):
         return ""
     if person.has_perm(CONFIGURE):
         return ""
@@ -95,5 +97,5 @@ KEYS = Guarded(
     ),
     refuse=_refuse,
     begin=_begin,
-    takes_two=grows,
+    takes_two=is_escalation,
 )

@@ -146,7 +146,7 @@ _crowded: set[str] = set()
 
 
 @dataclass(frozen=True)
-class Held:
+class Usage:
     """What a tenant has at once, and has used of a day.
 
     `executions` are those that ended today and those that are open; `seconds` what the former ran,
@@ -162,7 +162,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class Demand:
     """One more execution: what it may run in seconds, and the bytes that it stores right away.
 
     What runs in the `background` of a session has no place among those that run at once.
@@ -175,7 +175,7 @@ class Wanted:
 
 
 @contextmanager
-def counted_alone(tenant_slug: str, *, wait: bool = True) -> Iterator[bool]:
+def tenant_lock(tenant_slug: str, *, wait: bool = True) -> Iterator[bool]:
     """A transaction in which no other process begins or claims an execution of this tenant.
 
     What is counted in it stays true until its rows are written. SQLite's transactions begin as
@@ -197,7 +197,7 @@ def counted_alone(tenant_slug: str, *, wait: bool = True) -> Iterator[bool]:
         yield is_alone
 
 
-def refuse_beyond_bounds(tenant: Tenant, wanted: Wanted) -> None:
+def ensure_within_bounds(tenant: Tenant, wanted: Demand) -> None:
     """Raise RateLimited if the tenant may not have one more execution like this.
 
     Only within `counted_alone` is the answer still true when it is acted upon. What runs already
@@ -211,13 +211,13 @@ def refuse_beyond_bounds(tenant: Tenant, wanted: Wanted) -> None:
     _crowded.discard(tenant.slug)
 
 
-def held_by(tenant: Tenant) -> Held:
+def current_usage(tenant: Tenant) -> Usage:
     """What it has now. One statement."""
     sql = _COUNT.format(held=_HELD[connection.vendor], today=_TODAY[connection.vendor])
     with connection.cursor() as cursor:
         cursor.execute(sql, {"tenant": tenant.slug})
         running, background, queued, reserved, ended, ms, stored = cursor.fetchone()
-    return Held(
+    return Usage(
         running=running - background,
         queued=queued,
         executions=int(ended or 0) + running + queued,
@@ -227,8 +227,8 @@ def held_by(tenant: Tenant) -> Held:
     )
 
 
-def _refusal(tenant: Tenant, wanted: Wanted) -> RateLimited | None:
-    held = held_by(tenant)
+def _refusal(tenant: Tenant, wanted: Demand) -> RateLimited | None:
+    held = current_usage(tenant)
     return (
         (None if wanted.background else _beyond_places(tenant, held, wanted.status))
         or _beyond_executions(tenant, held)
@@ -237,7 +237,7 @@ def _refusal(tenant: Tenant, wanted: Wanted) -> RateLimited | None:
     )
 
 
-def _beyond_places(tenant: Tenant, held: Held, status: Execution.Status) -> RateLimited | None:
+def _beyond_places(tenant: Tenant, held: Usage, status: Execution.Status) -> RateLimited | None:
     has, quota, retry_after = (
         (held.queued, Quota.QUEUED, _RETRY_QUEUED)
         if status == Execution.Status.QUEUED
@@ -253,7 +253,7 @@ def _beyond_places(tenant: Tenant, held: Held, status: Execution.Status) -> Rate
     )
 
 
-def _beyond_executions(tenant: Tenant, held: Held) -> RateLimited | None:
+def _beyond_executions(tenant: Tenant, held: Usage) -> RateLimited | None:
     if held.executions < (most := bound(tenant, Quota.EXECUTIONS)):
         return None
     return RateLimited(
@@ -264,7 +264,7 @@ def _beyond_executions(tenant: Tenant, held: Held) -> RateLimited | None:
     )
 
 
-def _beyond_seconds(tenant: Tenant, held: Held, seconds: float) -> RateLimited | None:
+def _beyond_seconds(tenant: Tenant, held: Usage, seconds: float) -> RateLimited | None:
     most = bound(tenant, Quota.SECONDS)
     if held.seconds + held.reserved + seconds <= most:
         return None
@@ -279,7 +279,7 @@ def _beyond_seconds(tenant: Tenant, held: Held, seconds: float) -> RateLimited |
     )
 
 
-def _beyond_stored(tenant: Tenant, held: Held, payload_bytes: int) -> RateLimited | None:
+def _beyond_stored(tenant: Tenant, held: Usage, payload_bytes: int) -> RateLimited | None:
     most = bound(tenant, Quota.STORED_BYTES)
     if held.stored + payload_bytes < most:
         return None

@@ -18,7 +18,7 @@ from django.db.migrations.loader import MigrationLoader
 from executions.ledger.findings import Verification
 from executions.ledger.keyring import LedgerUnavailable
 from executions.ledger.verification import verify
-from executions.runs.post_restore import Settled, settle
+from executions.runs.post_restore import Settled, close_after_restore
 from sandbox_site import bootstrap, keys
 from sandbox_site.backups.archive import CHECKPOINTS, DATA, DATABASE, DamagedArchive, unpack
 from sandbox_site.backups.embedded import (
@@ -180,7 +180,7 @@ def _verify(restored: Restored) -> None:
     except LedgerUnavailable as error:
         restored.not_verified = error.message
     try:
-        restored.settled = settle(str(restored.about.get("made_at", "")))
+        restored.settled = close_after_restore(str(restored.about.get("made_at", "")))
     except LedgerUnavailable as error:
         restored.not_ended = error.message
 

@@ -30,9 +30,9 @@ from executions.doors.native.deferred import (
     LATER,
     LOST_RIGHT,
     MOST_IN_MEMORY_BYTES,
+    DeferredResponse,
     Document,
     EventStream,
-    Later,
     Placeholder,
 )
 from executions.kernel.bodies import BODY, HELD, submit_read
@@ -141,7 +141,7 @@ class Bridge:
         is_late = draining.refuses_new()
         lane = _lane_of(scope)
         share = Share(self._spool)
-        later = Later()
+        later = DeferredResponse()
         try:
             await self._request(lane, environ, receive, share, place)
             environ[LATER], environ[PLACE] = later, place
@@ -198,7 +198,12 @@ class Bridge:
         environ[HELD] = share
 
     def _handle(
-        self, lane: str, environ: dict[str, Any], later: Later, share: Share, is_late: bool
+        self,
+        lane: str,
+        environ: dict[str, Any],
+        later: DeferredResponse,
+        share: Share,
+        is_late: bool,
     ) -> HttpResponseBase:
         """Run Django, on a thread. What it leaves to be done later goes on in any case: its caller
         may have left, and the middleware may have failed."""
@@ -500,7 +505,9 @@ def _call_in(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *args: 
         logger.info("an answer came after the server had ended")
 
 
-async def _answer_of(handled: asyncio.Future[HttpResponseBase], later: Later) -> HttpResponseBase:
+async def _answer_of(
+    handled: asyncio.Future[HttpResponseBase], later: DeferredResponse
+) -> HttpResponseBase:
     try:
         response = await handled
         if isinstance(response, Placeholder):

@@ -19,7 +19,7 @@ from executions.capabilities.policies.models import Policy
 from executions.capabilities.retention.models import LegalHold
 from executions.capabilities.spending.models import Budget
 from executions.capabilities.webhooks.service import create_secret
-from executions.ledger.baseline import take_stock
+from executions.ledger.baseline import record_baseline
 from executions.ledger.verification import verify
 from executions.runs.models import Execution, LateResult
 from executions.sessions.models import Session
@@ -48,7 +48,7 @@ RUN = (
 def everything(scripted: object, alice: Caller, charlie: Caller, settings: Any) -> None:
     """A row of every kind that the ledger binds, made as the service makes them."""
     settings.TWO_PERSON_RULE = False
-    take_stock()
+    record_baseline()
     ProviderPrice.objects.create(provider_id="scripted", per_second=Decimal("0.0001"))
     row = save_config("local", {"pool_size": 2}, author="dora", reason="to begin")
     save_config("local", {"pool_size": 3}, author="dora", reason="more room")

@@ -22,8 +22,8 @@ from django.test import Client
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.renderers import OpenApiJsonRenderer
 
-from executions.doors.native.deferred import LATER, Later
-from executions.kernel.coroutines import Waits
+from executions.doors.native.deferred import LATER, DeferredResponse
+from executions.kernel.coroutines import Coroutine
 from sandbox_site import description as described
 from sandbox_site import strangers
 from sandbox_site.description import Description
@@ -310,11 +310,11 @@ def test_work_that_waits_goes_on_for_a_person_whom_this_process_does_not_know_ye
     awaited: Future[None] = Future()
 
     def handler(environ: Any, start: Any) -> HttpResponseBase:
-        def work() -> Waits[HttpResponseBase]:
+        def work() -> Coroutine[HttpResponseBase]:
             yield awaited
             return HttpResponse("done")
 
-        later: Later = environ[LATER]
+        later: DeferredResponse = environ[LATER]
         return later.take(work())
 
     limits = Limits(body_bytes=1000, spool_bytes=1000, body_seconds=10)

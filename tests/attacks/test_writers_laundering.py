@@ -20,7 +20,7 @@ from django_otp.plugins.otp_totp.models import TOTPDevice
 from executions.capabilities.retention.holds import held_by_ledger
 from executions.capabilities.retention.models import LegalHold
 from executions.capabilities.schedules.models import Schedule
-from executions.ledger.baseline import take_stock
+from executions.ledger.baseline import record_baseline
 from executions.ledger.bindings import ALTERED, BASELINE, BINDINGS, model_of
 from executions.ledger.bound_rows import enter_row, look_at
 from executions.ledger.entry_format import write
@@ -71,7 +71,7 @@ def weak(password: str) -> str:
 
 @pytest.fixture(autouse=True)
 def _stock() -> None:
-    take_stock()
+    record_baseline()
 
 
 @pytest.fixture

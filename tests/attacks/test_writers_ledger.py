@@ -177,8 +177,7 @@ def kept(settings: Any, tmp_path: Path) -> Path:
 @pytest.fixture
 def long_ledger(transactional_db: None, kept: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three hundred entries, with a line of the checkpoints for every hundredth."""
-    for module in ("checkpoints", "marks"):
-        monkeypatch.setattr(f"executions.ledger.{module}.EVERY", 100)
+    monkeypatch.setattr("executions.ledger.checkpoints.EVERY", 100)
     for number in range(300):
         append("note", str(number), {})
     assert verify().is_intact

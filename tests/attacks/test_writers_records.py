@@ -21,7 +21,7 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import IntegrityError, connection, models, transaction
 
 from executions.capabilities.playground.service import replay
-from executions.ledger.baseline import take_stock
+from executions.ledger.baseline import record_baseline
 from executions.ledger.bindings import BINDINGS, NOT_PROVEN, columns_of, model_of
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
@@ -355,7 +355,7 @@ def test_a_made_up_run_shows_whenever_it_claims_to_have_been(everything: None, y
     (finding,) = verify().findings
     assert (finding.kind, str(made_up.pk) in finding.detail) == ("missing", True)
     # Starting anew does not launder it.
-    take_stock()
+    record_baseline()
     assert not verify().is_intact
 
 
@@ -400,7 +400,7 @@ def test_a_row_added_behind_our_back_is_not_laundered_by_the_next_release(
     twin.pk, twin.prefix, twin.key_hash = None, "forged", "0" * 64
     type(twin)._base_manager.bulk_create([twin])
     monkeypatch.setitem(NOT_PROVEN, "executions.apikey", {})
-    assert take_stock() > 0
+    assert record_baseline() > 0
     entered = LedgerEntry.objects.filter(kind="api_key").order_by("-sequence")
     last = next(each.stated for each in entered if ours.items() <= each.stated.items())
     assert "last_used_at" in last["columns"]

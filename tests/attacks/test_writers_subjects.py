@@ -17,7 +17,7 @@ from django_otp.plugins.otp_totp.models import TOTPDevice
 from executions.capabilities.policies.models import Approval
 from executions.capabilities.reports.scope import Scope
 from executions.capabilities.reports.service import make
-from executions.ledger.baseline import take_stock
+from executions.ledger.baseline import record_baseline
 from executions.ledger.bindings import subject_of_user
 from executions.ledger.last_entries import rows_called
 from executions.ledger.models import LedgerEntry
@@ -135,7 +135,7 @@ def test_a_removed_run_whose_entry_is_another_tenants_leaves_no_report_intact(
 
 
 def test_nobody_is_locked_out_or_let_in_by_the_subject_of_an_authenticator() -> None:
-    take_stock()
+    record_baseline()
     erin, frank = superuser("erin"), superuser("frank")
     device = TOTPDevice.objects.create(user=frank, name="phone", confirmed=True)
     entry = LedgerEntry.objects.get(kind="authenticator")

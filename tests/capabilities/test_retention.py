@@ -21,7 +21,7 @@ from executions.ledger.append import append
 from executions.ledger.executions import ERASURE
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.runs.late_results import attach
+from executions.runs.late_results import record_late
 from executions.runs.models import Artifact, Execution, LateResult
 from executions.tasks import apply_retention as scheduled
 from tests.capabilities.write_transactions import write_transactions
@@ -153,7 +153,7 @@ def test_what_came_late_of_a_later_time_is_kept_from_then_on(
     assert alice.client.post(f"/api/v1/executions/{execution_id}/cancel").status_code == 200
     cancelled = Execution.objects.get(pk=execution_id)
     late = {"stdout": "late", "finished_at": timezone.now()}
-    assert attach(cancelled, Execution.Status.SUCCEEDED, late)
+    assert record_late(cancelled, Execution.Status.SUCCEEDED, late)
     for days, left in ((6, "late"), (4, "")):
         keep(alice, output=days)
         apply_retention()

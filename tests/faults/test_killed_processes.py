@@ -14,7 +14,7 @@ import pytest
 from django.db import connection
 
 from executions.ledger.models import LedgerEntry
-from executions.runs.heartbeat import Keeper
+from executions.runs.heartbeat import Heartbeat
 from executions.runs.models import Execution
 from executions.runs.process_models import Process
 from executions.runs.process_reaper import Watcher
@@ -84,9 +84,9 @@ def closed(execution: Execution) -> bool:
 
 
 @pytest.fixture
-def survivor() -> Iterator[Keeper]:
+def survivor() -> Iterator[Heartbeat]:
     """Another process, with the intervals of the service."""
-    keeper = Keeper()
+    keeper = Heartbeat()
     keeper.begin(Process.Kind.WEB)
     yield keeper
     keeper.stop()
@@ -101,7 +101,7 @@ def assert_lost(execution: Execution, kind: str, pid: int) -> None:
 
 
 def test_what_a_killed_command_ran_is_closed_by_a_process_that_lives(
-    local_active: None, start: Started, script: str, survivor: Keeper
+    local_active: None, start: Started, script: str, survivor: Heartbeat
 ) -> None:
     victim = start("execute", script, "--timeout", "120")
     execution = running()
@@ -210,11 +210,11 @@ FAKETIME = Path("/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1")
 
 @pytest.mark.parametrize("skew", ["-300", "+300"])
 def test_a_sweeper_whose_clock_is_off_closes_nothing_that_lives(
-    start: Started, alice: Caller, survivor: Keeper, skew: str, monkeypatch: Any
+    start: Started, alice: Caller, survivor: Heartbeat, skew: str, monkeypatch: Any
 ) -> None:
     require("faketime")
     survivor.take()
-    monkeypatch.setattr("executions.runs.heartbeat._keeper", survivor)
+    monkeypatch.setattr("executions.runs.heartbeat._heartbeat", survivor)
     running, queued = opened(alice, timeout=1), opened(alice, "async")
 
     sweeper = start(

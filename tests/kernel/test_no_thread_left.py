@@ -14,9 +14,9 @@ import pytest
 
 from executions.capabilities.policies import analyzer_pool
 from executions.kernel import background
-from executions.ledger.checkpoint_store import Behind
+from executions.ledger.checkpoint_store import AsyncWriter
 from executions.runs import heartbeat, journal
-from executions.runs.heartbeat import Keeper
+from executions.runs.heartbeat import Heartbeat
 from executions.runs.journal import start as start_journal
 from executions.runs.process_models import Process
 from providers import waiting
@@ -47,7 +47,7 @@ def no_thread_left() -> Iterator[None]:
 
 
 def test_saving(monkeypatch: pytest.MonkeyPatch) -> None:
-    saver = background._Threads()
+    saver = background._KeyedExecutor()
     with no_thread_left():
         kept = [saver.submit(number, "alice", lambda: "saved") for number in range(9)]
     kept.append(saver.submit("another", "bob", lambda: "saved"))
@@ -57,8 +57,8 @@ def test_saving(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_work_that_nobody_waits_for() -> None:
     done = threading.Event()
     with no_thread_left():
-        assert background.begin_alone("counting", done.set) is None
-    assert background.begin_alone("counting", done.set)
+        assert background.run_once_in_background("counting", done.set) is None
+    assert background.run_once_in_background("counting", done.set)
     assert done.wait(20)
 
 
@@ -78,7 +78,7 @@ def test_checkpoints() -> None:
         written.append(point.sequence)
         return True
 
-    behind = Behind(write, every=1000)
+    behind = AsyncWriter(write, every=1000)
     with no_thread_left():
         behind.note(SimpleNamespace(sequence=1), None)
     behind.note(SimpleNamespace(sequence=2), None)
@@ -98,7 +98,7 @@ def test_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_lease_that_nobody_would_renew_is_not_taken() -> None:
-    keeper = Keeper(beat_seconds=0.02, look_seconds=0.01)
+    keeper = Heartbeat(beat_seconds=0.02, look_seconds=0.01)
     with no_thread_left(), pytest.raises(RuntimeError):
         keeper.take()
     lease = keeper.take()

@@ -15,7 +15,7 @@ from django.core.management import call_command
 
 from executions.capabilities.retention import service as retention
 from executions.capabilities.retention.service import apply_retention
-from executions.kernel.storage import ARTIFACTS, LEDGER, QUEUE, kept
+from executions.kernel.storage import ARTIFACTS, LEDGER, QUEUE, file_store
 from executions.ledger import checkpoints
 from executions.ledger.append import append
 from executions.ledger.keyring import LedgerUnavailable
@@ -76,8 +76,8 @@ def test_artifacts_live_in_the_bucket_as_they_do_on_a_disk(
 def test_replaced_bytes_are_found_in_the_bucket(scripted: object, on_s3: S3, alice: Caller) -> None:
     run(alice, CODE)
     name = str(Artifact.objects.get().file.name)
-    kept(ARTIFACTS).delete(name)
-    kept(ARTIFACTS).create(name, b"changed")
+    file_store(ARTIFACTS).delete(name)
+    file_store(ARTIFACTS).create(name, b"changed")
     checkpoints_written()
     assert [finding.kind for finding in verify().findings] == ["altered record"]
 
@@ -87,7 +87,7 @@ def test_a_large_queued_request_waits_in_the_bucket_encrypted(
 ) -> None:
     execution = opened(alice, "async", code=CODE, files=FILES)
     (key,) = (name for name in on_s3.names() if "/queue/" in name)
-    stored = kept(QUEUE).start(execution.pk.hex, 1_000_000)
+    stored = file_store(QUEUE).start(execution.pk.hex, 1_000_000)
     assert CODE.encode() not in stored
 
     outcome = run_queued()
@@ -114,7 +114,7 @@ def test_checkpoints_in_the_bucket_show_a_ledger_that_was_cut(on_s3: S3) -> None
 
 
 def test_writers_of_one_checkpoint_file_do_not_lose_each_others_lines(on_s3: S3) -> None:
-    bucket: Any = kept(LEDGER)
+    bucket: Any = file_store(LEDGER)
     failures: list[BaseException] = []
 
     def write(number: int) -> None:
@@ -138,7 +138,7 @@ def test_a_renamed_file_replaces_none_and_is_not_lost(
     service: str, request: pytest.FixtureRequest
 ) -> None:
     request.getfixturevalue(service)
-    bucket: Any = kept(LEDGER)
+    bucket: Any = file_store(LEDGER)
     bucket.replace("old", b"old")
     bucket.replace("new", b"new")
     with pytest.raises(FileExistsError):
@@ -185,7 +185,7 @@ def test_of_two_instances_on_a_bucket_the_second_finds_the_mark(on_s3: S3) -> No
     installation.join()
     installation.join()
     assert "kept/installation" in on_s3.names()
-    kept("installation").delete(installation.FILE_NAME)
+    file_store("installation").delete(installation.FILE_NAME)
     with pytest.raises(
         installation.DoesNotFit, match=r"^STORAGE_URL: the location in STORAGE_URL is empty"
     ):
@@ -207,11 +207,11 @@ def test_storage_and_rows_are_compared_both_ways(
     lost = opened(alice, "async", files=FILES)
     assert retention.compare_storage().is_same
 
-    kept(ARTIFACTS).delete(str(Artifact.objects.get(execution_id=gone).file.name))
+    file_store(ARTIFACTS).delete(str(Artifact.objects.get(execution_id=gone).file.name))
     payloads.forget(lost.pk)
-    kept(ARTIFACTS).create("00/nobody/0", b"left")
-    kept(ARTIFACTS).create(f"{fine[-2:]}/{fine}/1", b"left")
-    kept(QUEUE).create("0" * 32, b"left")
+    file_store(ARTIFACTS).create("00/nobody/0", b"left")
+    file_store(ARTIFACTS).create(f"{fine[-2:]}/{fine}/1", b"left")
+    file_store(QUEUE).create("0" * 32, b"left")
     young = retention.compare_storage()
     assert young.without_row.number == 0, "they may be about to have their rows"
     for module in (retention, payloads):
@@ -230,10 +230,10 @@ def test_storage_and_rows_are_compared_both_ways(
         call_command("check_storage", "--remove", stdout=out, stderr=StringIO())
     assert "3 files removed" in out.getvalue()
     assert retention.compare_storage().without_row.number == 0
-    assert kept(QUEUE).exists(waiting.pk.hex)
-    assert kept(ARTIFACTS).size(f"{fine[-2:]}/{fine}/0") > 0
+    assert file_store(QUEUE).exists(waiting.pk.hex)
+    assert file_store(ARTIFACTS).size(f"{fine[-2:]}/{fine}/0") > 0
     with pytest.raises(FileNotFoundError):
-        kept(ARTIFACTS).size("nothing")
+        file_store(ARTIFACTS).size("nothing")
     checkpoints_written()
 
 
@@ -252,7 +252,7 @@ def test_what_a_run_that_waits_in_the_journal_made_is_not_removed(
     monkeypatch.setattr(retention, "ORPHAN_SECONDS", -60)
     assert retention.compare_storage(remove=True).is_same
     assert record_kept() == 1
-    assert kept(ARTIFACTS).exists(str(Artifact.objects.get().file.name))
+    assert file_store(ARTIFACTS).exists(str(Artifact.objects.get().file.name))
     checkpoints_written()
 
 

@@ -13,8 +13,8 @@ from django.db import connections
 from django.http import HttpResponse
 from django.test import RequestFactory
 
-from executions.doors.native.deferred import LATER, Later, Placeholder, answer
-from executions.kernel.coroutines import Waits, wait_for
+from executions.doors.native.deferred import LATER, DeferredResponse, Placeholder, answer
+from executions.kernel.coroutines import Coroutine, run_sync
 from providers import waiting
 from providers.base import Health, SandboxProvider
 from providers.errors import RateLimited
@@ -72,7 +72,7 @@ def here() -> str:
     return threading.current_thread().name
 
 
-def outcome_of(future: Future[str]) -> Waits[str]:
+def outcome_of(future: Future[str]) -> Coroutine[str]:
     yield future
     return future.result()
 
@@ -171,7 +171,7 @@ def test_an_interruption_is_raised_where_the_work_waits_and_lets_it_clear_up() -
     cleared: Future[None] = Future()
     cleared.set_result(None)
 
-    def work() -> Waits[None]:
+    def work() -> Coroutine[None]:
         try:
             yield from outcome_of(Interrupted())
         finally:
@@ -179,7 +179,7 @@ def test_an_interruption_is_raised_where_the_work_waits_and_lets_it_clear_up() -
             done.append("cleared up")
 
     with pytest.raises(KeyboardInterrupt):
-        wait_for(work())
+        run_sync(work())
     assert done == ["cleared up"]
 
 
@@ -187,18 +187,18 @@ def test_a_cancelled_wait_is_the_works_own_to_tell() -> None:
     future: Future[str] = Future()
     threading.Timer(0.05, future.cancel).start()
 
-    def work() -> Waits[str]:
+    def work() -> Coroutine[str]:
         try:
             return (yield from outcome_of(future))
         except Exception as error:
             return type(error).__name__
 
-    assert wait_for(work()) == "CancelledError"
+    assert run_sync(work()) == "CancelledError"
 
 
-def later_request() -> tuple[Any, Later]:
+def later_request() -> tuple[Any, DeferredResponse]:
     request = RequestFactory().get("/")
-    later = request.META[LATER] = Later()
+    later = request.META[LATER] = DeferredResponse()
     return request, later
 
 
@@ -207,7 +207,7 @@ def test_an_answer_that_is_there_soon_is_given_at_once(monkeypatch: pytest.Monke
     future: Future[str] = Future()
     request, later = later_request()
 
-    def work() -> Waits[HttpResponse]:
+    def work() -> Coroutine[HttpResponse]:
         threading.Timer(0.005, future.set_result, ["soon"]).start()
         return HttpResponse((yield from outcome_of(future)))
 
@@ -222,7 +222,7 @@ def test_an_answer_that_comes_later_keeps_what_the_middleware_has_set() -> None:
     future: Future[str] = Future()
     request, later = later_request()
 
-    def work() -> Waits[HttpResponse]:
+    def work() -> Coroutine[HttpResponse]:
         return HttpResponse((yield from outcome_of(future)), status=201)
 
     placeholder = answer(request, work())
@@ -243,7 +243,7 @@ def test_within_a_transaction_an_answer_is_waited_for() -> None:
     request, later = later_request()
     threading.Timer(0.2, future.set_result, ["waited"]).start()
 
-    def work() -> Waits[HttpResponse]:
+    def work() -> Coroutine[HttpResponse]:
         return HttpResponse((yield from outcome_of(future)))
 
     response = answer(request, work())

@@ -14,10 +14,10 @@ from django.db.models import F
 from executions.ledger.verification import verify
 from executions.runs import journal
 from executions.runs.attempt import Attempt
-from executions.runs.heartbeat import Keeper
+from executions.runs.heartbeat import Heartbeat
 from executions.runs.journal_files import Ended
 from executions.runs.models import Execution
-from executions.runs.queue import claim, hand_over, put_back
+from executions.runs.queue import claim, mark_dispatched, requeue
 from executions.runs.record import close_record
 from executions.runs.requests import ExecutionRequest
 from executions.sessions.ending import end_leftovers
@@ -37,7 +37,7 @@ def claimed(row: Execution) -> None:
 def put_back_again(row: Execution) -> None:
     taken = claim(row.pk)
     assert taken is not None
-    assert put_back(taken)
+    assert requeue(taken)
 
 
 def approved(row: Execution) -> None:
@@ -51,7 +51,7 @@ def started(row: Execution) -> None:
 @pytest.mark.parametrize("meanwhile", [claimed, put_back_again, approved, started])
 @pytest.mark.parametrize("only_if", ["", "queued"])
 def test_what_was_changed_since_it_was_read_is_read_again(
-    lease: Keeper, alice: Caller, meanwhile: Callable[[Execution], None], only_if: str
+    lease: Heartbeat, alice: Caller, meanwhile: Callable[[Execution], None], only_if: str
 ) -> None:
     lease.take()
     row = Execution.objects.get(pk=opened(alice, "async").pk)
@@ -67,7 +67,7 @@ def test_what_was_changed_since_it_was_read_is_read_again(
 
 @pytest.mark.usefixtures("kept_here")
 def test_a_queued_cell_that_is_claimed_while_its_session_ends_is_closed_as_it_is_then(
-    lease: Keeper, alice: Caller, monkeypatch: pytest.MonkeyPatch
+    lease: Heartbeat, alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease.take()
     session = sessions.row(sessions.opened(alice))
@@ -89,12 +89,12 @@ def test_a_queued_cell_that_is_claimed_while_its_session_ends_is_closed_as_it_is
 
 
 def test_a_record_that_the_journal_keeps_names_nothing_of_a_provider_that_was_left(
-    lease: Keeper, alice: Caller, monkeypatch: pytest.MonkeyPatch
+    lease: Heartbeat, alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease.take()
     taken = claim(opened(alice, "async").pk)
     assert taken is not None
-    hand_over(taken, provider="first", runtime="runsc", isolation="gvisor")
+    mark_dispatched(taken, provider="first", runtime="runsc", isolation="gvisor")
     attempt = Attempt(taken, ExecutionRequest("1"), 0.0, 0.0)
     attempt.changes = {"provider": "second"}
     kept: list[Ended] = []

@@ -37,7 +37,7 @@ START, STATE = "/admin/executions/ledgercheck/start/", "/admin/executions/ledger
 
 
 @pytest.fixture(autouse=True)
-def _has_a_lease(lease: heartbeat.Keeper, _django_db_helper: None) -> None:
+def _has_a_lease(lease: heartbeat.Heartbeat, _django_db_helper: None) -> None:
     """As a worker has. In a transaction none is taken by itself."""
     lease.take()
 

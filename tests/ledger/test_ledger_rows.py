@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from executions.capabilities.spending.models import Budget
 from executions.ledger import baseline, last_entries
-from executions.ledger.baseline import take_stock
+from executions.ledger.baseline import record_baseline
 from executions.ledger.bindings import columns_of
 from executions.ledger.bound_rows import look_at
 from executions.ledger.models import LedgerEntry
@@ -40,7 +40,7 @@ def findings() -> list[str]:
 @pytest.fixture(autouse=True)
 def _stock(request: pytest.FixtureRequest) -> None:
     ensure_roles()
-    take_stock()
+    record_baseline()
 
 
 @pytest.fixture
@@ -154,7 +154,7 @@ def test_a_column_that_is_bound_later_is_no_alteration(monkeypatch: pytest.Monke
     fewer = [name for name in columns_of(User) if name != "last_name"]
     real = columns_of
     with monkeypatch.context() as patch:
-        for module in ("entering", "adoption"):
+        for module in ("bound_rows", "baseline"):
             patch.setattr(
                 f"executions.ledger.{module}.columns_of",
                 lambda model: fewer if model is User else real(model),
@@ -164,7 +164,7 @@ def test_a_column_that_is_bound_later_is_no_alteration(monkeypatch: pytest.Monke
     first.refresh_from_db()
     first.save()
     compared = look_at(User, second.pk)
-    assert baseline.take_stock() == 0
+    assert baseline.record_baseline() == 0
     second.refresh_from_db()
     second.save()
     assert compared.altered_at is None
@@ -302,7 +302,7 @@ def test_no_update_of_our_own_passes_by_the_ledger() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_permissions_are_saved_outside_of_a_transaction_too() -> None:
-    take_stock()
+    record_baseline()
     role, person = Group.objects.create(name="role"), User.objects.create(username="erin")
     permission = Permission.objects.create(
         codename="own", name="Own", content_type=ContentType.objects.get_for_model(User)

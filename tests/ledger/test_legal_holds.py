@@ -25,7 +25,7 @@ from executions.capabilities.spending.models import Budget
 from executions.kernel.audit import acting_as
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.runs.late_results import attach
+from executions.runs.late_results import record_late
 from executions.runs.models import Execution, LateResult
 from executions.sessions.storage.carry_over import clean_ended
 from executions.sessions.storage.models import Workspace
@@ -132,7 +132,7 @@ def test_what_came_late_and_is_put_on_hold_while_others_are_erased_stays(
     settings.SANDBOX_KEEP_DAYS = {**dict.fromkeys(retention.KINDS, 0), "output": 1}
     for execution in (recorded(alice), recorded(alice)):
         values = {"stdout": "late", "finished_at": timezone.now()}
-        assert attach(execution, Execution.Status.SUCCEEDED, values)
+        assert record_late(execution, Execution.Status.SUCCEEDED, values)
     save = LateResult.save
 
     def hold_the_other(late: LateResult, **how: Any) -> None:

@@ -23,7 +23,7 @@ from executions.capabilities.reports.models import Report
 from executions.capabilities.reports.scope import Scope
 from executions.capabilities.reports.service import make, name_of
 from executions.capabilities.reports.signing import JSON_START, JSON_SUBJECT, json_end, sign
-from executions.kernel.storage import REPORTS, kept
+from executions.kernel.storage import REPORTS, file_store
 from executions.ledger.entry_format import canonical
 from executions.ledger.keyring import signing_key
 from executions.ledger.models import LedgerEntry
@@ -134,7 +134,7 @@ def test_only_the_file_that_was_made_is_given_out(
     auditor = login("Auditor")
     url = f"{LIST}{first.pk}/report.json"
     assert auditor.get(url).status_code == 200
-    kept(REPORTS).save_stream(name_of(first, "json"), reports.open_file(second, "json"))
+    file_store(REPORTS).save_stream(name_of(first, "json"), reports.open_file(second, "json"))
     refused = auditor.get(url)
     assert refused.status_code == 409
     assert b"not the one that was made" in refused.content

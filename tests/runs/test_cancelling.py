@@ -16,7 +16,7 @@ from django.test import Client
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs import active_runs, service
-from executions.runs.heartbeat import Keeper
+from executions.runs.heartbeat import Heartbeat
 from executions.runs.models import Execution, LateResult
 from executions.runs.queue import claim_next
 from executions.runs.signal_models import RunSignal
@@ -108,13 +108,13 @@ def test_what_has_ended_is_a_conflict(alice: Caller) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_the_process_that_runs_it_is_told(alice: Caller, lease: Keeper) -> None:
+def test_the_process_that_runs_it_is_told(alice: Caller, lease: Heartbeat) -> None:
     execution, other = opened(alice), opened(alice)
-    active_runs.leave(execution.pk, RunSignal.Kind.CANCEL, "key:x")
+    active_runs.post_request(execution.pk, RunSignal.Kind.CANCEL, "key:x")
 
     runs = ElsewhereRun(execution.pk), ElsewhereRun(other.pk)
-    with active_runs.counted(runs[0]), active_runs.counted(runs[1]):
-        active_runs.attend(lease.mine())
+    with active_runs.track(runs[0]), active_runs.track(runs[1]):
+        active_runs.deliver_requests(lease.mine())
 
     assert [run.cancelled_by for run in runs] == [["key:x"], []]
 
@@ -150,7 +150,7 @@ def test_a_result_that_was_first_stands(alice: Caller, monkeypatch: pytest.Monke
         ended(Execution.objects.get())
         return True
 
-    monkeypatch.setattr(active_runs, "leave", end_meanwhile)
+    monkeypatch.setattr(active_runs, "post_request", end_meanwhile)
 
     assert cancel(alice, execution.pk).status_code == 409
     assert Execution.objects.get().status == "succeeded"

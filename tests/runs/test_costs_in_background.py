@@ -15,7 +15,7 @@ from executions.ledger.verification import verify
 from executions.runs.models import Execution
 from executions.sessions import command_ends, output_collector
 from executions.sessions.ending import end_leftovers
-from executions.sessions.maintenance import tend
+from executions.sessions.maintenance import maintain
 from providers.errors import ProviderUnavailable
 from providers.models import ProviderPrice
 from tests.conftest import Caller
@@ -45,7 +45,7 @@ def kill() -> None:
 
 def ends_and_is_recorded_by_the_schedule(caller: Caller, session: dict[str, Any], pk: Any) -> None:
     kill()
-    tend()
+    maintain()
 
 
 def is_cancelled(caller: Caller, session: dict[str, Any], pk: Any) -> None:
@@ -73,7 +73,7 @@ def has_its_session_reset(caller: Caller, session: dict[str, Any], pk: Any) -> N
 def loses_its_sandbox(caller: Caller, session: dict[str, Any], pk: Any) -> None:
     for sandbox in kept_here.sandboxes():
         sandbox.close()
-    tend()
+    maintain()
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_it_costs_its_time_once_whoever_records_its_end(
     pk = started(alice, session).pk
     what_happens(alice, session, pk)
     for _ in range(2):
-        tend()
+        maintain()
         end_leftovers(row(session))
     execution = Execution.objects.get(pk=pk)
     assert execution.run_ms is not None

@@ -19,7 +19,7 @@ from django.utils import timezone
 from executions.ledger.models import LedgerEntry
 from executions.runs import journal_files, process_reaper
 from executions.runs.expiry import end_stale_executions
-from executions.runs.heartbeat import Keeper, PeriodicStep
+from executions.runs.heartbeat import Heartbeat, PeriodicStep
 from executions.runs.journal import record_kept
 from executions.runs.journal_files import Ended
 from executions.runs.models import Execution
@@ -226,7 +226,7 @@ def test_what_cannot_be_closed_is_not_tried_without_a_pause(
         clock.now += 2
         return False
 
-    monkeypatch.setattr(process_reaper, "try_to_close", refuse)
+    monkeypatch.setattr(process_reaper, "requeue_or_fail", refuse)
     watcher.look(None)
 
     assert not watcher.is_behind
@@ -353,7 +353,7 @@ def test_a_late_result_does_not_change_what_was_closed(
 
 @pytest.mark.usefixtures("kept_here")
 def test_what_a_dead_process_was_opening_is_closed_and_what_it_was_waking_sleeps(
-    clock: Clock, other: Process, lease: Keeper, alice: Caller
+    clock: Clock, other: Process, lease: Heartbeat, alice: Caller
 ) -> None:
     unopened, opening, waking = (sessions.opened(alice, name=name) for name in "abc")
     rows = Session.objects.filter(pk__in=(unopened["id"], opening["id"]))
@@ -392,7 +392,7 @@ def test_ended_processes_are_forgotten_after_a_while_and_not_while_they_have_ope
 
 @pytest.mark.only_on("sqlite")  # as the trigger is
 def test_while_nobody_can_write_nobody_is_found_dead(
-    clock: Clock, other: Process, lease: Keeper
+    clock: Clock, other: Process, lease: Heartbeat
 ) -> None:
     """A full disk lets every process read how silent the others are."""
     watcher = Watcher(now=clock)

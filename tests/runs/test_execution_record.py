@@ -19,7 +19,7 @@ from executions.runs.models import Execution
 from executions.runs.record import Caller as By
 from executions.runs.record import close_record, open_record
 from executions.runs.requests import ExecutionRequest
-from executions.runs.results import Checked
+from executions.runs.results import ValidatedResult
 from executions.runs.service import run_execution
 from tests.conftest import Caller
 from tests.support.refusing_table import refusing_rows
@@ -100,11 +100,11 @@ def test_an_attempt_ends_even_when_its_outcome_is_one_no_record_takes(
 ) -> None:
     """The gate lets none through, so this one is put behind it."""
 
-    def unfit(answer: Any, limits: Any) -> Checked:
+    def unfit(answer: Any, limits: Any) -> ValidatedResult:
         answer.exit_code = 10**30
-        return Checked(answer, "", "", "")
+        return ValidatedResult(answer, "", "", "")
 
-    monkeypatch.setattr("executions.runs.results.check", unfit)
+    monkeypatch.setattr("executions.runs.results.validate_result", unfit)
     answer = run(alice, "print(1)")
 
     assert answer.status_code == 503

@@ -242,8 +242,8 @@ def test_what_is_as_deep_as_it_may_be_is_kept_and_its_run_is_closed(
 def test_a_signal_goes_with_its_execution(alice: Caller) -> None:
     execution, other = opened(alice), opened(alice)
     for each in (execution, other):
-        assert active_runs.leave(each.pk, RunSignal.Kind.FOLLOW, "x")
-        assert not active_runs.leave(each.pk, RunSignal.Kind.FOLLOW, "y")
+        assert active_runs.post_request(each.pk, RunSignal.Kind.FOLLOW, "x")
+        assert not active_runs.post_request(each.pk, RunSignal.Kind.FOLLOW, "y")
     ended(execution)
 
     assert forget_events() == 1

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from executions.runs.results import METADATA_BYTES, REFUSED, check, check_sandbox
+from executions.runs.results import METADATA_BYTES, REFUSED, validate_result, validate_sandbox
 from providers.errors import CreationFailed, ProviderUnavailable
 from providers.sandbox import Sandbox
 from providers.values import ArtifactFile, Emit, ExecutionResult, Job, RunLimits
@@ -64,7 +64,7 @@ results = st.builds(
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(results)
 def test_whatever_comes_in_what_goes_out_can_be_recorded(claimed: ExecutionResult) -> None:
-    checked = check(claimed, LIMITS)
+    checked = validate_result(claimed, LIMITS)
     result = checked.result
     for text in (result.stdout, result.stderr):
         assert "\0" not in text
@@ -101,7 +101,7 @@ def test_an_honest_answer_passes_unchanged() -> None:
         stdout="héllo 🎈\n", result={"a": [1, 2.5, None]}, has_result=True, metadata=told,
         outputs=[{"text/plain": "4"}], artifacts=[file],
     )  # fmt: skip
-    checked = check(given, RunLimits())
+    checked = validate_result(given, RunLimits())
     assert checked.result == honest(
         stdout="héllo 🎈\n", result={"a": [1, 2.5, None]}, has_result=True, metadata=told,
         outputs=[{"text/plain": "4"}], artifacts=[file],
@@ -111,32 +111,35 @@ def test_an_honest_answer_passes_unchanged() -> None:
 
 def test_what_ended_a_program_is_kept_where_it_has_failed() -> None:
     told = {"type": "E", "message": "a\0b", "traceback": "t" * 30_000, "more": "x"}
-    failed = check(honest(exit_code=1, exception=told), RunLimits())
+    failed = validate_result(honest(exit_code=1, exception=told), RunLimits())
     assert failed.result.exception == {
         "type": "E",
         "message": "a\ufffdb",
         "traceback": "t" * 20_000,
     }
     assert failed.exception_json.startswith('{"type":"E","message":"a\ufffdb",')
-    assert check(honest(exception=told), RunLimits()).exception_json == ""
+    assert validate_result(honest(exception=told), RunLimits()).exception_json == ""
     assert (
-        check(honest(exit_code=1, timed_out=True, exception=told), RunLimits()).exception_json == ""
+        validate_result(
+            honest(exit_code=1, timed_out=True, exception=told), RunLimits()
+        ).exception_json
+        == ""
     )
-    refused = check(honest(exit_code=1, exception="E"), RunLimits())
+    refused = validate_result(honest(exit_code=1, exception="E"), RunLimits())
     assert (refused.exception_json, refused.result.exception) == ("", None)
 
 
 def test_output_right_at_its_limit_is_whole() -> None:
     for text in ("x" * 40, "é" * 20, "\ufffd" * 40):
-        result = check(honest(stdout=text), LIMITS).result
+        result = validate_result(honest(stdout=text), LIMITS).result
         assert (result.stdout, result.stdout_truncated) == (text, False)
-        result = check(honest(stdout=text + "y"), LIMITS).result
+        result = validate_result(honest(stdout=text + "y"), LIMITS).result
         assert result.stdout_truncated
         assert text.startswith(result.stdout)
 
 
 def test_bytes_in_place_of_text_are_read_and_named() -> None:
-    result = check(honest(stdout=b"caf\xc3\xa9 \xff"), LIMITS).result
+    result = validate_result(honest(stdout=b"caf\xc3\xa9 \xff"), LIMITS).result
     assert (result.stdout, result.metadata[REFUSED]) == ("café \ufffd", ["stdout: bytes"])
 
 
@@ -152,31 +155,31 @@ def test_bytes_in_place_of_text_are_read_and_named() -> None:
     ],
 )
 def test_metadata_is_bounded_in_depth_number_and_size(told: Any) -> None:
-    metadata = check(honest(metadata=told), LIMITS).result.metadata
+    metadata = validate_result(honest(metadata=told), LIMITS).result.metadata
     assert metadata[REFUSED] == ["metadata: too deep, too much, or not JSON"]
     assert len(json.dumps(metadata)) < 2 * METADATA_BYTES
 
 
 def test_a_result_over_its_limit_is_a_failure_of_the_program() -> None:
-    checked = check(honest(has_result=True, result="x" * 100), LIMITS)
+    checked = validate_result(honest(has_result=True, result="x" * 100), LIMITS)
     assert (checked.result.exit_code, checked.result.has_result, checked.result_json) == (1, False, "")  # fmt: skip
     assert "more than 30 bytes" in checked.result.stderr
 
 
 def test_rich_outputs_are_bounded_and_counted() -> None:
     bundles: Any = [{"text/plain": "x"}] * 30 + [7, {}, {"text/plain": math.nan}, {5: "x"}]
-    checked = check(honest(outputs=bundles), RunLimits())
+    checked = validate_result(honest(outputs=bundles), RunLimits())
     assert len(checked.result.outputs) == RunLimits().rich_output_count
     told = checked.result.metadata["outputs_skipped"]
     assert [name for name, _ in told] == [f"output {n}" for n in range(21, len(bundles) + 1)]
     large: Any = [{"text/plain": "x" * 12_000_000}]
-    assert check(honest(outputs=large), RunLimits()).result.outputs == []
+    assert validate_result(honest(outputs=large), RunLimits()).result.outputs == []
 
 
 @pytest.mark.parametrize("answer", [None, 7, "x", [], {}, ExecutionResult])
 def test_what_is_no_result_is_refused(answer: Any) -> None:
     with pytest.raises(ProviderUnavailable) as caught:
-        check(answer, LIMITS)
+        validate_result(answer, LIMITS)
     assert caught.value.started
 
 
@@ -198,5 +201,5 @@ class Odd(Sandbox):
 )
 def test_what_is_no_sandbox_is_refused(sandbox: Any) -> None:
     with pytest.raises(CreationFailed) as caught:
-        check_sandbox(sandbox)
+        validate_sandbox(sandbox)
     assert not caught.value.started

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from executions.kernel.coroutines import wait_for
+from executions.kernel.coroutines import run_sync
 from executions.runs import active_runs
 from executions.runs.models import Execution
 from executions.runs.record import Caller as By
@@ -189,7 +189,7 @@ def test_an_answer_does_not_wait_for_the_end_of_its_sandbox(
     destroy = hanging(True)
     liar.does("close", destroy)
     request = ExecutionRequest("print(1)")
-    outcome = wait_for(running(request, By.of_key(alice.api_key)))
+    outcome = run_sync(running(request, By.of_key(alice.api_key)))
     assert Execution.objects.get(pk=outcome.execution.pk).status == "succeeded"
     assert destroy.begun.wait(60)
     assert not active_runs.wait_for_ends(0.01)

@@ -11,7 +11,7 @@ from django.db import IntegrityError, connection, connections
 from rest_framework.test import APIClient
 
 from executions.runs.models import Execution
-from executions.runs.record import close_unrun
+from executions.runs.record import reject
 from providers.errors import ProviderUnavailable
 from tests.conftest import Caller
 from tests.support.held import opened
@@ -103,7 +103,7 @@ def test_who_loses_its_key_to_an_attempt_that_then_did_not_run_takes_it(
 
     def end_the_other() -> None:
         try:
-            close_unrun(other, ProviderUnavailable("no sandbox"))
+            reject(other, ProviderUnavailable("no sandbox"))
         finally:
             connections.close_all()
 

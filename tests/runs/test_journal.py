@@ -22,12 +22,12 @@ from django.utils import timezone
 
 from executions.capabilities.retention.service import apply_retention
 from executions.capabilities.spending.models import Spending
-from executions.kernel.database import DatabaseAway
+from executions.kernel.database import DatabaseUnavailable
 from executions.kernel.text import uuid7
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs import artifacts, journal, journal_files, record, worker
-from executions.runs.heartbeat import Keeper
+from executions.runs.heartbeat import Heartbeat
 from executions.runs.journal import keep, record_kept
 from executions.runs.journal_files import Ended, waiting, write
 from executions.runs.models import Artifact, Execution, LateResult
@@ -130,7 +130,7 @@ def test_a_run_that_ends_after_its_record_was_closed_is_attached_too(
 
 
 def test_what_waits_is_not_closed_as_something_that_nobody_runs(
-    lease: Keeper, alice: Caller
+    lease: Heartbeat, alice: Caller
 ) -> None:
     lease.take()
     kept, left = opened(alice), opened(alice)
@@ -264,7 +264,7 @@ def test_a_commit_that_was_not_answered_runs_nothing_and_frees_the_key(
     scripted: Callable[[], list[str]], alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The row is there, and whoever asked for it was told that nothing was run."""
-    real = record.counted_alone
+    real = record.tenant_lock
 
     class Unanswered:
         def __init__(self, slug: str) -> None:
@@ -278,7 +278,7 @@ def test_a_commit_that_was_not_answered_runs_nothing_and_frees_the_key(
             raise OperationalError("the connection was closed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(record, "counted_alone", Unanswered)
+        patch.setattr(record, "tenant_lock", Unanswered)
         told = run(alice, "pass", idempotency_key="once")
     assert (told.status_code, told.json()["error"]["ran"]) == (503, False)
     assert Execution.objects.get(pk=told.json()["id"]).status == "running"
@@ -305,7 +305,7 @@ def test_a_worker_that_cannot_read_what_to_run_ends_the_row_as_not_run(
         patch.setattr(worker, "steps_of", away)
         patch.setattr(journal, "close_unrun", away)
         outcome = worker.run_claimed(execution)
-    assert isinstance(outcome.error, DatabaseAway)
+    assert isinstance(outcome.error, DatabaseUnavailable)
     assert (outcome.error.ran, outcome.error.kept, scripted()) == (False, True, [])
     assert record_kept() == 1
     assert Execution.objects.get().retryable is True

@@ -17,7 +17,7 @@ from django.db.models.functions import Now
 
 from executions.runs import active_runs, heartbeat
 from executions.runs.attempt import Attempt
-from executions.runs.heartbeat import Keeper, PeriodicStep
+from executions.runs.heartbeat import Heartbeat, PeriodicStep
 from executions.runs.models import Execution
 from executions.runs.process_models import Process
 from executions.runs.process_reaper import UnattendedRuns
@@ -59,7 +59,7 @@ def test_what_runs_names_its_process_and_what_has_ended_names_none(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_what_is_queued_is_nobodys_until_it_is_claimed(lease: Keeper, alice: Caller) -> None:
+def test_what_is_queued_is_nobodys_until_it_is_claimed(lease: Heartbeat, alice: Caller) -> None:
     opened(alice, "async")
     assert Execution.objects.get().process is None
 
@@ -75,7 +75,7 @@ def test_none_is_taken_in_a_transaction_that_may_be_rolled_back(alice: Caller) -
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_process_takes_its_lease_once_whatever_runs_at_the_same_time(lease: Keeper) -> None:
+def test_a_process_takes_its_lease_once_whatever_runs_at_the_same_time(lease: Heartbeat) -> None:
     found = []
 
     def take() -> None:
@@ -94,22 +94,22 @@ def test_a_process_takes_its_lease_once_whatever_runs_at_the_same_time(lease: Ke
 
 @pytest.mark.django_db(transaction=True)
 def test_a_forked_process_has_no_part_in_its_parents_lease() -> None:
-    mine = heartbeat.mine()
+    mine = heartbeat.current_process_id()
     child = os.fork()
     if child == 0:
         # The connection is the parent's: it is put aside unclosed, and the end is at once.
         kept, connection.connection = connection.connection, None
-        other = heartbeat._keeper._lease is None and heartbeat.mine()
+        other = heartbeat._heartbeat._lease is None and heartbeat.current_process_id()
         os._exit(0 if other and other != mine and kept else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
-    assert heartbeat.mine() == mine
+    assert heartbeat.current_process_id() == mine
     assert Process.objects.count() == 2
 
 
 @pytest.mark.django_db
 def test_a_lease_renewed_just_now_is_not_looked_up(
-    lease: Keeper, alice: Caller, django_assert_num_queries: Any
+    lease: Heartbeat, alice: Caller, django_assert_num_queries: Any
 ) -> None:
     lease.take()
     execution = opened(alice)
@@ -120,7 +120,7 @@ def test_a_lease_renewed_just_now_is_not_looked_up(
 
 @pytest.mark.django_db
 def test_after_a_while_without_renewal_the_row_is_read_again(
-    lease: Keeper, alice: Caller, django_assert_num_queries: Any
+    lease: Heartbeat, alice: Caller, django_assert_num_queries: Any
 ) -> None:
     lease.take()
     execution, closed, of_a_dead = opened(alice), opened(alice), opened(alice)
@@ -130,17 +130,17 @@ def test_after_a_while_without_renewal_the_row_is_read_again(
         lease.confirm(execution)
     ended(closed)
     closed.process_id = lease.mine()
-    with pytest.raises(heartbeat.NotOurs):
+    with pytest.raises(heartbeat.OwnershipLost):
         lease.confirm(closed)
     taken(lease.mine())
-    with pytest.raises(heartbeat.NotOurs):
+    with pytest.raises(heartbeat.OwnershipLost):
         lease.confirm(of_a_dead)
 
 
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("is_closed", [False, True])
 def test_code_is_not_handed_over_once_the_lease_was_taken(
-    lease: Keeper, scripted: Callable[[], list[str]], alice: Caller, is_closed: bool
+    lease: Heartbeat, scripted: Callable[[], list[str]], alice: Caller, is_closed: bool
 ) -> None:
     @contextmanager
     def slow(*, wait: bool = True) -> Iterator[Lease]:
@@ -170,7 +170,7 @@ def test_code_is_not_handed_over_once_the_lease_was_taken(
 
 @pytest.mark.django_db(transaction=True)
 def test_a_process_that_lost_its_lease_ends_its_runs_and_takes_another(
-    lease: Keeper, local_active: None, alice: Caller, caplog: pytest.LogCaptureFixture
+    lease: Heartbeat, local_active: None, alice: Caller, caplog: pytest.LogCaptureFixture
 ) -> None:
     answers: list[Any] = []
 
@@ -200,7 +200,7 @@ def test_a_process_that_lost_its_lease_ends_its_runs_and_takes_another(
 
 @pytest.mark.django_db(transaction=True)
 def test_a_process_that_ends_while_its_lease_is_taken_takes_no_other(
-    lease: Keeper, monkeypatch: pytest.MonkeyPatch
+    lease: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lease.take()
     taken(lease.mine())
@@ -212,7 +212,9 @@ def test_a_process_that_ends_while_its_lease_is_taken_takes_no_other(
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_lease_is_given_back_when_the_last_record_is_closed(lease: Keeper, alice: Caller) -> None:
+def test_a_lease_is_given_back_when_the_last_record_is_closed(
+    lease: Heartbeat, alice: Caller
+) -> None:
     execution = opened(alice)
 
     assert lease.end() is False
@@ -228,14 +230,14 @@ def test_a_lease_is_given_back_when_the_last_record_is_closed(lease: Keeper, ali
 
 @pytest.mark.django_db
 def test_what_nothing_here_runs_any_more_is_closed_by_its_own_process(
-    lease: Keeper, alice: Caller
+    lease: Heartbeat, alice: Caller
 ) -> None:
     lease.take()
     lost, running = opened(alice), opened(alice)
     attempt = Attempt(running, ExecutionRequest("pass"), 0.0, 0.0)
 
     unattended = UnattendedRuns()
-    with active_runs.counted(attempt):
+    with active_runs.track(attempt):
         assert unattended.close(lease.mine(), seconds=60) == 0
         assert unattended.close(lease.mine(), seconds=0) == 1
 
@@ -261,7 +263,7 @@ def test_the_service_registers_its_periodic_steps_in_this_order() -> None:
 
 
 @pytest.mark.django_db
-def test_a_turn_renews_the_lease_and_then_does_each_step_that_is_due(lease: Keeper) -> None:
+def test_a_turn_renews_the_lease_and_then_does_each_step_that_is_due(lease: Heartbeat) -> None:
     now, done = [1000.0], list[Any]()
     lease._now = lambda: now[0]
     lease.take()
@@ -287,7 +289,7 @@ def test_a_turn_renews_the_lease_and_then_does_each_step_that_is_due(lease: Keep
 
 
 @pytest.mark.django_db
-def test_a_step_that_fails_ends_the_turn_and_is_not_tried_before_its_time(lease: Keeper) -> None:
+def test_a_step_that_fails_ends_the_turn_and_is_not_tried_before_its_time(lease: Heartbeat) -> None:
     now, done = [1000.0], list[Any]()
     lease._now = lambda: now[0]
 
@@ -311,7 +313,7 @@ def test_a_step_that_fails_ends_the_turn_and_is_not_tried_before_its_time(lease:
 
 
 def test_a_process_gives_its_lease_back_after_its_sandboxes_have_ended(
-    lease: Keeper, monkeypatch: pytest.MonkeyPatch
+    lease: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draining, "_own", draining._own)
     done: list[str] = []
@@ -324,15 +326,15 @@ def test_a_process_gives_its_lease_back_after_its_sandboxes_have_ended(
     monkeypatch.setattr(active_runs, "close_all", note("others"))
     monkeypatch.setattr(lease, "end", note("lease"))
 
-    active_runs.finish()
+    active_runs.shutdown()
 
     assert done == ["ends", "manager", "others", "lease"]
 
 
 @pytest.fixture
-def kept(transactional_db: None) -> Iterator[Keeper]:
+def kept(transactional_db: None) -> Iterator[Heartbeat]:
     """A lease that is really kept, with short intervals."""
-    keeper = Keeper(beat_seconds=0.02, look_seconds=0.01)
+    keeper = Heartbeat(beat_seconds=0.02, look_seconds=0.01)
     keeper.begin(Process.Kind.WORKER)
     yield keeper
     keeper.stop()
@@ -343,7 +345,7 @@ def beaten(times: int) -> None:
     wait_until(lambda: Process.objects.get().beat >= beat + times, seconds=20)
 
 
-def test_a_lease_is_kept_without_being_asked_for(kept: Keeper) -> None:
+def test_a_lease_is_kept_without_being_asked_for(kept: Heartbeat) -> None:
     wait_until(Process.objects.exists, seconds=20)
     beaten(3)
     assert Process.objects.get().kind == "worker"
@@ -351,7 +353,7 @@ def test_a_lease_is_kept_without_being_asked_for(kept: Keeper) -> None:
 
 
 def test_a_process_that_stops_is_shown_as_draining(
-    kept: Keeper, monkeypatch: pytest.MonkeyPatch
+    kept: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draining, "_own", draining._own)
     wait_until(Process.objects.exists, seconds=20)
@@ -362,7 +364,7 @@ def test_a_process_that_stops_is_shown_as_draining(
 
 
 def test_a_database_that_fails_takes_no_lease_and_is_told_of_once(
-    kept: Keeper, caplog: pytest.LogCaptureFixture
+    kept: Heartbeat, caplog: pytest.LogCaptureFixture
 ) -> None:
     wait_until(Process.objects.exists, seconds=20)
     mine = kept.mine()

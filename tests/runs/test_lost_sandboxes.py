@@ -8,7 +8,7 @@ import pytest
 
 from executions.kernel.storage import Folder
 from executions.runs.models import Execution
-from executions.sessions.maintenance import tend
+from executions.sessions.maintenance import maintain
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.saved_files import actions, write
@@ -75,7 +75,7 @@ def test_what_was_lost_unsaved_is_told(alice: Caller, monkeypatch: pytest.Monkey
         patch.setattr(Folder, "save_stream", refuse)
         cell(alice, session, write("f", "never saved"))
     kept_here.sandboxes()[0].close()
-    tend()
+    maintain()
     found = alice.client.get(f"{URL}/{session['id']}").json()
     assert found["state"] == "asleep"
     assert found["files"]["problem"] == "What had changed since then was lost with its sandbox."
@@ -89,8 +89,8 @@ def test_a_stale_look_at_a_former_sandbox_loses_no_woken_session(alice: Caller) 
     kept_here.sandboxes()[0].close()
     cell(alice, session, "1")
     assert row(session).wakes == 1
-    from executions.sessions.ending import lose
+    from executions.sessions.ending import mark_lost
 
-    lose(stale, "it was gone")
+    mark_lost(stale, "it was gone")
     assert row(session).state == "open"
     assert stale.ref == row(session).ref

@@ -16,7 +16,7 @@ from executions.doors.native.deferred import NDJSON, EventStream
 from executions.kernel.background import Ticker
 from executions.kernel.text import to_json
 from executions.runs import event_log, event_stream, polling
-from executions.runs.event_stream import Listener, Relay
+from executions.runs.event_stream import EventBuffer, Listener
 from executions.runs.models import Execution, ExecutionEvent
 from executions.runs.polling import Poll, Reader, Waiter
 from executions.runs.signal_models import RunSignal
@@ -50,7 +50,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def reader_of(execution: Execution, after: int = 0, *, is_patient: bool = True) -> Reader:
-    return Reader(execution.pk, after, Relay(), lambda: is_patient, event_stream._may_be_told)
+    return Reader(execution.pk, after, EventBuffer(), lambda: is_patient, event_stream._may_be_told)
 
 
 def say(execution: Execution, first: int, *texts: str) -> None:

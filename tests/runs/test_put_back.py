@@ -14,13 +14,13 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs import heartbeat, journal, payloads
 from executions.runs.expiry import end_stale_executions
-from executions.runs.heartbeat import NotOurs
+from executions.runs.heartbeat import OwnershipLost
 from executions.runs.journal_files import Ended, write
 from executions.runs.models import Execution
 from executions.runs.process_models import Process
-from executions.runs.process_reaper import close_lost, try_to_close
-from executions.runs.queue import MOST_PUT_BACK, claim, claim_next, hand_over, move, put_back
-from executions.runs.record import close_unrun, error_changes
+from executions.runs.process_reaper import mark_lost, requeue_or_fail
+from executions.runs.queue import MAX_REQUEUES, claim, claim_next, mark_dispatched, move, requeue
+from executions.runs.record import error_changes, reject
 from providers.errors import ProviderUnavailable
 from providers.values import InputFile
 from tests.conftest import Caller
@@ -39,7 +39,7 @@ def folder(tmp_path: Path, settings: Any) -> Path:
 
 
 @pytest.fixture
-def taken(alice: Caller, folder: Path, lease: heartbeat.Keeper) -> Execution:
+def taken(alice: Caller, folder: Path, lease: heartbeat.Heartbeat) -> Execution:
     """By a process that is dead now, while this one is another."""
     lease.take()
     opened(alice, "async", files=FILES)
@@ -55,7 +55,7 @@ def test_it_is_queued_again_and_run_once(
     scripted: Callable[[], list[str]], taken: Execution
 ) -> None:
     before = taken.created_at
-    assert try_to_close(Execution.objects.get(), "lost")
+    assert requeue_or_fail(Execution.objects.get(), "lost")
     waiting = Execution.objects.get()
     assert (waiting.status, waiting.process_id, waiting.started_at) == ("queued", None, None)
     assert waiting.created_at == before < waiting.deadline
@@ -73,38 +73,38 @@ def test_it_is_queued_again_and_run_once(
 @pytest.mark.django_db(transaction=True)
 def test_who_comes_too_late_to_close_it_leaves_its_request(taken: Execution, folder: Path) -> None:
     late = Execution.objects.defer("pending").select_related("process").get()
-    assert put_back(Execution.objects.get())
-    assert not close_lost(late, "lost")
+    assert requeue(Execution.objects.get())
+    assert not mark_lost(late, "lost")
     [kept] = folder.iterdir()
     assert kept.name == taken.pk.hex
 
 
 def test_who_had_it_before_neither_runs_nor_ends_it(taken: Execution) -> None:
-    assert put_back(Execution.objects.get())
+    assert requeue(Execution.objects.get())
     again = claim(taken.pk)
     assert again is not None
     assert again.process_id != taken.process_id
 
-    with pytest.raises(NotOurs):
-        hand_over(taken)
-    close_unrun(taken, ProviderUnavailable("too late"))
+    with pytest.raises(OwnershipLost):
+        mark_dispatched(taken)
+    reject(taken, ProviderUnavailable("too late"))
 
     assert Execution.objects.get().is_open
-    hand_over(again)
+    mark_dispatched(again)
     assert Execution.objects.get().status == "running"
 
 
 def test_a_claim_is_not_the_next_one_of_the_same_process(alice: Caller) -> None:
     first = claim(opened(alice, "async").pk)
     assert first is not None
-    assert put_back(first)
+    assert requeue(first)
     second = claim(first.pk)
     assert second is not None
     assert second.process_id == first.process_id
 
-    with pytest.raises(NotOurs):
-        hand_over(first)
-    hand_over(second)
+    with pytest.raises(OwnershipLost):
+        mark_dispatched(first)
+    mark_dispatched(second)
 
 
 def test_what_the_journal_says_late_of_an_attempt_does_not_end_the_next(taken: Execution) -> None:
@@ -116,21 +116,21 @@ def test_what_the_journal_says_late_of_an_attempt_does_not_end_the_next(taken: E
     }
     ended = Ended(taken.pk, Execution.Status.ERROR, values, ran=False, owner=taken.process_id)
     write(ended)
-    assert put_back(Execution.objects.get())
+    assert requeue(Execution.objects.get())
     again = claim(taken.pk)
     assert again is not None
 
     journal.record_kept()
 
     assert Execution.objects.get().status == "running"
-    hand_over(again)
+    mark_dispatched(again)
 
 
 def test_what_was_handed_over_never_goes_back(taken: Execution) -> None:
-    hand_over(taken)
+    mark_dispatched(taken)
 
-    assert not put_back(Execution.objects.get())
-    assert try_to_close(Execution.objects.get(), "lost")
+    assert not requeue(Execution.objects.get())
+    assert requeue_or_fail(Execution.objects.get(), "lost")
 
     record = Execution.objects.get()
     assert (record.status, record.error_code, record.retryable) == ("error", "SB009", False)
@@ -139,31 +139,31 @@ def test_what_was_handed_over_never_goes_back(taken: Execution) -> None:
 def test_what_somebody_waited_for_does_not_go_back(alice: Caller) -> None:
     execution = opened(alice)
 
-    assert not put_back(execution)
+    assert not requeue(execution)
 
 
 def test_what_ends_whoever_takes_it_is_ended_itself(alice: Caller) -> None:
     opened(alice, "async")
-    for _ in range(MOST_PUT_BACK):
+    for _ in range(MAX_REQUEUES):
         execution = claim_next()
         assert execution is not None
-        assert put_back(execution)
+        assert requeue(execution)
     execution = claim_next()
     assert execution is not None
 
-    assert try_to_close(execution, "lost")
+    assert requeue_or_fail(execution, "lost")
 
     record = Execution.objects.get()
     assert (record.status, record.error_code, record.pending) == ("error", "SB009", None)
 
 
 def test_one_that_was_cut_off_says_where_it_ran(taken: Execution) -> None:
-    hand_over(taken, provider="first", config_version=3, runtime="runc")
+    mark_dispatched(taken, provider="first", config_version=3, runtime="runc")
     move(taken, provider="second")
     shown = Execution.objects.get()
     assert (shown.provider, shown.config_version, shown.runtime) == ("second", 3, "runc")
 
-    assert try_to_close(shown, "lost")
+    assert requeue_or_fail(shown, "lost")
 
     record = Execution.objects.get()
     assert (record.status, record.provider, record.runtime) == ("error", "second", "runc")
@@ -174,10 +174,10 @@ def test_who_read_the_row_before_it_said_where_closes_it_as_the_ledger_has_it(
     taken: Execution,
 ) -> None:
     shown = Execution.objects.get()
-    hand_over(taken, provider="first", isolation="gvisor")
+    mark_dispatched(taken, provider="first", isolation="gvisor")
     move(Execution(pk=taken.pk, process_id=None), provider="nobody's")
 
-    assert close_lost(shown, "lost")
+    assert mark_lost(shown, "lost")
 
     record = Execution.objects.get()
     assert (record.provider, record.isolation) == ("", "")
@@ -189,11 +189,11 @@ def test_a_large_request_is_kept_until_it_is_handed_over(taken: Execution, folde
     os.utime(file, (0, 0))
     end_stale_executions()
     assert file.exists()
-    assert put_back(Execution.objects.get())
+    assert requeue(Execution.objects.get())
 
     again = claim(taken.pk)
     assert again is not None
     assert payloads.read(again)["files"]
-    hand_over(again)
+    mark_dispatched(again)
 
     assert not file.exists()

@@ -17,7 +17,7 @@ from django.utils import timezone
 from executions.runs.models import Execution
 from executions.runs.queue import claim_next
 from executions.runs.worker import Runner
-from executions.tenants.quotas import counted_alone
+from executions.tenants.quotas import tenant_lock
 from tests.conftest import Caller
 from tests.support.held import bounded, ended, opened
 from tests.support.running import run_queued
@@ -221,7 +221,7 @@ def test_a_tenant_that_another_process_is_busy_with_holds_up_no_other(
     is_held, may_end = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with counted_alone(alice.tenant.slug):
+        with tenant_lock(alice.tenant.slug):
             is_held.set()
             may_end.wait(30)
         connection.close()

@@ -15,12 +15,12 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from executions.kernel.storage import QUEUE
-from executions.kernel.storage import kept as kept_at
+from executions.kernel.storage import file_store as kept_at
 from executions.runs import payloads
 from executions.runs.expiry import end_stale_executions
 from executions.runs.models import Execution
-from executions.runs.queue import claim, claim_next, hand_over
-from executions.runs.record import close_unrun
+from executions.runs.queue import claim, claim_next, mark_dispatched
+from executions.runs.record import reject
 from providers.errors import ProviderUnavailable, RateLimited
 from providers.values import InputFile
 from tests.conftest import Caller
@@ -83,7 +83,7 @@ def test_a_small_request_needs_no_file_and_leaves_its_row_when_it_is_handed_over
 
     assert claimed is not None
     assert payloads.read(claimed)["code"] == "pass"
-    hand_over(claimed)
+    mark_dispatched(claimed)
     assert raw_pending_size(execution) == 0
 
 
@@ -98,9 +98,9 @@ def test_no_file_is_left_however_it_ends(way: str, alice: Caller, folder: Path) 
         first = opened(alice, "async", files=FILES, idempotency_key="once")
         assert opened(alice, "async", files=FILES, idempotency_key="once").pk == first.pk
         assert [file.name for file in kept(folder)] == [first.pk.hex]
-        close_unrun(first, ProviderUnavailable("no"))
+        reject(first, ProviderUnavailable("no"))
     elif way == "given up":
-        close_unrun(opened(alice, "async", files=FILES), ProviderUnavailable("no"))
+        reject(opened(alice, "async", files=FILES), ProviderUnavailable("no"))
     else:
         execution = opened(alice, "async", files=FILES)
         Execution.objects.update(deadline=execution.created_at.replace(year=2020))
@@ -163,7 +163,7 @@ def test_large_requests_do_not_make_the_database_grow(alice: Caller, folder: Pat
     assert sum(file.stat().st_size for file in kept(folder)) > 16_000_000
     assert database_bytes() - before < 1_000_000
     while execution := claim_next():
-        hand_over(execution)
+        mark_dispatched(execution)
     assert kept(folder) == []
 
 

@@ -20,7 +20,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from executions.doors.native.deferred import LATER, Later
+from executions.doors.native.deferred import LATER, DeferredResponse
 from executions.kernel.background import Ticker
 from executions.runs import rights
 from executions.runs.rights import KeyRight, OpenAnswers, Right
@@ -71,7 +71,7 @@ def auditor(path: str) -> Client:
 
 def right_by(client: Any, path: str) -> Right:
     """With what right an answer of this client's is received, as the web server is told."""
-    later = Later()
+    later = DeferredResponse()
     answer = client.get(path, **{LATER: later})
     assert answer.status_code == 200, answer.content
     assert later.right is not None

@@ -11,7 +11,7 @@ from django.utils import timezone
 from django_q.models import Schedule
 
 from executions.runs.expiry import end_stale_executions
-from executions.runs.heartbeat import Keeper
+from executions.runs.heartbeat import Heartbeat
 from executions.runs.models import Execution
 from executions.runs.queue import claim
 from executions.runs.record import Caller as By
@@ -67,7 +67,7 @@ def test_what_no_worker_took_ends_too_and_may_be_sent_again(alice: Caller) -> No
 
 
 def test_what_waits_in_line_is_left_alone_while_its_process_lives(
-    alice: Caller, lease: Keeper
+    alice: Caller, lease: Heartbeat
 ) -> None:
     """A run may wait for its sandbox longer than its deadline allows."""
     lease.take()

@@ -13,10 +13,10 @@ from rest_framework.request import Request
 from rest_framework.test import APIRequestFactory
 
 from executions.doors.e2b.interpreter import ExecuteView
-from executions.doors.native.deferred import LATER, NDJSON, EventStream, Later
+from executions.doors.native.deferred import LATER, NDJSON, DeferredResponse, EventStream
 from executions.doors.native.executions import run_stream
 from executions.doors.native.frame import ApiView
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.text import uuid7
 from executions.runs import active_runs
 from executions.runs.event_log import EventLog
@@ -29,7 +29,7 @@ from tests.conftest import Caller
 @contextmanager
 def one_run() -> Iterator[Mock]:
     run = Mock(execution_id=uuid7())
-    with active_runs.counted(run):
+    with active_runs.track(run):
         yield run
 
 
@@ -38,12 +38,12 @@ def test_a_run_that_begins_for_nobody_is_cancelled_unless_it_is_detached(detache
     waited: Future[None] = Future()
     with one_run() as recorded:
 
-        def run(log: EventLog) -> Waits[Outcome]:
+        def run(log: EventLog) -> Coroutine[Outcome]:
             yield waited
             log.begin(recorded.execution_id)
             raise RateLimited("It does not go on.")
 
-        later = Later()
+        later = DeferredResponse()
         query = "/?detach=true" if detached else "/"
         request = Request(APIRequestFactory().post(query, **{LATER: later}))
         events = run_stream(ApiView(), request, NDJSON, run)
@@ -63,13 +63,13 @@ def test_a_cell_that_begins_for_nobody_runs_nothing(
     waited: Future[None] = Future()
     run = ExecuteView._run
 
-    def later_on(self: ExecuteView, *given: Any) -> Waits[dict[str, Any]]:
+    def later_on(self: ExecuteView, *given: Any) -> Coroutine[dict[str, Any]]:
         yield waited
         return (yield from run(self, *given))
 
     monkeypatch.setattr(ExecuteView, "_run", later_on)
     made = alice.client.post("/v2/sandboxes", {}).json()
-    later = Later()
+    later = DeferredResponse()
     events = alice.client.post(
         "/execute",
         {"code": "print(1)"},

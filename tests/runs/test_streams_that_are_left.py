@@ -15,9 +15,9 @@ from executions.doors.e2b import processes
 from executions.doors.e2b.filesystem import Told, WatchEvents
 from executions.doors.e2b.processes import ProcessEvents, told_of
 from executions.doors.native.deferred import NDJSON, EventStream
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.runs import active_runs, event_stream
-from executions.runs.event_log import EventLog, Moment, tell
+from executions.runs.event_log import Broadcast, EventLog, resolve
 from executions.runs.event_stream import Listener
 from executions.runs.models import Execution
 from executions.sessions import output_collector
@@ -28,7 +28,7 @@ from tests.support.held import opened
 
 MANY = 200
 LISTENER = Listener("key:1", "wonderland")
-Followed = Callable[[EventStream, EventLog], Waits[object]]
+Followed = Callable[[EventStream, EventLog], Coroutine[object]]
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +43,12 @@ def log() -> EventLog:
     return begun
 
 
-def by_e2b(events: EventStream, log: EventLog) -> Waits[object]:
+def by_e2b(events: EventStream, log: EventLog) -> Coroutine[object]:
     assert isinstance(events, ProcessEvents)
     return told_of(Execution(), events, log)
 
 
-def by_the_native_api(events: EventStream, log: EventLog) -> Waits[object]:
+def by_the_native_api(events: EventStream, log: EventLog) -> Coroutine[object]:
     return event_stream.following(uuid4(), events, 0, LISTENER)
 
 
@@ -87,18 +87,18 @@ def test_who_has_gone_leaves_nothing_in_the_log_and_who_stays_is_told(
     log.finish()
     assert changed.done()
     assert not over.done()
-    tell([log.closed])
+    resolve([log.closed])
     assert over.done()
 
 
 def test_who_follows_for_long_holds_no_more_than_at_first(log: EventLog) -> None:
     stays = silent()
     told = told_of(Execution(), stays, log)
-    tell([next(told)])
+    resolve([next(told)])
     before = held()
     for _ in range(MANY):
         # Nothing came in its time, so that it says that it is there, and looks again.
-        tell([next(told)])
+        resolve([next(told)])
         changed = stays.changed()
     assert held() < before + MANY // 10
     assert not changed.done()
@@ -115,15 +115,15 @@ def test_who_looks_again_and_again_leaves_nothing_for_each_look(
     events = silent() if where == "without a thread" else EventStream(NDJSON)
     if where == "here":
         monkeypatch.setattr(output_collector, "log_of", lambda _: log)
-    told: Waits[None]
+    told: Coroutine[None]
     if isinstance(events, ProcessEvents):
         told = processes._until_recorded(execution, events, None)
     else:
         told = event_stream.following(execution.pk, events, 0, LISTENER)
-    tell([next(told)])
+    resolve([next(told)])
     before = held()
     for _ in range(MANY):
-        tell([next(told)])
+        resolve([next(told)])
     assert held() < before + MANY // 10
     over = next(told)
     events.leave()
@@ -133,7 +133,7 @@ def test_who_looks_again_and_again_leaves_nothing_for_each_look(
 
 
 def test_who_watches_a_folder_hears_of_its_end_and_of_leaving_it() -> None:
-    for end in (lambda watch, _: tell([watch.ended]), lambda _, changes: changes.leave()):
+    for end in (lambda watch, _: resolve([watch.ended]), lambda _, changes: changes.leave()):
         watch, changes = Watch(), WatchEvents(Told(""))
         seen = changes.follow(watch, None)
         over = next(seen)
@@ -146,13 +146,13 @@ def test_who_watches_a_folder_hears_of_its_end_and_of_leaving_it() -> None:
 
 
 def test_what_has_come_is_told_to_who_asks_later_and_to_nobody_twice() -> None:
-    moment, early, late, gone = Moment(), Future[None](), Future[None](), Future[None]()
+    moment, early, late, gone = Broadcast(), Future[None](), Future[None](), Future[None]()
     moment.bring(early)
     moment.bring(gone)
     assert gone.cancel()
-    tell([moment])
+    resolve([moment])
     moment.bring(late)
-    tell([moment])
+    resolve([moment])
     assert early.done()
     assert late.done()
     assert gone.cancelled()

@@ -8,10 +8,10 @@ from concurrent.futures import Future
 import pytest
 from django.http import HttpResponse
 
-from executions.doors.native.deferred import NDJSON, EventStream, Later
+from executions.doors.native.deferred import NDJSON, DeferredResponse, EventStream
 from executions.doors.native.executions import _told
 from executions.doors.native.frame import ApiView
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from providers.errors import RateLimited
 
 
@@ -20,11 +20,11 @@ from providers.errors import RateLimited
 def test_what_fails_after_a_wait_is_the_last_event() -> None:
     waited: Future[None] = Future()
 
-    def work() -> Waits[HttpResponse]:
+    def work() -> Coroutine[HttpResponse]:
         yield waited
         raise RateLimited("No place came free.")
 
-    events, later = EventStream(NDJSON), Later()
+    events, later = EventStream(NDJSON), DeferredResponse()
     assert later.stream(_told(ApiView(), events, work()), events) is events
     assert events.take() == (b"", True)
     changed = events.changed()
@@ -42,10 +42,10 @@ def test_what_fails_after_a_wait_is_the_last_event() -> None:
 
 
 def test_what_fails_at_once_is_an_answer_and_no_stream() -> None:
-    def work() -> Waits[HttpResponse]:
+    def work() -> Coroutine[HttpResponse]:
         raise RateLimited("No place came free.")
         yield
 
     events = EventStream(NDJSON)
-    answer = Later().stream(_told(ApiView(), events, work()), events)
+    answer = DeferredResponse().stream(_told(ApiView(), events, work()), events)
     assert answer.status_code == 429

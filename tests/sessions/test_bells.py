@@ -30,10 +30,10 @@ def test_when_the_one_who_looked_has_done_the_others_are_rung_and_one_of_them_lo
         with cell_order.looking(session) as first:
             assert first(0.1) == 0.1
             assert second(0.1) == cell_order.REST_SECONDS
-            with cell_order.hung(session) as bell:
+            with cell_order.waiter(session) as bell:
                 assert not bell.done()
         # Hung before the first has done.
-        with cell_order.hung(session) as bell:
+        with cell_order.waiter(session) as bell:
             with cell_order.looking(session) as third:
                 assert third(0.1) == 0.1
             assert bell.done()
@@ -42,7 +42,7 @@ def test_when_the_one_who_looked_has_done_the_others_are_rung_and_one_of_them_lo
 
 def test_who_only_waits_rings_for_nobody_when_he_leaves() -> None:
     session = uuid4()
-    with cell_order.looking(session) as first, cell_order.hung(session) as bell:
+    with cell_order.looking(session) as first, cell_order.waiter(session) as bell:
         assert first(0.1) == 0.1
         with cell_order.looking(session) as second:
             assert second(0.1) == cell_order.REST_SECONDS

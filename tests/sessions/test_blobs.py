@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executions.kernel import paths
-from executions.kernel.storage import WORKSPACES, Folder, disposition, kept
+from executions.kernel.storage import WORKSPACES, Folder, disposition, file_store
 from executions.sessions.storage import blobs, quota, restore
 from executions.sessions.storage.models import (
     Blob,
@@ -34,7 +34,7 @@ from tests.support.sessions import in_thread
 
 
 def in_storage() -> set[str]:
-    return {entry.name for entry in kept(WORKSPACES).entries()}
+    return {entry.name for entry in file_store(WORKSPACES).entries()}
 
 
 def named(blob: Blob, path: str = "f") -> WorkspaceFile:
@@ -189,7 +189,7 @@ def test_a_file_has_its_name_only_when_its_bytes_are_on_the_disk(
 
     monkeypatch.setattr(os, "fsync", note)
     (blob,) = stored(alice.tenant, b"bytes")
-    path = Path(kept(WORKSPACES).open(str(blob.file)).name)
+    path = Path(file_store(WORKSPACES).open(str(blob.file)).name)
     assert written[path.stat().st_ino] == len(b"bytes")
 
 
@@ -275,7 +275,7 @@ def test_a_storage_that_is_away_is_not_asked_for_every_file(
 def test_what_storage_has_lost_goes_up_again(alice: Caller, left: bytes | None) -> None:
     (blob,) = stored(alice.tenant, b"bytes")
     row = named(blob)
-    path = Path(kept(WORKSPACES).open(str(blob.file)).name)
+    path = Path(file_store(WORKSPACES).open(str(blob.file)).name)
     path.unlink() if left is None else path.write_bytes(left)
     members = restore.to_restore(row.workspace)
     with pytest.raises(ProviderUnavailable, match="'f' differs from what was saved"):

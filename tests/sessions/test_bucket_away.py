@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from executions.kernel import bucket
-from executions.kernel.storage import WORKSPACES, Kept, kept
+from executions.kernel.storage import WORKSPACES, FileStore, file_store
 from executions.sessions.storage import blobs
 from executions.tasks import discard_unfinished_uploads
 from tests.support.bucket import Swift, keep_in, swift_service
@@ -41,10 +41,10 @@ def own_swift(swift: Swift, settings: Any, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 @pytest.fixture
-def storage(own_swift: Swift, monkeypatch: pytest.MonkeyPatch) -> Kept:
+def storage(own_swift: Swift, monkeypatch: pytest.MonkeyPatch) -> FileStore:
     """Of a client that waits for less than usual, and for long enough on a busy machine."""
     monkeypatch.setattr(bucket, "_READ_SECONDS", 5)
-    return kept(WORKSPACES)
+    return file_store(WORKSPACES)
 
 
 def freeze(service: Swift) -> None:
@@ -61,13 +61,13 @@ def cut_off(harm: Callable[[], None]) -> Iterator[bytes]:
         yield os.urandom(MIB)
 
 
-def names(storage: Kept) -> list[str]:
+def names(storage: FileStore) -> list[str]:
     return sorted(entry.name for entry in storage.entries())
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_an_upload_that_was_cut_off_is_not_seen(
-    how: str, storage: Kept, own_swift: Swift, monkeypatch: pytest.MonkeyPatch
+    how: str, storage: FileStore, own_swift: Swift, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     storage.save_stream(WHOLE, [b"whole"])
     harm = own_swift.stop if how == "killed" else lambda: freeze(own_swift)
@@ -92,7 +92,7 @@ def test_an_upload_that_was_cut_off_is_not_seen(
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 def test_a_download_that_was_cut_off_is_an_error_and_no_shorter_file(
-    how: str, storage: Kept, own_swift: Swift
+    how: str, storage: FileStore, own_swift: Swift
 ) -> None:
     # More than the sockets between can hold.
     storage.save_stream(KEY, (bytes(MIB) for _ in range(48)))
@@ -109,7 +109,7 @@ def test_a_download_that_was_cut_off_is_an_error_and_no_shorter_file(
 
 
 def test_a_service_that_comes_later_is_used_without_a_restart(
-    storage: Kept, own_swift: Swift
+    storage: FileStore, own_swift: Swift
 ) -> None:
     own_swift.stop()
     assert discard_unfinished_uploads() == 0

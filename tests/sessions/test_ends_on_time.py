@@ -121,9 +121,9 @@ def test_what_ends_while_a_slow_round_of_the_schedule_goes_on_is_expected(
     session = opened(alice, idle_seconds=600)
     aged(session, used_at=540)
     seen: list[str] = []
-    monkeypatch.setattr(maintenance, "tend", lambda: seen.extend(map(str, ends._moments)))
+    monkeypatch.setattr(maintenance, "maintain", lambda: seen.extend(map(str, ends._moments)))
     Schedule.objects.create(name=maintenance.TASK, func=maintenance.TASK, next_run=None)
-    assert maintenance.tend_if_due()
+    assert maintenance.maintain_if_due()
     assert seen == [session["id"]]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import requests
 
-from executions.kernel.storage import WORKSPACES, kept
+from executions.kernel.storage import WORKSPACES, file_store
 from executions.runs.artifacts import sign_token
 from executions.sessions.storage.models import Blob
 from executions.tenants.models import Tenant
@@ -117,7 +117,7 @@ def test_a_range_is_sent_alone(
 @pytest.fixture
 def unlinked(on_swift: Swift, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bucket that clients do not reach."""
-    monkeypatch.setattr(kept(WORKSPACES), "_links", None)
+    monkeypatch.setattr(file_store(WORKSPACES), "_links", None)
 
 
 def test_a_range_behind_the_end_is_refused(alice: Caller, client: Any) -> None:

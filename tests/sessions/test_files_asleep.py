@@ -11,7 +11,7 @@ from django.core.handlers.base import BaseHandler
 from django.test import RequestFactory
 from django.utils import timezone
 
-from executions.doors.native.deferred import LATER, Later
+from executions.doors.native.deferred import LATER, DeferredResponse
 from executions.kernel import background
 from executions.kernel.paths import key_of
 from executions.kernel.storage import Folder
@@ -244,12 +244,12 @@ def test_a_storage_that_hangs_holds_no_thread_that_serves(
     """All that comes here comes by one thread, as if the server had no other."""
     session = asleep(alice)
     assert on_s3.process is not None
-    laters = [Later() for _ in range(14)]
+    laters = [DeferredResponse() for _ in range(14)]
     url = f"{URL}/{session['id']}/files"
     handler = BaseHandler()
     handler.load_middleware()
 
-    def sent_later(path: str, content: bytes, later: Later) -> None:
+    def sent_later(path: str, content: bytes, later: DeferredResponse) -> None:
         headers = {"X-API-Key": alice.key_text}
         octets = "application/octet-stream"
         made = RequestFactory().put(f"{url}/{path}", content, octets, headers=headers)
@@ -261,7 +261,7 @@ def test_a_storage_that_hangs_holds_no_thread_that_serves(
         for number, later in enumerate(laters):
             sent_later(f"content?path=new/{number}", b"%d" % number, later)
             assert later.has_work
-        laters.append(Later())
+        laters.append(DeferredResponse())
         sent_later("archive?path=in", packed(("second", b"second", "")), laters[-1])
         assert laters[-1].has_work
         assert listed(alice, session) == ["f"]

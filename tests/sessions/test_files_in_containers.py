@@ -10,7 +10,7 @@ import docker
 import pytest
 
 from executions.kernel import background
-from executions.sessions.maintenance import tend
+from executions.sessions.maintenance import maintain
 from providers.manager import manager
 from providers.named import close_all
 from tests.conftest import Caller
@@ -52,7 +52,7 @@ def test_files_outlive_a_sleep_and_a_container_that_is_killed(place: Place, alic
     assert cell(alice, session, FILL).json()["files_saved"] is True
 
     aged(session, used_at=601)
-    tend()
+    maintain()
     assert row(session).state == "asleep"
     wait_for(lambda: not place.kept_containers())
     assert {"d", "link"} < set(listed(alice, session))

@@ -198,7 +198,7 @@ def test_what_a_program_has_closed_is_not_called_gone_and_not_called_saved(
     )
     counts_are_right(session)
     # Its sandbox is the only place where what is in there may be.
-    assert not suspend.put_to_sleep(row(session).pk, "a test")
+    assert not suspend.suspend(row(session).pk, "a test")
     lied(monkeypatch, claims(folder, sibling), archive(("dd", b"y")))
     assert file_saves.save(row(session)).is_complete
     assert saved(session) == {"d": None, "dd": b"y"}

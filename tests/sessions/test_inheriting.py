@@ -9,7 +9,7 @@ import pytest
 
 from executions.ledger.verification import verify
 from executions.sessions import lifecycle
-from executions.sessions.ending import give_up
+from executions.sessions.ending import abort_opening
 from executions.sessions.maintenance import close_never_opened
 from executions.sessions.models import Session
 from executions.sessions.storage.models import Workspace
@@ -31,7 +31,7 @@ def _not_in_time(session: Session) -> None:
     close_never_opened()
 
 
-@pytest.mark.parametrize("end", [give_up, _not_in_time], ids=["found dead", "not in time"])
+@pytest.mark.parametrize("end", [abort_opening, _not_in_time], ids=["found dead", "not in time"])
 def test_what_a_killed_process_was_opening_gives_back_what_it_was_to_begin_with(
     alice: Caller, monkeypatch: pytest.MonkeyPatch, end: Callable[[Session], object]
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from executions.doors.agent_sandbox.service import Conversation, find
 from executions.kernel import background
-from executions.sessions.maintenance import tend
+from executions.sessions.maintenance import maintain
 from executions.sessions.models import Session
 from executions.sessions.queries import LivingFilter, living_sessions
 from tests.conftest import Caller
@@ -49,7 +49,7 @@ def test_one_over_age_that_is_looked_at_is_closed_by_the_schedule_with_its_files
     (sandbox.folder / "g").write_text("of a daemon")
     aged(session, created_at=1801)
     look(alice, f"{URL}/{session['id']}")
-    tend()
+    maintain()
     assert row(session).state == "closed"
     assert saved(session) == {"f": b"kept", "g": b"of a daemon"}
 

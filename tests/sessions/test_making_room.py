@@ -10,7 +10,7 @@ import pytest
 from executions.kernel import background
 from executions.sessions import capacity
 from executions.sessions.ending import close_if_idle
-from executions.sessions.storage.suspend import put_to_sleep
+from executions.sessions.storage.suspend import suspend
 from providers.waiting import within
 from tests.conftest import Caller
 from tests.support import kept_here
@@ -60,9 +60,9 @@ def test_who_opens_a_session_does_not_wait_for_ever_for_the_save_of_another(
     def sleep_slowly(*session: Any) -> bool:
         # Longer than the request is to wait, and without an end where it does.
         assert may_save.wait(20)
-        return put_to_sleep(*session)
+        return suspend(*session)
 
-    monkeypatch.setattr(capacity, "put_to_sleep", sleep_slowly)
+    monkeypatch.setattr(capacity, "suspend", sleep_slowly)
     monkeypatch.setattr(capacity, "within", lambda _, future: within(0, future))
     refused = alice.client.post(URL, {})
     assert (refused.status_code, refused.json()["error"]["code"]) == (429, "SB008")

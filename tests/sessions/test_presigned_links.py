@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 import pytest
 import requests
 
-from executions.kernel.storage import MOST_LINK_SECONDS, WORKSPACES, kept
+from executions.kernel.storage import MOST_LINK_SECONDS, WORKSPACES, file_store
 from tests.support.bucket import Swift
 
 CONTENT = b"four and twenty blackbirds"
@@ -17,9 +17,9 @@ KEY = "7/ab/abcdef-0123"
 
 
 def made(**changed: Any) -> str:
-    kept(WORKSPACES).save_stream(KEY, [CONTENT])
+    file_store(WORKSPACES).save_stream(KEY, [CONTENT])
     wanted = {"expires_in": 60, "filename": "a/日本.csv", "mime_type": "text/csv", **changed}
-    link = kept(WORKSPACES).link(KEY, **wanted)
+    link = file_store(WORKSPACES).link(KEY, **wanted)
     assert link is not None
     return link
 
@@ -66,7 +66,7 @@ def test_what_may_be_a_program_is_sent_as_bytes(on_swift: Swift) -> None:
 def test_a_changed_link_is_refused(part: str, on_swift: Swift) -> None:
     link = made()
     neighbour = KEY.replace("abcdef", "bcdefa")
-    kept(WORKSPACES).save_stream(neighbour, [b"another's"])
+    file_store(WORKSPACES).save_stream(neighbour, [b"another's"])
     if part == "path":
         changed = link.replace(KEY, neighbour)
     else:
@@ -99,7 +99,7 @@ def test_a_link_ends(on_swift: Swift) -> None:
 def test_a_link_is_for_reading_alone(method: str, on_swift: Swift) -> None:
     answer = requests.request(method, made(), data=b"mine", timeout=30)
     assert answer.status_code == 403
-    assert b"".join(kept(WORKSPACES).open_range(KEY)) == CONTENT
+    assert b"".join(file_store(WORKSPACES).open_range(KEY)) == CONTENT
 
 
 def test_a_link_does_not_tell_the_secret_key(on_swift: Swift) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from executions.kernel import background
 from executions.sessions import output_collector
-from executions.sessions.maintenance import tend
+from executions.sessions.maintenance import maintain
 from providers.manager import manager
 from providers.named import close_all
 from tests.conftest import Caller
@@ -52,7 +52,7 @@ def test_files_and_contexts_are_there_after_a_sleep(alice: Caller, bob: Caller) 
     assert (told["status"], told["exit_code"]) == ("failed", 3)
     assert background.wait_for_keyed_work()
     aged(session, used_at=601)
-    tend()
+    maintain()
     assert row(session).state == "asleep"
     again = cell(alice, session, "print(open('.d/f').read(), 'x' in globals())", context="mine")
     assert again.json()["stdout"] == "it False\n"

@@ -13,7 +13,7 @@ from django.core.management import call_command
 from django.db.models import QuerySet
 
 from executions.capabilities.retention.service import ORPHAN_SECONDS, compare_storage
-from executions.kernel.storage import WORKSPACES, kept
+from executions.kernel.storage import WORKSPACES, file_store
 from executions.sessions.storage import blobs
 from executions.sessions.storage.models import Blob, LooseFile
 from tests.conftest import Caller
@@ -32,22 +32,22 @@ def age_all(root: Path) -> None:
 @pytest.mark.django_db
 def test_what_has_no_counterpart_is_named(alice: Caller, tmp_path: Path) -> None:
     there, gone = stored(alice.tenant, b"there", b"gone")
-    kept(WORKSPACES).save_stream("1/ab/stray", iter([b"stray"]))
-    kept(WORKSPACES).save_stream("1/ab/loose", iter([b"loose"]))
+    file_store(WORKSPACES).save_stream("1/ab/stray", iter([b"stray"]))
+    file_store(WORKSPACES).save_stream("1/ab/loose", iter([b"loose"]))
     LooseFile.objects.create(
         tenant=alice.tenant, file="1/ab/loose", size=5, due_at=there.kept_until
     )
     age_all(tmp_path)
-    kept(WORKSPACES).save_stream("1/ab/young", iter([b"its row comes"]))
-    kept(WORKSPACES).delete(str(gone.file))
+    file_store(WORKSPACES).save_stream("1/ab/young", iter([b"its row comes"]))
+    file_store(WORKSPACES).delete(str(gone.file))
     found = compare_storage()
     assert found.without_row.names == ["workspaces/1/ab/stray"]
     assert found.without_bytes.names == [f"workspaces/{gone.file}"]
     assert (found.files, found.rows) == (4, 2)
     with pytest.raises(SystemExit):
         call_command("check_storage", "--remove", stdout=StringIO())
-    assert not kept(WORKSPACES).exists("1/ab/stray")
-    assert kept(WORKSPACES).exists("1/ab/loose")
+    assert not file_store(WORKSPACES).exists("1/ab/stray")
+    assert file_store(WORKSPACES).exists("1/ab/loose")
     Blob.objects.filter(pk=gone.pk).delete()
     assert compare_storage().is_same
 

@@ -13,8 +13,8 @@ pytestmark = pytest.mark.database
 
 
 @pytest.fixture
-def savers() -> background._Threads:
-    return background._Threads()
+def savers() -> background._KeyedExecutor:
+    return background._KeyedExecutor()
 
 
 def here() -> tuple[int, int]:
@@ -25,14 +25,14 @@ def here() -> tuple[int, int]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_save_after_another_has_the_same_connection(savers: background._Threads) -> None:
+def test_one_save_after_another_has_the_same_connection(savers: background._KeyedExecutor) -> None:
     first = savers.submit("a", "wonderland", here).result(30)
     assert savers.submit("b", "wonderland", here).result(30) == first
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_saver_without_work_ends_and_the_next_save_has_another(
-    savers: background._Threads, monkeypatch: pytest.MonkeyPatch
+    savers: background._KeyedExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "IDLE_SECONDS", 0.01)
     saver = savers.submit("a", "wonderland", threading.current_thread).result(30)
@@ -43,7 +43,7 @@ def test_a_saver_without_work_ends_and_the_next_save_has_another(
 
 @pytest.mark.only_on("postgresql")
 @pytest.mark.django_db(transaction=True)
-def test_a_connection_that_was_lost_is_made_anew(savers: background._Threads) -> None:
+def test_a_connection_that_was_lost_is_made_anew(savers: background._KeyedExecutor) -> None:
     def lose() -> None:
         here()
         connection.connection.close()

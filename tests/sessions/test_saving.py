@@ -16,9 +16,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from executions.kernel import background as kernel_background
-from executions.kernel.storage import WORKSPACES, Folder, kept
+from executions.kernel.storage import WORKSPACES, Folder, file_store
 from executions.runs.models import Execution
-from executions.sessions.maintenance import tend
+from executions.sessions.maintenance import maintain
 from executions.sessions.models import Session
 from executions.sessions.storage import background_saves, blobs, file_saves
 from executions.sessions.storage.models import (
@@ -142,7 +142,7 @@ def test_the_same_content_is_in_storage_once(alice: Caller, charlie: Caller) -> 
     stranger = opened(charlie, saves="answer")
     cell(charlie, stranger, write("a", "same"))
     assert Blob.objects.count() == 2
-    assert len(list(kept(WORKSPACES).entries())) == 2
+    assert len(list(file_store(WORKSPACES).entries())) == 2
 
 
 def test_while_something_runs_a_session_is_not_called_clean(alice: Caller) -> None:
@@ -174,7 +174,7 @@ def test_what_a_dead_process_left_is_saved_by_the_schedule(
     assert saved(session) == {}
     assert looked_at(alice, session)["files"]["unsaved_since"] is not None
     aged(session, unsaved_since=61)
-    tend()
+    maintain()
     assert saved(session) == {"f": b"x"}
     assert looked_at(alice, session)["files"]["unsaved_since"] is None
 
@@ -197,7 +197,7 @@ def test_a_storage_that_fails_costs_no_cell_and_no_file(
         assert files["unsaved_since"] is not None
         # Not even idle: nothing may be lost that is nowhere else.
         aged(session, used_at=700)
-        tend()
+        maintain()
         assert row(session).state == "open"
     assert saved(session) == {"f": b"before"}
     assert cell(alice, session, "1").json()["files_saved"] is True
@@ -212,7 +212,7 @@ def test_a_tenant_that_is_deleted_leaves_no_bytes(alice: Caller) -> None:
     assert not Workspace.objects.exists()
     Blob.objects.update(kept_until=timezone.now() - timedelta(seconds=1))
     blobs.collect()
-    assert list(kept(WORKSPACES).entries()) == []
+    assert list(file_store(WORKSPACES).entries()) == []
     assert not Blob.objects.exists()
 
 
@@ -269,7 +269,7 @@ def test_a_closed_session_leaves_nothing_in_storage(alice: Caller, bob: Caller) 
     assert bob.client.delete(f"{URL}/{session['id']}").status_code == 204
     assert saved(session) == {}
     assert saved(other) == {"b": b"shared"}
-    assert len(list(kept(WORKSPACES).entries())) == 1
+    assert len(list(file_store(WORKSPACES).entries())) == 1
     counts_are_right(other)
     assert Session.objects.get(pk=session["id"]).state == "closed"
 
@@ -281,5 +281,5 @@ def test_what_is_to_be_kept_after_the_end_is_saved_before_it(alice: Caller, sett
     (sandbox,) = kept_here.sandboxes()
     (sandbox.folder / "late").write_text("too")
     alice.client.delete(f"{URL}/{session['id']}")
-    tend()
+    maintain()
     assert saved(session) == {"a": b"kept", "late": b"too"}

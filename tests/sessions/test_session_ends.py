@@ -9,7 +9,7 @@ import pytest
 
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.runs.heartbeat import Keeper
+from executions.runs.heartbeat import Heartbeat
 from executions.runs.models import Execution
 from executions.sessions import (
     background_commands,
@@ -18,11 +18,11 @@ from executions.sessions import (
     output_collector,
     session_sandbox,
 )
-from executions.sessions.ending import lose
-from executions.sessions.maintenance import tend
+from executions.sessions.ending import mark_lost
+from executions.sessions.maintenance import maintain
 from executions.sessions.models import Session
 from executions.sessions.session_sandbox import LEASE_SECONDS, NEW_SECONDS
-from executions.sessions.storage.suspend import put_to_sleep
+from executions.sessions.storage.suspend import suspend
 from providers.errors import KeptFull, ProviderUnavailable
 from tests.conftest import Caller
 from tests.support import kept_here
@@ -79,7 +79,7 @@ def test_a_session_over_age_is_closed_by_the_schedule_and_by_being_looked_at(
     assert cell(alice, looked_at, "1").status_code == 409
     assert alice.client.get(f"{URL}/{looked_at['id']}").json()["state"] == "closed"
     aged(forgotten, **seconds)
-    assert tend() == 1
+    assert maintain() == 1
     assert len(kept_here.sandboxes()) == 1
     assert [row(each).state for each in (forgotten, young)] == ["closed", "open"]
 
@@ -90,7 +90,7 @@ def test_a_busy_session_is_never_reaped(alice: Caller) -> None:
     thread = in_thread(lambda: cell(alice, session, "import time; time.sleep(30)"))
     wait_for(lambda: sandbox.known["default"][1].busy)
     aged(session, used_at=5000, created_at=5000)
-    assert tend() == 0
+    assert maintain() == 0
     assert alice.client.get(f"{URL}/{session['id']}").json()["state"] == "open"
     alice.client.post(f"{URL}/{session['id']}/interrupt")
     thread.join()
@@ -227,7 +227,7 @@ def test_the_schedule_finds_what_is_lost_and_renews_what_is_there(alice: Caller)
     living, dead = kept_here.sandboxes()
     dead.close()
     before = len(living.renewals)
-    assert tend() == 1
+    assert maintain() == 1
     assert [row(each).state for each in (there, gone)] == ["open", "lost"]
     assert len(living.renewals) > before
 
@@ -242,7 +242,7 @@ def test_the_living_are_renewed_before_what_ends_is_saved(
     before, renewed = len(living.renewals), []
     monkeypatch.setattr(ending, "save", lambda _: renewed.append(len(living.renewals) > before))
     aged(old, created_at=1801)
-    assert tend() == 1
+    assert maintain() == 1
     assert renewed == [True]
     assert row(old).state == "closed"
 
@@ -261,8 +261,8 @@ def test_what_cannot_be_renewed_is_asked_for_anew(
     monkeypatch.setattr(sandbox, "renew", fail)
     sandbox.close()
     monkeypatch.setattr(session_sandbox, "RENEW_SECONDS", 0)
-    assert [tend(), row(session).state] == [0, "open"]
-    assert [tend(), row(session).state] == [1, "lost"]
+    assert [maintain(), row(session).state] == [0, "open"]
+    assert [maintain(), row(session).state] == [1, "lost"]
 
 
 def test_what_a_failing_provider_would_not_release_is_released_later(
@@ -280,7 +280,7 @@ def test_what_a_failing_provider_would_not_release_is_released_later(
         patched.setattr(sandbox, "close", fail)
         assert alice.client.delete(f"{URL}/{session['id']}").status_code == 204
     assert row(session).released_at is None
-    tend()
+    maintain()
     assert row(session).released_at is not None
     assert kept_here.sandboxes() == []
 
@@ -316,7 +316,7 @@ def test_a_provider_that_does_not_answer_costs_no_sandbox_of_another(
     for each in silent:
         monkeypatch.setattr(each, "renew", hang)
     before = len(living.renewals)
-    assert tend() == 0
+    assert maintain() == 0
     # On a slow machine the time is over before the thread that asks has begun.
     wait_for(lambda: bool(asked) and len(living.renewals) > before)
     over.set()
@@ -335,7 +335,7 @@ def test_a_process_that_says_it_has_ended_and_goes_on_does_not_hold_up_the_sched
     (sandbox,) = kept_here.sandboxes()
     wait_for(lambda: sandbox.processes.list()[0].exit_code is not None)
     monkeypatch.setattr(sandbox.processes, "follow", lambda *_: over.wait(120))
-    tended = in_thread(tend)
+    tended = in_thread(maintain)
     tended.join(60)
     was_held_up = tended.is_alive()
     over.set()
@@ -348,14 +348,14 @@ def test_a_session_whose_process_died_while_opening_it_gives_its_name_back(alice
     died, young = opened(alice, name="one", idle_seconds=7200, max_seconds=7200), opened(alice)
     Session.objects.update(ref=None, provider="")
     aged(died, created_at=1000)
-    assert tend() == 1
+    assert maintain() == 1
     assert [row(each).state for each in (died, young)] == ["closed", "open"]
     assert row(died).released_at is not None
     opened(alice, name="one")
 
 
 def test_a_session_names_its_process_while_that_opens_or_wakes_it(
-    alice: Caller, lease: Keeper, monkeypatch: pytest.MonkeyPatch
+    alice: Caller, lease: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By which others know that nobody does any more; the sandbox lasts as briefly until then."""
     seen: list[tuple[Any, float | None]] = []
@@ -367,7 +367,7 @@ def test_a_session_names_its_process_while_that_opens_or_wakes_it(
 
     monkeypatch.setattr(kept_here.KeptHere, "open", look)
     session = opened(alice)
-    assert put_to_sleep(row(session).pk, "a test")
+    assert suspend(row(session).pk, "a test")
     assert cell(alice, session, "print(1)").json()["stdout"] == "1\n"
     assert seen == [(lease.mine(), NEW_SECONDS)] * 2
     assert row(session).process is None
@@ -377,7 +377,7 @@ def test_a_session_names_its_process_while_that_opens_or_wakes_it(
 def test_what_an_idempotency_key_stands_for_is_told_after_the_end(alice: Caller) -> None:
     for end in (
         lambda session: alice.client.delete(f"{URL}/{session['id']}"),
-        lambda session: lose(row(session), "it is gone"),
+        lambda session: mark_lost(row(session), "it is gone"),
     ):
         # Lost with something of it saved, it would sleep.
         session = opened(alice, saves="never")

@@ -115,7 +115,7 @@ def test_a_folder_that_is_not_there_is_not_found_and_a_file_is_no_folder(
     for state in ("open", "asleep"):
         if state == "asleep":
             assert background.wait_for_keyed_work()
-            assert suspend.put_to_sleep(row(session).pk, "a test")
+            assert suspend.suspend(row(session).pk, "a test")
         assert row(session).state == state
         for what in ("files", "files/archive"):
             url = f"{URL}/{session['id']}/{what}"

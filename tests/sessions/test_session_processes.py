@@ -9,13 +9,13 @@ from uuid import UUID
 import pytest
 
 from executions.ledger.verification import verify
-from executions.runs.heartbeat import Keeper
+from executions.runs.heartbeat import Heartbeat
 from executions.runs.models import Execution
 from executions.runs.process_reaper import UnattendedRuns
 from executions.sessions import output_collector
-from executions.sessions.maintenance import tend
+from executions.sessions.maintenance import maintain
 from executions.sessions.models import Session
-from executions.sessions.storage.suspend import put_to_sleep
+from executions.sessions.storage.suspend import suspend
 from executions.tenants.keys import create_api_key
 from providers.errors import ProviderUnavailable
 from providers.sandbox import Process
@@ -101,7 +101,7 @@ def test_a_number_that_was_given_out_in_two_sandboxes_is_that_of_the_later_execu
     former = command(alice, session, shell="true", background=True).json()
     ended_before = Execution.objects.filter(pk=former["execution"], finished_at__isnull=False)
     wait_for(ended_before.exists)
-    assert put_to_sleep(row(session).pk, "a test")
+    assert suspend(row(session).pk, "a test")
     later = command(alice, session, shell="sleep 60", background=True).json()
     Execution.objects.filter(pk=former["execution"]).update(pid=later["pid"])
     (found,) = alice.client.get(f"{URL}/{session['id']}/processes").json()["results"]
@@ -214,7 +214,7 @@ def test_what_runs_in_the_background_ends_as_cancelled_with_its_session(
 
 
 def test_while_it_is_started_in_the_background_it_is_its_processs_and_not_given_up(
-    alice: Caller, lease: Keeper, monkeypatch: pytest.MonkeyPatch
+    alice: Caller, lease: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By which it is closed where that process dies before it has a number."""
     session = opened(alice)
@@ -262,7 +262,7 @@ def test_background_processes_take_no_thread_that_others_wait_in(
     assert ended(started[0]).status == "failed"
     (sandbox, _) = kept_here.sandboxes()
     wait_for(lambda: all(each.exit_code is not None for each in sandbox.processes.list()))
-    tend()
+    maintain()
     assert ended(started[3]).status == "failed"
 
 
@@ -274,13 +274,13 @@ def test_one_that_no_process_of_ours_follows_any_more_is_recorded_by_the_schedul
     answer = command(alice, session, shell="cat; echo done", stdin=True, background=True)
     execution = answer.json()["execution"]
     assert not output_collector.has(execution)
-    tend()
+    maintain()
     assert Execution.objects.get(pk=execution).finished_at is None
     url = f"{URL}/{session['id']}/processes/{answer.json()['pid']}/stdin?close=1"
     alice.client.post(url, b"", content_type="application/octet-stream")
     (sandbox,) = kept_here.sandboxes()
     wait_for(lambda: sandbox.processes.list()[0].exit_code is not None)
-    tend()
+    maintain()
     record = Execution.objects.get(pk=execution)
     assert (record.status, record.stdout) == ("succeeded", "done\n")
 
@@ -292,7 +292,7 @@ def test_an_idle_session_ends_whatever_runs_in_the_background(
     session = opened(alice, saves=saves)
     answer = command(alice, session, shell="sleep 60", background=True)
     aged(session, used_at=700)
-    tend()
+    maintain()
     assert row(session).state == state
     assert Execution.objects.get(pk=answer.json()["execution"]).status == "cancelled"
 
@@ -357,7 +357,7 @@ def test_a_command_is_held_to_the_sandbox_that_is_woken_for_it(
     if is_lost:
         sandbox.close()
     else:
-        assert put_to_sleep(row(session).pk, "a test")
+        assert suspend(row(session).pk, "a test")
     # The former one was better than what its provider has now.
     Session.objects.update(isolation="microvm")
     strict = Caller(*create_api_key(alice.tenant, "strict", None, minimum_isolation="microvm"))

@@ -14,7 +14,7 @@ import pytest
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs.models import Execution
-from executions.sessions.maintenance import tend
+from executions.sessions.maintenance import maintain
 from providers.manager import manager
 from providers.named import close_all
 from tests.conftest import Caller, require
@@ -119,7 +119,7 @@ def test_a_pool_that_is_away_is_no_loss(place: Place, alice: Caller, away_at_onc
     assert (refused.json()["error"]["code"], refused.headers["Retry-After"]) == ("SB003", "5")
     listed = alice.client.get(f"{URL}/{session['id']}/files")
     assert (listed.status_code, listed.headers["Retry-After"]) == (502, "5")
-    tend()
+    maintain()
     assert row(session).state == "open"
 
     place.start()

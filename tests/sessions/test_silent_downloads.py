@@ -14,7 +14,7 @@ from django.http import HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 from django.test import RequestFactory
 
-from executions.doors.native.deferred import LATER, Later, Placeholder
+from executions.doors.native.deferred import LATER, DeferredResponse, Placeholder
 from executions.sessions import session_sandbox
 from providers.manager import manager
 from sandbox_site.web.admission import Limits
@@ -108,7 +108,7 @@ def test_what_a_sandbox_does_not_say_of_a_file_is_waited_for_without_a_thread(
 
     def ask() -> None:
         for path in paths:
-            asked = asking(f"{URL}/{session['id']}/{path}", **{LATER: Later()})
+            asked = asking(f"{URL}/{session['id']}/{path}", **{LATER: DeferredResponse()})
             answers.append(WSGIHandler().get_response(asked))
 
     thread = in_thread(ask)

@@ -8,14 +8,14 @@ import pytest
 from django.test import Client
 
 from executions.kernel import background
-from executions.kernel.coroutines import wait_for as carry_out
-from executions.kernel.storage import WORKSPACES, kept
+from executions.kernel.coroutines import run_sync as carry_out
+from executions.kernel.storage import WORKSPACES, file_store
 from executions.ledger.verification import verify
 from executions.runs.models import Execution
 from executions.runs.record import Caller as Asker
-from executions.sessions.ending import lose
+from executions.sessions.ending import mark_lost
 from executions.sessions.lifecycle import opening
-from executions.sessions.maintenance import OPENING_SECONDS, tend
+from executions.sessions.maintenance import OPENING_SECONDS, maintain
 from executions.sessions.models import Session
 from executions.sessions.requests import Conflict, SessionRequest
 from executions.sessions.storage import blobs, file_saves, suspend
@@ -57,7 +57,7 @@ def test_unused_it_sleeps_and_wakes_with_its_files_on_the_next_cell(
 def test_a_long_sleep_is_not_taken_for_an_opening_that_never_ended(alice: Caller) -> None:
     session = asleep(alice, write("f", "kept"))
     aged(session, created_at=OPENING_SECONDS + 60, used_at=OPENING_SECONDS + 60)
-    tend()
+    maintain()
     assert row(session).state == "asleep"
     assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "kept\n"
 
@@ -103,7 +103,7 @@ def test_what_began_while_it_was_falling_asleep_keeps_it_awake(
 
     with monkeypatch.context() as patch:
         patch.setattr(suspend, "save", save)
-        assert suspend.put_to_sleep(row(session).pk, "a test") is False
+        assert suspend.suspend(row(session).pk, "a test") is False
     assert row(session).state == "open"
     assert len(kept_here.sandboxes()) == 1
 
@@ -115,7 +115,7 @@ def test_what_nobody_noticed_is_saved_before_it_sleeps(alice: Caller) -> None:
     (sandbox,) = kept_here.sandboxes()
     (sandbox.folder / "daemons").write_text("own")
     aged(session, used_at=601)
-    tend()
+    maintain()
     assert row(session).state == "asleep"
     assert saved(session) == {"f": b"x", "daemons": b"own"}
 
@@ -126,7 +126,7 @@ def test_what_ran_in_the_background_when_it_fell_asleep_is_not_said_to_be_saved(
     session = opened(alice, saves="answer")
     url = f"{URL}/{session['id']}/processes"
     started = alice.client.post(url, {"shell": "sleep 60", "background": True}).json()
-    assert suspend.put_to_sleep(row(session).pk, "a test")
+    assert suspend.suspend(row(session).pk, "a test")
     assert cell(alice, session, "1").json()["files_saved"] is True
     found = alice.client.get(f"/api/v1/executions/{started['execution']}").json()
     assert (found["status"], found["files_saved"]) == ("cancelled", False)
@@ -150,7 +150,7 @@ def test_what_begins_in_its_next_sandbox_while_the_former_is_let_go_is_not_ended
         return close()
 
     monkeypatch.setattr(sandbox, "close", close_slowly)
-    assert suspend.put_to_sleep(row(session).pk, "a test")
+    assert suspend.suspend(row(session).pk, "a test")
     (started,) = begun
     assert started.status_code == 201, started.content
     (following,) = kept_here.sandboxes()
@@ -172,7 +172,7 @@ def test_a_command_whose_sandbox_goes_while_it_is_started_there_is_recorded_and_
     def start_slowly(wanted: Command) -> Process:
         started = start(wanted)
         sandbox.close()
-        lose(row(session), "it is gone")
+        mark_lost(row(session), "it is gone")
         return started
 
     monkeypatch.setattr(sandbox.processes, "start", start_slowly)
@@ -189,14 +189,14 @@ def test_over_its_total_age_a_sleeping_session_is_closed_and_its_files_go(alice:
     expires = alice.client.get(f"{URL}/{session['id']}").json()["expires_at"]
     assert expires > row(session).used_at.isoformat()
     aged(session, used_at=5000)
-    tend()
+    maintain()
     assert row(session).state == "asleep"
     aged(session, created_at=1801)
-    tend()
+    maintain()
     assert row(session).state == "closed"
     assert not Workspace.objects.exists()
     blobs.collect()
-    assert list(kept(WORKSPACES).entries()) == []
+    assert list(file_store(WORKSPACES).entries()) == []
     assert actions(session)[-2:] == ["closed", "cleaned"]
     assert cell(alice, session, "1").status_code == 409
 

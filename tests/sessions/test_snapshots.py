@@ -8,10 +8,10 @@ from uuid import uuid4
 import pytest
 
 from executions.kernel import background
-from executions.kernel.storage import WORKSPACES, Folder, kept
+from executions.kernel.storage import WORKSPACES, Folder, file_store
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.sessions.maintenance import tend
+from executions.sessions.maintenance import maintain
 from executions.sessions.session_sandbox import forget
 from executions.sessions.storage import blobs, file_saves, suspend
 from executions.sessions.storage.models import Blob, Snapshot, StoredTotal, Workspace, WorkspaceFile
@@ -62,7 +62,7 @@ def test_a_session_begins_with_the_files_of_a_snapshot_and_no_variables(
     cell(bob, begun, "open('g', 'w').write('more'); import os; os.remove('d/f')")
     assert background.wait_for_keyed_work()
     assert saved(begun) == {"d": None, "g": b"more"}
-    assert suspend.put_to_sleep(row(begun).pk, "a test")
+    assert suspend.suspend(row(begun).pk, "a test")
     assert cell(bob, begun, "print(open('g').read())").json()["stdout"] == "more\n"
     third = opened(alice, **{"from": snapshot["id"]})
     assert cell(alice, third, "print(open('d/f').read())").json()["stdout"] == "then\n"
@@ -78,7 +78,7 @@ def test_bytes_are_there_once_and_rows_count(alice: Caller) -> None:
     after = total_is_right(alice)
     assert after.bytes == before.bytes == 1000
     assert after.files == before.files + 4
-    assert sum(1 for _ in kept(WORKSPACES).entries()) == 1
+    assert sum(1 for _ in file_store(WORKSPACES).entries()) == 1
 
 
 def test_a_live_session_is_saved_first_and_one_that_sleeps_is_not_woken(alice: Caller) -> None:
@@ -87,7 +87,7 @@ def test_a_live_session_is_saved_first_and_one_that_sleeps_is_not_woken(alice: C
     (sandbox.folder / "unnoticed").write_text("by a daemon")
     assert taken(alice, source)["files"] == 1
     assert saved(source) == {"unnoticed": b"by a daemon"}
-    assert suspend.put_to_sleep(row(source).pk, "a test")
+    assert suspend.suspend(row(source).pk, "a test")
     assert taken(alice, source)["files"] == 1
     assert (row(source).state, kept_here.sandboxes()) == ("asleep", [])
 
@@ -136,7 +136,7 @@ def test_it_outlives_its_source_and_goes_when_it_is_deleted(alice: Caller, bob: 
     assert alice.client.delete(f"{URL}/{source['id']}").status_code == 204
     assert background.wait_for_keyed_work()
     aged(source, created_at=10_000, used_at=10_000)
-    tend()
+    maintain()
     blobs.collect()
     assert bob.client.get(f"{SNAPSHOTS}/{snapshot['id']}").json() == snapshot
     begun = opened(bob, **{"from": snapshot["id"]})
@@ -147,7 +147,7 @@ def test_it_outlives_its_source_and_goes_when_it_is_deleted(alice: Caller, bob: 
     assert bob.client.delete(f"{URL}/{begun['id']}").status_code == 204
     assert background.wait_for_keyed_work()
     total = total_is_right(alice)
-    assert (total.files, total.bytes, list(kept(WORKSPACES).entries())) == (0, 0, [])
+    assert (total.files, total.bytes, list(file_store(WORKSPACES).entries())) == (0, 0, [])
 
 
 def test_sessions_that_nothing_is_saved_of_begin_with_one_too(alice: Caller) -> None:

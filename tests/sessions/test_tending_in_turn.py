@@ -68,7 +68,7 @@ def test_what_is_busy_keeps_no_other_from_being_closed(alice: Caller) -> None:
     unused = opened(alice, saves="never")
     for session in (*busy, unused):
         aged(session, created_at=5000)
-    assert maintenance.tend() == 1
+    assert maintenance.maintain() == 1
     assert [row(each).state for each in (*busy, unused)] == ["open", "open", "closed"]
     for session in busy:
         alice.client.post(f"/api/v1/sessions/{session['id']}/interrupt")

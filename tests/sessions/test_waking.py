@@ -11,12 +11,12 @@ from django.db import OperationalError
 from django.db.models import QuerySet
 
 from executions.kernel import background as kernel_background
-from executions.kernel.coroutines import Waits
-from executions.kernel.coroutines import wait_for as carry_out
-from executions.kernel.storage import WORKSPACES, kept
-from executions.runs.heartbeat import Keeper, registered_steps
+from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import run_sync as carry_out
+from executions.kernel.storage import WORKSPACES, file_store
+from executions.runs.heartbeat import Heartbeat, registered_steps
 from executions.runs.models import Execution
-from executions.sessions.ending import lose
+from executions.sessions.ending import mark_lost
 from executions.sessions.models import Session
 from executions.sessions.storage import background_saves, file_saves, suspend, wake
 from executions.tenants.models import Tenant
@@ -98,7 +98,7 @@ def test_contexts_are_there_by_name_and_empty(alice: Caller) -> None:
     alice.client.post(f"{url}/contexts", {"language": "python", "id": "other", "cwd": "d"})
     cell(alice, session, "y = 1; open('f', 'w').write('x')", context="other")
     assert kernel_background.wait_for_keyed_work()
-    assert suspend.put_to_sleep(row(session).pk, "a test")
+    assert suspend.suspend(row(session).pk, "a test")
     ran = cell(alice, session, "import os; print('y' in globals(), os.listdir())", context="other")
     assert ran.json()["stdout"] == "False ['f']\n"
     assert [each["id"] for each in row(session).contexts] == ["default", "other"]
@@ -170,12 +170,12 @@ def test_a_wake_that_fails_leaves_it_asleep_and_no_sandbox(
 
 def test_bytes_that_are_not_what_was_saved_are_not_restored(alice: Caller) -> None:
     session = asleep(alice)
-    (entry,) = kept(WORKSPACES).entries()
-    kept(WORKSPACES).replace(entry.name, b"evil")
+    (entry,) = file_store(WORKSPACES).entries()
+    file_store(WORKSPACES).replace(entry.name, b"evil")
     refused = cell(alice, session, "1")
     assert refused.status_code >= 400
     assert row(session).state == "asleep"
-    kept(WORKSPACES).replace(entry.name, b"kept")
+    file_store(WORKSPACES).replace(entry.name, b"kept")
     assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "kept\n"
 
 
@@ -195,7 +195,7 @@ def test_what_a_dead_process_was_waking_is_woken_by_another(
         patch.setattr(wake, "_wake", die)
         patch.setattr(wake, "_give_back", lambda *_: None)
         with pytest.raises(Died):
-            carry_out(wake.awake(row(session)))
+            carry_out(wake.ensure_awake(row(session)))
     assert row(session).waking_since is not None
     aged(session, waking_since=2000)
     assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "kept\n"
@@ -203,15 +203,15 @@ def test_what_a_dead_process_was_waking_is_woken_by_another(
 
 @pytest.mark.parametrize("step", ["_put", "making_room"])
 def test_a_wake_that_ends_with_the_database_away_is_given_back_when_it_is_there_again(
-    alice: Caller, lease: Keeper, monkeypatch: pytest.MonkeyPatch, step: str
+    alice: Caller, lease: Heartbeat, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     session = asleep(alice)
-    room, update, away = wake.making_room, QuerySet.update, [True]
+    room, update, away = wake.reserve_slot, QuerySet.update, [True]
 
     def fail(*_: object) -> None:
         raise OperationalError("away")
 
-    def claim_unanswered(tenant: Tenant, reserve: Callable[[], int]) -> Waits[int]:
+    def claim_unanswered(tenant: Tenant, reserve: Callable[[], int]) -> Coroutine[int]:
         assert (yield from room(tenant, reserve)) == 1
         raise OperationalError("the answer to the commit was lost")
 
@@ -242,7 +242,7 @@ def test_after_a_wake_only_what_changes_is_fetched(
     cell(alice, session, write("g", "new"))
     assert kernel_background.wait_for_keyed_work()
     assert saved(session) == {"f": b"kept", "g": b"new"}
-    assert suspend.put_to_sleep(row(session).pk, "a test")
+    assert suspend.suspend(row(session).pk, "a test")
     assert cell(alice, session, "import os; print(sorted(os.listdir()))").json()["stdout"] == (
         "['f', 'g']\n"
     )
@@ -261,7 +261,7 @@ def test_a_save_of_the_former_sandbox_changes_nothing_once_its_files_are_restore
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, former = with_something_to_save(alice)
-    commit, furnished = file_saves._commit, wake.furnished
+    commit, furnished = file_saves._commit, wake.restore_files
     uploaded, may_commit = threading.Event(), threading.Event()
 
     def commit_late(*arguments: Any) -> Any:
@@ -273,18 +273,18 @@ def test_a_save_of_the_former_sandbox_changes_nothing_once_its_files_are_restore
         patch.setattr(file_saves, "_commit", commit_late)
         save = in_thread(lambda: background_saves.saved(row(session).pk))
         assert uploaded.wait(20)
-    lose(row(session), "out of memory")
+    mark_lost(row(session), "out of memory")
     former.close()
     in_storage: list[dict[str, bytes | None]] = []
 
-    def furnished_before_the_save(*arguments: Any) -> Waits[str]:
+    def furnished_before_the_save(*arguments: Any) -> Coroutine[str]:
         mark = yield from furnished(*arguments)
         may_commit.set()
         save.join()
         in_storage.append(saved(session))
         return mark
 
-    monkeypatch.setattr(wake, "furnished", furnished_before_the_save)
+    monkeypatch.setattr(wake, "restore_files", furnished_before_the_save)
     assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "old\n"
     assert in_storage == [{"f": b"old"}]
 
@@ -308,7 +308,7 @@ def test_a_save_of_the_former_sandbox_that_began_before_the_wake_is_not_written_
     monkeypatch.setattr(file_saves, "refuse_ended", stall)
     save = in_thread(lambda: background_saves.saved(row(session).pk))
     assert has_session.wait(20)
-    lose(row(session), "it did not answer")
+    mark_lost(row(session), "it did not answer")
     # It goes on all the same, and is asked by who knows it still.
     assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "old\n"
     is_awake.set()
@@ -322,7 +322,7 @@ def test_a_context_of_one_asleep_is_ended_without_waking_it(alice: Caller) -> No
     alice.client.post(url, {"language": "python", "id": "other"})
     cell(alice, session, write("f", "x"))
     assert kernel_background.wait_for_keyed_work()
-    assert suspend.put_to_sleep(row(session).pk, "a test")
+    assert suspend.suspend(row(session).pk, "a test")
     assert alice.client.delete(f"{url}/other").status_code == 204
     assert still_asleep(session)
     assert cell(alice, session, "1", context="other").status_code == 400

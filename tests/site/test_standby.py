@@ -15,7 +15,7 @@ from django.conf import settings
 from django.db import connection
 from django.db.models.functions import Now
 
-from executions.runs.heartbeat import Keeper
+from executions.runs.heartbeat import Heartbeat
 from executions.runs.process_models import Process
 from sandbox_site import gunicorn_conf, standby
 from sandbox_site.standby import Standby, raise_beats
@@ -135,7 +135,7 @@ def test_a_standby_that_was_killed_is_replaced(row: Process, beside: Standby) ->
 def test_a_process_that_serves_has_a_standby_which_ends_with_its_lease(
     transactional_db: None,
 ) -> None:
-    keeper = Keeper(beat_seconds=0.02, look_seconds=0.01)
+    keeper = Heartbeat(beat_seconds=0.02, look_seconds=0.01)
     keeper.begin(Process.Kind.WEB)
     wait_until(lambda: standbys_of(os.getpid()) != [], seconds=60)
     keeper.stop()

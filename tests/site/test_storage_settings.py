@@ -12,7 +12,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.storage import storages
 
-from executions.kernel.storage import WORKSPACES, kept
+from executions.kernel.storage import WORKSPACES, file_store
 from sandbox_site import storage_settings
 from sandbox_site.environment import StrictEnv
 from tests.support.bucket import BUCKET, Swift
@@ -150,12 +150,12 @@ def test_files_go_to_the_bucket_of_the_variables(
         S3_BUCKET=BUCKET,
         S3_PREFIX_ROOT=on_swift.prefix,
     )
-    kept(WORKSPACES).save_stream("7/ab/cd", [b"content"])
+    file_store(WORKSPACES).save_stream("7/ab/cd", [b"content"])
     assert f"{on_swift.prefix}/workspaces/7/ab/cd" in on_swift.names()
     monkeypatch.setenv("S3_ENDPOINT_URL", "http://127.0.0.1:9")
     settings.STORAGES = storage_settings.storages(StrictEnv())
     with pytest.raises(OSError, match="S3_ENDPOINT_URL does not answer"):
-        kept(WORKSPACES).open_range("7/ab/cd")
+        file_store(WORKSPACES).open_range("7/ab/cd")
 
 
 @pytest.mark.parametrize(

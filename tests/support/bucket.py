@@ -138,7 +138,7 @@ def keep_in(service: S3, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(bucket, "_silent_until", float("-inf"))
     monkeypatch.setattr(bucket, "_SILENCE_SECONDS", 0.0)
     # A checkpoint that another test could not write is not to be written among this one's.
-    behind = checkpoints.Behind(checkpoints._note_far, checkpoints.EVERY)
+    behind = checkpoints.AsyncWriter(checkpoints._note_far, checkpoints.EVERY)
     monkeypatch.setattr(checkpoints, "_behind", behind)
 
 

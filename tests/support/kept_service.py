@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from executions.kernel import background
-from executions.kernel.coroutines import wait_for
+from executions.kernel.coroutines import run_sync
 from executions.sessions.ending import release
 from executions.sessions.models import Session
 from providers.manager import manager
@@ -61,7 +61,7 @@ def kept_by(service: Path, data_dir: Path) -> Iterator[None]:
     yield
     assert background.wait_for_keyed_work()
     for session in Session.objects.filter(released_at=None):
-        wait_for(release(session))
+        run_sync(release(session))
     close_all()
 
 

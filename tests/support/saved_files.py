@@ -12,7 +12,7 @@ from django.utils import timezone
 from executions.kernel import background
 from executions.kernel.paths import from_text, key_of
 from executions.ledger.models import LedgerEntry
-from executions.sessions.maintenance import tend
+from executions.sessions.maintenance import maintain
 from executions.sessions.models import Session
 from executions.sessions.storage import blobs, links
 from executions.sessions.storage.models import (
@@ -84,7 +84,7 @@ def asleep(caller: Caller, code: str = write("f", "kept"), **body: Any) -> dict[
     assert cell(caller, session, code).json()["status"] == "succeeded"
     assert background.wait_for_keyed_work()
     aged(session, used_at=601)
-    tend()
+    maintain()
     assert row(session).state == "asleep"
     return session
 

@@ -9,14 +9,14 @@ import pytest
 from django.utils import timezone
 
 from executions.capabilities.observability.models import ExecutionTenantCount
-from executions.kernel.coroutines import wait_for
+from executions.kernel.coroutines import run_sync
 from executions.runs import late_results
 from executions.runs.models import Execution
 from executions.runs.process_models import Process
-from executions.runs.process_reaper import close_lost
+from executions.runs.process_reaper import mark_lost
 from executions.runs.service import cancelling
 from executions.sessions.storage import quota
-from executions.tenants.quotas import held_by
+from executions.tenants.quotas import current_usage
 from providers.errors import RateLimited
 from tests.conftest import Caller
 from tests.support.at_once import at_once
@@ -33,7 +33,7 @@ def refusal(caller: Caller, mode: str = "sync", **request: Any) -> RateLimited:
 
 
 def seconds_of(caller: Caller) -> tuple[float, float]:
-    held = held_by(caller.tenant)
+    held = current_usage(caller.tenant)
     return held.seconds, held.reserved
 
 
@@ -51,7 +51,7 @@ def test_executions_of_a_day_are_bounded_however_they_come_and_end(
     assert (error["code"], error["field"]) == ("SB008", "executions_per_day")
     assert 1 <= int(answer["Retry-After"]) <= 86_400
     # What is cancelled, by a storm of it too, was one of them.
-    wait_for(cancelling(queued, "key:x"))
+    run_sync(cancelling(queued, "key:x"))
     assert refusal(alice, "async").field == "executions_per_day"
     assert refusal(alice, background=True).field == "executions_per_day"
     assert run(charlie, "pass").status_code == 200
@@ -95,20 +95,20 @@ def test_the_seconds_of_a_killed_process_come_back(alice: Caller) -> None:
         process=process, started_at=timezone.now() - timedelta(seconds=3)
     )
     left = Execution.objects.get(pk=lost.pk)
-    assert close_lost(left, "The process that ran it ended.")
+    assert mark_lost(left, "The process that ran it ended.")
     used, reserved = seconds_of(alice)
     assert 3 <= used < 30
     assert reserved == 0
     # What ran on all the same is counted when it turns out.
     left.refresh_from_db()
     told = {"run_ms": 40_000.0, "finished_at": timezone.now(), "cost": None}
-    assert late_results.attach(left, Execution.Status.SUCCEEDED, told)
+    assert late_results.record_late(left, Execution.Status.SUCCEEDED, told)
     assert seconds_of(alice) == (40, 0)
 
 
 def test_what_never_ran_takes_no_seconds(alice: Caller) -> None:
-    wait_for(cancelling(opened(alice, "async"), "key:x"))
-    assert close_lost(opened(alice), "Nothing was run.", retryable=True)
+    run_sync(cancelling(opened(alice, "async"), "key:x"))
+    assert mark_lost(opened(alice), "Nothing was run.", retryable=True)
     # Cancelled while it waited for a sandbox.
     ended(opened(alice), total_ms=9000.0)
     # The clock of whoever closes it is behind.

@@ -13,7 +13,7 @@ from django.utils import timezone
 
 from executions.capabilities.retention import tenant_removal
 from executions.capabilities.retention.models import LegalHold
-from executions.kernel.storage import WORKSPACES, kept
+from executions.kernel.storage import WORKSPACES, file_store
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
 from executions.sessions.models import Session
@@ -102,7 +102,7 @@ def test_records_stay_and_everything_else_of_it_is_gone(
     # Of the neighbour nothing is missing, in storage neither.
     assert set(Workspace.objects.values_list("tenant__slug", flat=True)) == {"elsewhere"}
     assert charlie.client.get(f"{URL}/{others.pk}/files").status_code == 200
-    assert {each.name for each in kept(WORKSPACES).entries()} == set(
+    assert {each.name for each in file_store(WORKSPACES).entries()} == set(
         Blob.objects.values_list("file", flat=True)
     )
     assert set(Blob.objects.values_list("tenant__slug", flat=True)) == {"elsewhere"}

@@ -18,7 +18,7 @@ from django.utils import timezone
 from executions.capabilities.policies.approvals import AlreadyDecided
 from executions.capabilities.retention import service as retention
 from executions.capabilities.tools import calls, dispatcher
-from executions.capabilities.tools.dispatcher import Desk
+from executions.capabilities.tools.dispatcher import ToolCallDispatcher
 from executions.capabilities.tools.models import ToolCall
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
@@ -53,7 +53,7 @@ class At:
         self.log = EventLog(run_limits())
         self.log.begin(execution.pk)
         tools = ExecutionRequest("1", tools=TOOLS).tools
-        self.desk = Desk(execution, tools, self.log, self.hear)
+        self.desk = ToolCallDispatcher(execution, tools, self.log, self.hear)
 
     def hear(self, number: int, answer: bytes) -> None:
         self.answers[number] = json.loads(answer)
@@ -220,7 +220,7 @@ def test_a_call_whose_process_has_died_waits_for_nobody(
     call = at.until(1)
     execution = Execution.objects.get(pk=at.execution.pk)
     if is_found_dead:
-        assert process_reaper.close_lost(execution, "it died")
+        assert process_reaper.mark_lost(execution, "it died")
     else:
         changes = record.error_changes("SB009", "it died")
         assert record.close_record(execution, Execution.Status.ERROR, changes)
@@ -372,15 +372,15 @@ def test_a_tenant_whose_calls_never_end_keeps_nobody_from_an_answer(
     greedy = At(of_charlie)
     at.call(1)
     call = at.until(1)
-    goes_on, recorded = threading.Event(), Desk._record
+    goes_on, recorded = threading.Event(), ToolCallDispatcher._record
 
-    def again(self: Desk, *args: Any) -> None:
+    def again(self: ToolCallDispatcher, *args: Any) -> None:
         recorded(self, *args)
         if self is greedy.desk and not goes_on.is_set():
             # Each time there is another before this one is through.
             dispatcher._clerk.do(self, lambda: again(self, *args))
 
-    monkeypatch.setattr(Desk, "_record", again)
+    monkeypatch.setattr(ToolCallDispatcher, "_record", again)
     greedy.call(1, "search", b"[]")
     try:
         at.call(2)

@@ -26,7 +26,7 @@ def test_webhooks_of_one_tenants_calls_leave_room_for_those_of_others(
 
     def told(number: int, tenant: str, message: Any, waits: bool = True) -> Any:
         call = ToolCall(tenant_slug=tenant)
-        return dispatcher._Telling(0.0, number, call, message, lambda: waits)
+        return dispatcher._Notification(0.0, number, call, message, lambda: waits)
 
     monkeypatch.setattr(dispatcher, "send", send)
     for number in range(dispatcher.MOST_WAITING + 10):

@@ -21,7 +21,7 @@ from executions.capabilities.observability.models import (
 )
 from executions.capabilities.spending.models import SpendingAlert
 from executions.kernel.text import first_uuid7
-from executions.ledger.checkpoint_store import place_of_checkpoints
+from executions.ledger.checkpoint_store import checkpoint_store
 from executions.ledger.checkpoints import newest_line
 from executions.ledger.checks import last_told, uncheckpointed_since
 from executions.ledger.keyring import LedgerUnavailable
@@ -154,7 +154,7 @@ def findings(now: datetime, _: float) -> Iterator[Found]:
 
 def checkpoint_old(now: datetime, most: float) -> Iterator[Found]:
     """An entry that no line outside of the database tells of. Nothing is due while none is new."""
-    place = place_of_checkpoints()
+    place = checkpoint_store()
     if place is None:
         return
     try:

@@ -24,7 +24,7 @@ from executions.capabilities.alerts.models import Alert
 from executions.capabilities.alerts.rules import RULES, Found, Rule
 from executions.capabilities.webhooks.service import signed_headers
 from executions.kernel import http
-from executions.kernel.background import begin_alone
+from executions.kernel.background import run_once_in_background
 from executions.kernel.batches import delete_in_batches
 from executions.ledger.append import append
 from executions.runs.process_models import Process
@@ -103,7 +103,7 @@ def send_in_background() -> None:
     """Begin to send what is due, each way in a thread."""
     for way in WAYS:
         if way.is_set():
-            begin_alone(f"alerts by {way.name}", partial(send_news, way))
+            run_once_in_background(f"alerts by {way.name}", partial(send_news, way))
 
 
 def send_news(way: Way) -> int:

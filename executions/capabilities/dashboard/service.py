@@ -18,7 +18,7 @@ from executions.capabilities.observability.models import (
     ExecutionLatency,
     ExecutionTenantCount,
 )
-from executions.kernel.database import one_moment
+from executions.kernel.database import snapshot_read
 from executions.runs.models import Execution
 from executions.sessions.models import Session
 from executions.tenants.models import ApiKey, Tenant
@@ -86,7 +86,7 @@ def figures(hours: int, step: int = 1, now: datetime | None = None) -> Figures:
     first = current - timedelta(hours=hours - 1)
     shown = [first + timedelta(hours=after) for after in range(0, hours, step)]
     found = Figures(shown[0], shown)
-    with one_moment():
+    with snapshot_read():
         _read(found, shown, step)
     return found
 

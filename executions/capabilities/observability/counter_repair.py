@@ -22,7 +22,7 @@ from executions.capabilities.observability.models import (
 )
 from executions.capabilities.retention.service import records_erased_until
 from executions.kernel.batches import let_others_write
-from executions.kernel.database import one_moment
+from executions.kernel.database import snapshot_read
 from executions.runs.models import Execution
 
 _BATCH = 5000
@@ -46,7 +46,7 @@ def recount() -> int:
     else does it.
     """
     with _recounting_alone():
-        with one_moment():
+        with snapshot_read():
             counted, counts = _count_records()
             since = _since()
             corrections = [each for each in _corrections(counts) if each.key[0] >= since]

@@ -24,8 +24,8 @@ from executions.admin.sessions import OPERATE, transcript_of
 from executions.capabilities.playground.service import KEY, opening_by_hand, playing, snippets_of
 from executions.capabilities.policies.models import Approval
 from executions.doors.native.deferred import answer
-from executions.kernel.coroutines import Waits
-from executions.kernel.database import DatabaseAway
+from executions.kernel.coroutines import Coroutine
+from executions.kernel.database import DatabaseUnavailable
 from executions.kernel.declarations import refuse
 from executions.kernel.text import from_json
 from executions.runs.models import Execution
@@ -143,7 +143,7 @@ def main():
 # So many are offered; of more, one is typed.
 MOST_TENANTS = 200
 
-Work = Callable[[HttpRequest, Typed], Waits[HttpResponse]]
+Work = Callable[[HttpRequest, Typed], Coroutine[HttpResponse]]
 
 
 def may_use(user: Any) -> bool:
@@ -205,7 +205,7 @@ class Playground:
         """The request that is typed, as a program that makes it."""
         return self._carried_out(request, self._snippets)
 
-    def _run(self, request: HttpRequest, typed: Typed) -> Waits[HttpResponse]:
+    def _run(self, request: HttpRequest, typed: Typed) -> Coroutine[HttpResponse]:
         execution = yield from playing(typed.request, typed.tenant, request.user, **_by(request))
         page = reverse("admin:executions_execution_change", args=[execution.pk])
         if not _wants_json(request):
@@ -223,7 +223,7 @@ class Playground:
             status=202,
         )
 
-    def _open(self, request: HttpRequest, typed: Typed) -> Waits[HttpResponse]:
+    def _open(self, request: HttpRequest, typed: Typed) -> Coroutine[HttpResponse]:
         if not may_use_sessions(request.user):
             raise PermissionDenied
         session = yield from opening_by_hand(
@@ -231,7 +231,7 @@ class Playground:
         )
         return redirect(f"{reverse('playground')}?session={session.pk}")
 
-    def _snippets(self, request: HttpRequest, typed: Typed) -> Waits[HttpResponse]:
+    def _snippets(self, request: HttpRequest, typed: Typed) -> Coroutine[HttpResponse]:
         wanted = typed.request()
         if wanted.session is None:
             address = reverse("executions")
@@ -255,11 +255,11 @@ class Playground:
             raise PermissionDenied
         return answer(request, told(request, self._refusable(request, typed, work)))
 
-    def _refusable(self, request: HttpRequest, typed: Typed, work: Work) -> Waits[HttpResponse]:
+    def _refusable(self, request: HttpRequest, typed: Typed, work: Work) -> Coroutine[HttpResponse]:
         """What is refused is told beside what was typed."""
         try:
             return (yield from work(request, typed))
-        except DatabaseAway:
+        except DatabaseUnavailable:
             raise
         except SandboxError as error:
             status, message = error.http_status, visible(error.message)

@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import transaction
 
 from executions.kernel.audit import current_actor
-from executions.kernel.coroutines import Waits, wait_for
+from executions.kernel.coroutines import Coroutine, run_sync
 from executions.kernel.declarations import refuse
 from executions.kernel.page_time import PageTime
 from executions.kernel.text import from_json, is_storable
@@ -47,7 +47,7 @@ def playing(
     *,
     address: str,
     request_id: str,
-) -> Waits[Execution]:
+) -> Coroutine[Execution]:
     """The execution, queued as the tenant's, or as that of the tenant of the request's session.
 
     `read` makes the request, given what is not the person's to say. The record's subject names who
@@ -77,7 +77,7 @@ def opening_by_hand(
     *,
     address: str,
     request_id: str,
-) -> Waits[Session]:
+) -> Coroutine[Session]:
     """A session of the tenant, to run cells in. Raises as `playing`, and what `opening` does."""
     request = read(subject=_subject())
     caller = Caller(_tenant(tenant_slug), request_id=request_id, client_address=address)
@@ -114,10 +114,10 @@ MAX_LINES = 1_000
 
 def replay(execution: Execution, provider_id: str = "") -> Outcome:
     """As `replaying`, waited for in this thread."""
-    return wait_for(replaying(execution, provider_id))
+    return run_sync(replaying(execution, provider_id))
 
 
-def replaying(execution: Execution, provider_id: str = "") -> Waits[Outcome]:
+def replaying(execution: Execution, provider_id: str = "") -> Coroutine[Outcome]:
     """Run the same code again, on the provider it ran on or on `provider_id`.
 
     The replay is an execution of its own, recorded under the internal tenant, so that it neither

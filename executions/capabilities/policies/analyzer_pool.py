@@ -11,7 +11,7 @@ from typing import Any
 
 from executions.capabilities.policies import analysis
 from executions.capabilities.policies.analysis import LOOKED, MOST, MOST_BYTES, TOO_MUCH, Finding
-from executions.kernel.background import Bounds, Turns
+from executions.kernel.background import TurnBounds, Turns
 from executions.kernel.process_pool import ProcessPool
 from providers.errors import ProviderUnavailable
 
@@ -35,7 +35,7 @@ def submit_look(code: str, rules: Mapping[str, Any], owner: str) -> Future[Answe
 class _Lookers(Turns[Answer]):
     def __init__(self) -> None:
         work = "programs of the tenant are being analyzed, as its policy requires."
-        super().__init__(Bounds(AT_ONCE, OF_ONE_TENANT, work), "policy-look")
+        super().__init__(TurnBounds(AT_ONCE, OF_ONE_TENANT, work), "policy-look")
 
     def submit(self, code: str, rules: Mapping[str, Any], owner: str) -> Future[Answer]:
         return self.take(lambda: look(code, rules), owner)

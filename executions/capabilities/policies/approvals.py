@@ -27,7 +27,7 @@ from executions.runs.listing import log_execution
 from executions.runs.models import Execution
 from executions.runs.record import QUEUE_ALLOWANCE, close_record, error_changes
 from executions.runs.requests import ExecutionRequest
-from executions.sessions.manual_runs import begun_by, key_made_by
+from executions.sessions.manual_runs import initiators, key_made_by
 from providers.errors import BLOCKED, InvalidConfiguration
 from providers.services import two_person_rule
 from providers.services.approvers import persons_behind
@@ -120,7 +120,7 @@ def refuse_whoever_asked(execution_id: UUID, person: Any) -> None:
             return any(mine & persons_behind(account) for account in accounts)
         return person.pk in accounts
 
-    if is_one_of(begun_by(execution_id)):
+    if is_one_of(initiators(execution_id)):
         raise AskedBySame("You requested it yourself. Another person must approve it.")
     if is_one_of(key_made_by(execution_id)):
         raise AskedBySame(

@@ -21,10 +21,10 @@ from executions.capabilities.policies.active import (
 from executions.capabilities.policies.analysis import LOOKED, MOST_BYTES, UNPARSED
 from executions.capabilities.policies.analyzer_pool import submit_look
 from executions.capabilities.policies.approvals import approved
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.text import storable
 from executions.runs.models import Execution
-from executions.runs.provider_calls import guarded
+from executions.runs.provider_calls import guard
 from executions.runs.requests import ExecutionRequest
 from executions.runs.routes import Step
 from executions.runs.routing import COMMANDS
@@ -51,7 +51,7 @@ _TAKES_APPROVAL = (
 Remark = dict[str, Any]
 
 
-class Held:
+class PolicyCheck:
     """One run and the policy that holds for it; without one, nothing is asked."""
 
     def __init__(self, rules: Rules | None, tenant_slug: str = "") -> None:
@@ -60,7 +60,7 @@ class Held:
         self.approval: dict[str, str] | None = None
 
     @classmethod
-    def of_execution(cls, execution: Execution) -> Held:
+    def of_execution(cls, execution: Execution) -> PolicyCheck:
         return cls(rules_of(execution), execution.tenant_slug)
 
     @property
@@ -85,7 +85,7 @@ class Held:
         request: ExecutionRequest,
         execution: Execution,
         waiting: Callable[[Future[Any]], AbstractContextManager[Any]] = nullcontext,
-    ) -> Waits[None]:
+    ) -> Coroutine[None]:
         """Raises BlockedByPolicy for what is not allowed wherever it runs, and for what somebody
         has to approve and nobody has."""
         rules = self.rules
@@ -103,7 +103,7 @@ class Held:
         if self.approval is None:
             raise BlockedByPolicy(f"{_TAKES_APPROVAL} {_in_words(found)}".rstrip(), field="code")
 
-    def asking(self, request: ExecutionRequest) -> Waits[list[Remark] | None]:
+    def asking(self, request: ExecutionRequest) -> Coroutine[list[Remark] | None]:
         """What somebody has to approve before this may run; None where nobody need. Raises
         RateLimited for a tenant of whose code enough is being looked at.
         """
@@ -120,7 +120,7 @@ class Held:
         rules: Rules,
         request: ExecutionRequest,
         waiting: Callable[[Future[Any]], AbstractContextManager[Any]] = nullcontext,
-    ) -> Waits[list[Remark]]:
+    ) -> Coroutine[list[Remark]]:
         if not rules.looks or not may_be_python(request.language):
             return []
         asked = {**rules.of_code, "own": own_modules([file.path for file in request.files])}
@@ -150,7 +150,7 @@ class Held:
         if self.rules.providers and lease.provider_id not in self.rules.providers:
             raise self._elsewhere()
         if self.rules.policy.network:
-            promised = guarded(lease.provider_id, lambda: lease.provider.network)
+            promised = guard(lease.provider_id, lambda: lease.provider.network)
             if promised != self.rules.policy.network:
                 raise _networked(lease.provider_id)
 

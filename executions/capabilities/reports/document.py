@@ -15,7 +15,7 @@ from executions.capabilities.reports.signing import JSON_START, JSON_SUBJECT, Si
 from executions.ledger.entry_format import DOMAIN, canonical, moment
 from executions.ledger.findings import Verification
 from executions.ledger.keyring import SigningKey, keyring
-from executions.ledger.sealing import sealable
+from executions.ledger.sealing import to_canonical
 from providers.models import ConfigVersion
 
 FORMAT = 1
@@ -44,7 +44,7 @@ class Document:
                 for each in keyring().values()
             ],
             "made_at": moment(made_at),
-            "made_by": sealable(made_by),
+            "made_by": to_canonical(made_by),
             "more_holds": more_holds,
         }
         self.signed: Signed | None = None
@@ -119,7 +119,7 @@ def _verification(found: Verification, reading: Reading) -> Mapping[str, Any]:
         "head": found.head or None,
         "executions": found.executions,
         "findings": [
-            {"kind": each.kind, "entry": each.sequence, "detail": sealable(each.detail)}
+            {"kind": each.kind, "entry": each.sequence, "detail": to_canonical(each.detail)}
             for each in found.findings
         ],
         "more_findings": found.omitted,
@@ -145,7 +145,7 @@ def _used(reading: Reading) -> dict[str, Any]:
             {
                 "id": pk,
                 "version": version,
-                "name": sealable(str(policies[pk])) if pk in policies else None,
+                "name": to_canonical(str(policies[pk])) if pk in policies else None,
             }
             for pk, version in named
         ],
@@ -155,14 +155,14 @@ def _used(reading: Reading) -> dict[str, Any]:
 
 
 def _configuration(provider: str, version: int, row: ConfigVersion | None) -> dict[str, Any]:
-    said: dict[str, Any] = {"provider": sealable(provider), "version": sealable(version)}
+    said: dict[str, Any] = {"provider": to_canonical(provider), "version": to_canonical(version)}
     if row is None:
         return {**said, "hash": None}
     return {
         **said,
         "hash": row.content_hash,
         "made_at": moment(row.created_at),
-        "made_by": sealable(row.author),
-        "approved_by": sealable(row.approved_by) or None,
-        "reason": sealable(row.reason) or None,
+        "made_by": to_canonical(row.author),
+        "approved_by": to_canonical(row.approved_by) or None,
+        "reason": to_canonical(row.reason) or None,
     }

@@ -18,7 +18,7 @@ from executions.ledger.entry_format import canonical, column_of, moment
 from executions.ledger.executions import Erasures, alteration_of, authentic
 from executions.ledger.findings import Finding, Verification
 from executions.ledger.models import LedgerEntry
-from executions.ledger.sealing import body_hashes, sealable
+from executions.ledger.sealing import body_hashes, to_canonical
 from executions.ledger.trust import trusted_keys
 from executions.ledger.verification import verify_entries
 from executions.runs.models import Artifact, Execution
@@ -45,19 +45,21 @@ def run_facts(
     authentic; `problem` what is wrong with the record, "" where nothing is."""
     return {
         "id": str(execution.pk),
-        **{name: sealable(getattr(execution, name)) for name in _COLUMNS},
-        "api_key": sealable({"name": execution.api_key_name, "prefix": execution.api_key_prefix}),
-        "asked_by": {name: sealable(getattr(execution, name)) for name in _ASKED},
-        "code": sealable(execution.code) if with_code and execution.code else None,
+        **{name: to_canonical(getattr(execution, name)) for name in _COLUMNS},
+        "api_key": to_canonical(
+            {"name": execution.api_key_name, "prefix": execution.api_key_prefix}
+        ),
+        "asked_by": {name: to_canonical(getattr(execution, name)) for name in _ASKED},
+        "code": to_canonical(execution.code) if with_code and execution.code else None,
         "error": _error(execution),
-        "policy": sealable(policy_of(execution)),
+        "policy": to_canonical(policy_of(execution)),
         "bodies": {
             "code": _code_state(execution, stated, erasures),
             "output": _output_state(execution, stated, erasures),
         },
         "artifacts": [_artifact(each, execution, stated, erasures) for each in artifacts],
         "held": held,
-        "problem": sealable(problem),
+        "problem": to_canonical(problem),
         "receipt": entry.receipt if entry is not None and stated is not None else None,
     }
 
@@ -77,8 +79,8 @@ def _error(execution: Execution) -> dict[str, Any] | None:
         return None
     return {
         "code": execution.error_code,
-        "field": sealable(execution.error_field) or None,
-        "message": sealable(execution.error_message),
+        "field": to_canonical(execution.error_field) or None,
+        "message": to_canonical(execution.error_message),
     }
 
 
@@ -113,8 +115,8 @@ def _artifact(
         is_erased = stated is not None and erasures.covers_artifacts(execution, stated)
         state = ERASED if is_erased else REMOVED
     return {
-        "name": sealable(artifact.name),
-        "mime_type": sealable(artifact.mime_type),
+        "name": to_canonical(artifact.name),
+        "mime_type": to_canonical(artifact.mime_type),
         "size_bytes": artifact.size_bytes,
         "hash": f"sha256:{artifact.sha256}",
         "bytes": state,
@@ -125,7 +127,7 @@ def gone_facts(entry: LedgerEntry, stated: Mapping[str, Any], how: str) -> dict[
     """Of a run whose record is gone: what its entry still says, which is its receipt."""
     return {
         "id": str(entry.execution_id),
-        "tenant_slug": sealable(stated.get("tenant")),
+        "tenant_slug": to_canonical(stated.get("tenant")),
         "finished_at": moment(entry.at),
         "record": how,
         "receipt": entry.receipt,
@@ -370,7 +372,7 @@ def holds_of(reading: Reading) -> tuple[list[dict[str, Any]], int]:
         # One that was lifted since the ledger was read is none.
         lost &= _by_ledger(held_by_ledger(thorough=False), tenant)
     found = [
-        {"tenant": sealable(slug), "execution": pk, "reason": None, "since": None}
+        {"tenant": to_canonical(slug), "execution": pk, "reason": None, "since": None}
         for slug, pk in sorted(lost, key=lambda place: (place[0], place[1] or ""))
     ]
     for each in found:
@@ -378,9 +380,9 @@ def holds_of(reading: Reading) -> tuple[list[dict[str, Any]], int]:
         reading.find("missing record", 0, f"the legal hold of {each['tenant']} ({what}) has no row")
     found += [
         {
-            "tenant": sealable(hold.tenant_slug),
+            "tenant": to_canonical(hold.tenant_slug),
             "execution": str(hold.execution_id) if hold.execution_id else None,
-            "reason": sealable(hold.reason),
+            "reason": to_canonical(hold.reason),
             "since": moment(hold.created_at),
         }
         for hold in rows[:MOST_HOLDS]

@@ -25,7 +25,7 @@ from executions.capabilities.reports.reading import KIND, Reading, hashes_of
 from executions.capabilities.reports.scope import Scope
 from executions.capabilities.reports.signing import PDF_SUBJECT, examined, pdf_end, sign
 from executions.kernel.audit import acting_as
-from executions.kernel.storage import REPORTS, kept
+from executions.kernel.storage import REPORTS, file_store
 from executions.ledger.append import append
 from executions.ledger.executions import authentic
 from executions.ledger.keyring import LedgerUnavailable, signing_key
@@ -221,7 +221,7 @@ def make_one(pk: UUID) -> bool:
 
 
 def _make(report: Report, mine: QuerySet[Report]) -> bool:
-    storage = kept(REPORTS)
+    storage = file_store(REPORTS)
     last = monotonic() - _SAY_EVERY
 
     def said(progress: str) -> None:
@@ -273,7 +273,7 @@ def open_file(report: Report, file_format: str) -> IO[bytes]:
         raise NotAsMade("The ledger entry of this report was changed after it was signed.")
     copy = tempfile.TemporaryFile(prefix="cofferdam-report-")  # noqa: SIM115
     try:
-        with closing(kept(REPORTS).open_range(name_of(report, file_format))) as pieces:
+        with closing(file_store(REPORTS).open_range(name_of(report, file_format))) as pieces:
             copy.writelines(pieces)
         copy.seek(0)
         signed = examined(copy, keys)
@@ -310,7 +310,7 @@ def remove_old() -> int:
             for tried in range(1, report.tries + 1):
                 report.tries = tried
                 for file_format in (JSON, PDF):
-                    kept(REPORTS).delete(name_of(report, file_format))
+                    file_store(REPORTS).delete(name_of(report, file_format))
         except OSError:
             logger.exception("the files of report %s could not be removed", report.pk)
             continue

@@ -24,7 +24,7 @@ from executions.capabilities.retention.holds import Held, held_by_ledger, held_o
 from executions.capabilities.search.service import forget_code
 from executions.capabilities.tools.models import ToolCall
 from executions.kernel.batches import delete_in_batches, let_others_write
-from executions.kernel.storage import ARTIFACTS, WORKSPACES, Entry, kept
+from executions.kernel.storage import ARTIFACTS, WORKSPACES, Entry, file_store
 from executions.kernel.text import first_uuid7
 from executions.ledger.append import append
 from executions.ledger.entry_format import moment
@@ -295,12 +295,12 @@ def compare_storage(
     """
     found = Comparison()
     oldest = time.time() - ORPHAN_SECONDS
-    for entries in _batches(kept(ARTIFACTS).entries()):
+    for entries in _batches(file_store(ARTIFACTS).entries()):
         found.files += len(entries)
         for name in _without_row([each.name for each in entries if each.modified < oldest]):
             found.without_row.add(f"{ARTIFACTS}/{name}")
             if remove:
-                kept(ARTIFACTS).delete(name)
+                file_store(ARTIFACTS).delete(name)
                 found.removed += 1
         report(found)
     for name in payloads.orphans():
@@ -326,7 +326,7 @@ def compare_storage(
 def _compare_workspaces(
     found: Comparison, oldest: float, *, remove: bool, report: Callable[[Comparison], None]
 ) -> None:
-    storage = kept(WORKSPACES)
+    storage = file_store(WORKSPACES)
     for entries in _batches(storage.entries()):
         found.files += len(entries)
         names = {each.name for each in entries if each.modified < oldest}
@@ -382,7 +382,7 @@ def _is_missing(artifact: Artifact) -> bool:
     name = str(artifact.file.name)
     # It may have been erased just now.
     return (
-        not kept(ARTIFACTS).exists(name)
+        not file_store(ARTIFACTS).exists(name)
         and Artifact.objects.filter(pk=artifact.pk).exclude(file="").exists()
     )
 

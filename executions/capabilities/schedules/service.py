@@ -28,7 +28,7 @@ from executions.capabilities.schedules.cron import (
 )
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.schedules.scheduled_request import read_scheduled
-from executions.kernel.coroutines import wait_for
+from executions.kernel.coroutines import run_sync
 from executions.kernel.database import problem_of
 from executions.kernel.declarations import (
     END,
@@ -47,7 +47,7 @@ from executions.runs.routing import BeyondKey
 from executions.runs.service import running
 from executions.sessions.requests import NOT_FOUND
 from executions.tenants.models import ApiKey, Scope, Tenant
-from executions.tenants.quotas import Quota, bound, counted_alone
+from executions.tenants.quotas import Quota, bound, tenant_lock
 from executions.tenants.tenant_scope import schedules_of
 from providers.errors import InvalidConfiguration, RateLimited, SandboxError
 from providers.fields import DecryptionError
@@ -139,7 +139,7 @@ def create(wanted: ScheduleRequest, api_key: ApiKey) -> Schedule:
     schedule = Schedule(tenant=tenant, name=wanted.name, cron=wanted.cron, timezone=wanted.timezone)
     _give(schedule, wanted.request, api_key)
     _set(schedule, BY_REQUEST if wanted.paused else "")
-    with counted_alone(tenant.slug):
+    with tenant_lock(tenant.slug):
         has, most = Schedule.objects.filter(tenant=tenant).count(), bound(tenant, Quota.SCHEDULES)
         if has >= most:
             raise RateLimited(
@@ -349,7 +349,7 @@ def _run(schedule: Schedule, following: datetime) -> bool:
         request_id=f"schedule:{schedule.pk}",
         schedule_id=schedule.pk,
     )
-    wait_for(running(request, caller, beside=take))
+    run_sync(running(request, caller, beside=take))
     return True
 
 

@@ -17,7 +17,7 @@ from django.utils import timezone
 from executions.capabilities.observability.counters import hour_of, percentiles
 from executions.capabilities.observability.models import ExecutionCount, ExecutionLatency
 from executions.capabilities.spending.models import Budget, Spending, SpendingAlert
-from executions.kernel.database import one_moment
+from executions.kernel.database import snapshot_read
 from executions.runs.models import Execution
 from executions.tenants.quotas import OF_ALL_BUDGETS, Quota
 from providers.errors import RateLimited
@@ -233,7 +233,7 @@ def compare_providers(hours: int = 24) -> list[Row]:
     """
     since = hour_of(timezone.now()) - timedelta(hours=hours - 1)
     counts = ExecutionCount.objects.filter(hour__gte=since).exclude(provider="").order_by()
-    with one_moment():
+    with snapshot_read():
         summed = list(
             counts.values("provider").annotate(
                 executions=Sum("count"),

@@ -12,7 +12,7 @@ from executions.capabilities.spending.service import budgets_of
 from executions.sessions.capacity import awake_of
 from executions.sessions.storage.models import StoredTotal
 from executions.tenants.models import Tenant
-from executions.tenants.quotas import Quota, bound, held_by, tomorrow
+from executions.tenants.quotas import Quota, bound, current_usage, tomorrow
 from executions.tenants.rate_limit import used
 
 
@@ -28,7 +28,7 @@ class Use:
 
 def usage_of(tenant: Tenant) -> dict[Quota, Use]:
     """All of its quotas, in their order."""
-    held, day = held_by(tenant), tomorrow()
+    held, day = current_usage(tenant), tomorrow()
     counted: dict[Quota, tuple[float, datetime | None]] = {
         Quota.RUNNING: (held.running, None),
         Quota.QUEUED: (held.queued, None),

@@ -55,7 +55,7 @@ def tell(call: ToolCall, still_waits: Callable[[], bool]) -> None:
         logger.warning("webhook of tool call %s cannot be decrypted", call.pk)
         return
     if message is not None:
-        _sender.take(_Telling(time.monotonic(), next(_numbers), call, message, still_waits))
+        _sender.take(_Notification(time.monotonic(), next(_numbers), call, message, still_waits))
 
 
 def _message(call: ToolCall, delivery: WebhookDelivery) -> Message | None:
@@ -73,7 +73,7 @@ _numbers = itertools.count()
 
 
 @dataclass(order=True)
-class _Telling:
+class _Notification:
     """What is to be sent, once it is due."""
 
     due: float
@@ -90,11 +90,11 @@ class _Sender:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         # What waits of each tenant, whose turn it is first; and how much of it is under way.
-        self._waiting: dict[str, list[_Telling]] = {}
+        self._waiting: dict[str, list[_Notification]] = {}
         self._under_way: Counter[str] = Counter()
         self._threads = self._idle = 0
 
-    def take(self, telling: _Telling) -> None:
+    def take(self, telling: _Notification) -> None:
         tenant = telling.call.tenant_slug
         with self._changed:
             waiting = self._waiting.setdefault(tenant, [])
@@ -118,7 +118,7 @@ class _Sender:
             is_over = not telling.still_waits() or _is_told(telling)
             self._has_tried(telling, is_over=is_over)
 
-    def _next(self) -> _Telling | None:
+    def _next(self) -> _Notification | None:
         """What is due of the tenant whose turn it is; None once there was nothing for a while."""
         until = time.monotonic() + IDLE_SECONDS
         with self._changed:
@@ -144,7 +144,7 @@ class _Sender:
                 self._changed.wait(min([IDLE_SECONDS, *(due - now for due in dues)]))
                 self._idle -= 1
 
-    def _has_tried(self, telling: _Telling, *, is_over: bool) -> None:
+    def _has_tried(self, telling: _Notification, *, is_over: bool) -> None:
         tenant = telling.call.tenant_slug
         with self._changed:
             self._under_way[tenant] -= 1
@@ -156,7 +156,7 @@ class _Sender:
             self._changed.notify()
 
 
-def _is_told(telling: _Telling) -> bool:
+def _is_told(telling: _Notification) -> bool:
     """Whether nothing more is to be done for it."""
     try:
         status = send(telling.message)
@@ -200,7 +200,7 @@ State = ToolCall.State
 Answer = Callable[[int, bytes], Any]
 
 
-class Desk:
+class ToolCallDispatcher:
     """The calls of one run. `answer` hands the sandbox what a call is answered with, and waits."""
 
     def __init__(
@@ -357,10 +357,10 @@ class _Clerk:
         self._lock = threading.Lock()
         # What is to be done for each tenant, whose turn it is first.
         self._todo: dict[str, deque[Callable[[], None]]] = {}
-        self._desks: set[Desk] = set()
+        self._desks: set[ToolCallDispatcher] = set()
         self._is_working = False
 
-    def do(self, desk: Desk, what: Callable[[], None]) -> None:
+    def do(self, desk: ToolCallDispatcher, what: Callable[[], None]) -> None:
         with self._lock:
             self._todo.setdefault(desk.execution.tenant_slug, deque()).append(what)
             self._desks.add(desk)
@@ -421,7 +421,7 @@ class _Clerk:
                 # By itself: what is wrong with one row keeps no other call waiting.
                 self._try(partial(self._go_on, wanted[found.pk], found.pk))
 
-    def _go_on(self, desk: Desk, pk: UUID) -> None:
+    def _go_on(self, desk: ToolCallDispatcher, pk: UUID) -> None:
         desk.look(ToolCall.objects.get(pk=pk))
 
     def _try(self, what: Callable[[], None]) -> None:

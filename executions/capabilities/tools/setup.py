@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from executions.capabilities.tools.dispatcher import Desk
+from executions.capabilities.tools.dispatcher import ToolCallDispatcher
 from executions.runs.event_log import EventLog
 from executions.runs.models import Execution
 from executions.runs.requests import ExecutionRequest
@@ -40,7 +40,7 @@ def offer_tools(
     job: Job,
     sandbox: Any,
     log: EventLog | None,
-) -> tuple[Desk, Job, Emit]:
+) -> tuple[ToolCallDispatcher, Job, Emit]:
     """The desk for the run's calls, the job as such code is run, and who hears of its events."""
     run = execution.pk.hex
     answer = sandbox.answer
@@ -48,7 +48,7 @@ def offer_tools(
         # A cell calls `main` only where it is given something.
         job = replace(job, arguments=request.arguments or {})
         answer = partial(sandbox.answer, run)
-    desk = Desk(execution, request.tools, log, answer)
+    desk = ToolCallDispatcher(execution, request.tools, log, answer)
 
     def tell(event: Event) -> None:
         if isinstance(event, Event) and event.type == "tool_call":

@@ -14,7 +14,7 @@ from uuid import UUID
 
 from django.conf import settings
 
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
 from executions.kernel.paths import from_text, is_path, key_of, to_text
 from executions.kernel.text import storable
@@ -85,7 +85,7 @@ def find_files(tenant: Tenant, conversation: Conversation) -> Session | None:
     return kept_of(sessions_of(tenant).filter(conversation=conversation.key)) or session
 
 
-def held(caller: Caller, conversation: Conversation) -> Waits[Session]:
+def held(caller: Caller, conversation: Conversation) -> Coroutine[Session]:
     """Its session, opened where it has none. Of several callers at once one opens it, and the
     others wait for that. Raises as `opening` does.
     """
@@ -112,11 +112,11 @@ def _is_open(session: Session) -> bool:
     return session.ref is not None or session.state != Session.State.OPEN
 
 
-def _until_open(session: Session, until: float) -> Waits[None]:
+def _until_open(session: Session, until: float) -> Coroutine[None]:
     """Wait until another has opened it, or has failed to."""
     with cell_order.looking(session.pk) as pause:
         while time.monotonic() < until:
-            with cell_order.hung(session.pk) as bell:
+            with cell_order.waiter(session.pk) as bell:
                 found = Session.objects.filter(pk=session.pk, closed_at=None).first()
                 if found is None or _is_open(found):
                     return
@@ -240,12 +240,12 @@ def refuse_too_large(size: int) -> None:
         raise TooLarge(f"file: Must be at most {most} bytes (MAX_UPLOAD_BYTES).", field="file")
 
 
-def putting(session: Session, path: str, content: IO[bytes]) -> Waits[None]:
+def putting(session: Session, path: str, content: IO[bytes]) -> Coroutine[None]:
     """Put a file that was sent along, and save it. Raises QuotaExceeded."""
     yield from files.writing(session, path, files.Rereadable(content))
 
 
-def fetching(session: Session, urls: Sequence[str], folder: str) -> Waits[Arrived]:
+def fetching(session: Session, urls: Sequence[str], folder: str) -> Coroutine[Arrived]:
     """Fetch files into a folder, whichever of them come, and save them together.
 
     None of them replaces a file that is there. Raises where none can be begun with.
@@ -296,7 +296,7 @@ def _put(
     result: Fetched,
     came: list[tuple[str, str]],
     arrived: Arrived,
-) -> Waits[None]:
+) -> Coroutine[None]:
     try:
         path = yield from _put_beside(session, folder, names, result)
     except Conflict as error:
@@ -309,7 +309,7 @@ def _put(
         came.append((path, result.url))
 
 
-def _put_beside(session: Session, folder: str, names: Names, result: Fetched) -> Waits[str]:
+def _put_beside(session: Session, folder: str, names: Names, result: Fetched) -> Coroutine[str]:
     """Write a file under a name that nothing has: a program may have written since the last save,
     and another request may fetch into the same folder. Which path it has.
     """

@@ -43,8 +43,8 @@ from executions.doors.native.frame import (
 )
 from executions.doors.native.rendering import json_response
 from executions.kernel.bodies import LARGE
-from executions.kernel.coroutines import Waits
-from executions.kernel.database import DatabaseAway
+from executions.kernel.coroutines import Coroutine
+from executions.kernel.database import DatabaseUnavailable
 from executions.kernel.declarations import Query, refuse
 from executions.kernel.text import storable
 from executions.runs.models import Execution
@@ -108,7 +108,7 @@ def _wanted(saved: Saved) -> Wanted:
 def _render_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
     response = render_error(exc, context)
     exc = as_told(exc)
-    if isinstance(exc, DatabaseAway):
+    if isinstance(exc, DatabaseUnavailable):
         return _away(exc, response)
     if isinstance(exc, (AuthenticationFailed, NotAuthenticated)):
         detail = "Invalid API key"
@@ -123,7 +123,7 @@ def _render_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
     return answer
 
 
-def _away(away: DatabaseAway, response: HttpResponse) -> HttpResponse:
+def _away(away: DatabaseUnavailable, response: HttpResponse) -> HttpResponse:
     """Not a 200 as other failures: a proxy and a client's own retries are to see it."""
     record_id = str(away.record_id) if away.record_id else None
     body = {"detail": away.message, "error": f"{away.code}: {away.message}"}
@@ -143,12 +143,12 @@ class ResetView(AgentSandboxView):
         responses={200: schema.AgentSandboxStatusSerializer, **schema.details(401, 413, 415)},
     )
     @answered_later
-    def post(self, request: Request) -> Waits[HttpResponse]:
+    def post(self, request: Request) -> Coroutine[HttpResponse]:
         conversation = CONVERSATION.read(request.data).conversation
         try:
             session = yield from agent_sandbox.held(self.caller(), conversation)
             yield from resetting(session, f"key:{self.api_key.prefix}")
-        except DatabaseAway:
+        except DatabaseUnavailable:
             raise
         except SandboxError as error:
             return json_response({"status": "error", "message": f"{error.code}: {error.message}"})
@@ -168,7 +168,7 @@ class StopView(AgentSandboxView):
         responses={200: schema.AgentSandboxStatusSerializer, **schema.details(401, 413, 415)},
     )
     @answered_later
-    def post(self, request: Request) -> Waits[HttpResponse]:
+    def post(self, request: Request) -> Coroutine[HttpResponse]:
         conversation = CONVERSATION.read(request.data).conversation
         session = agent_sandbox.find(self.api_key.tenant, conversation)
         if session is not None:
@@ -204,7 +204,7 @@ class ExecuteView(AgentSandboxView):
         },
     )
     @answered_later
-    def post(self, request: Request) -> Waits[HttpResponse]:
+    def post(self, request: Request) -> Coroutine[HttpResponse]:
         wanted: ExecuteRequest = EXECUTE.read(request.data)
         # That API's own examples name them from the root, which is their folder.
         inputs = [path_of("inputs", each.lstrip("/")) for each in wanted.inputs]
@@ -216,7 +216,7 @@ class ExecuteView(AgentSandboxView):
                 return json_response({"error": f"inputs: There is no file {storable(away[0])!r}."})
             cell = agent_sandbox.cell(session, wanted.code, **claims)
             outcome = yield from running(cell, caller)
-        except DatabaseAway:
+        except DatabaseUnavailable:
             raise
         except SandboxError as error:
             return failed(error)
@@ -316,7 +316,7 @@ class UploadView(_FilesView):
         },
     )
     @answered_later
-    def post(self, request: Request) -> Waits[HttpResponse]:
+    def post(self, request: Request) -> Coroutine[HttpResponse]:
         form: Any = request.data
         fields = {name: value for name, value in form.items() if isinstance(value, str)}
         wanted = UPLOAD.read(fields)
@@ -357,13 +357,13 @@ class UploadUrlsView(AgentSandboxView):
         responses={200: schema.AgentSandboxFetchedSerializer, **schema.details(401, 413, 415)},
     )
     @answered_later
-    def post(self, request: Request) -> Waits[HttpResponse]:
+    def post(self, request: Request) -> Coroutine[HttpResponse]:
         wanted = FETCH.read(request.data)
         folder = path_of("dest_dir", wanted.dest_dir.rstrip("/")) if wanted.dest_dir else ""
         try:
             session = yield from agent_sandbox.held(self.caller(), wanted.conversation)
             arrived = yield from agent_sandbox.fetching(session, wanted.urls, folder)
-        except (DatabaseAway, InvalidConfiguration):
+        except (DatabaseUnavailable, InvalidConfiguration):
             raise
         except SandboxError as error:
             return failed(error, status="error", uploaded=[], errors=[])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from executions.doors.native.rendering import execution_detail
-from executions.kernel.database import DatabaseAway
+from executions.kernel.database import DatabaseUnavailable
 from executions.kernel.text import from_json
 from executions.runs.models import Artifact, Execution
 from executions.runs.record import Outcome
@@ -35,7 +35,7 @@ NOT_RUN = 125
 def answer_of(outcome: Outcome, folder: Path | None = None) -> dict[str, Any]:
     """The answer about a recorded run. Files of more than LARGE_BYTES are put into `folder`."""
     execution, error = outcome.execution, outcome.error
-    if isinstance(error, DatabaseAway):
+    if isinstance(error, DatabaseUnavailable):
         # What the record says is not what happened.
         return unrun(error, record=execution)
     detail = execution_detail(execution)
@@ -62,7 +62,7 @@ def answer_of(outcome: Outcome, folder: Path | None = None) -> dict[str, Any]:
 def unrun(error: SandboxError, *, record: Execution | None = None) -> dict[str, Any]:
     """The answer to a request that was refused or could not be carried out."""
     told: dict[str, Any] = {"code": error.code, "message": error.message, "field": error.field}
-    if isinstance(error, DatabaseAway):
+    if isinstance(error, DatabaseUnavailable):
         told["ran"] = error.ran
     if error.retry_after is not None:
         told["retry_after"] = error.retry_after

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from executions.doors.bridge.answers import answer_of, unrun
 from executions.doors.bridge.channel import Answers, TooLong, lines_of
-from executions.kernel.coroutines import wait_for
+from executions.kernel.coroutines import run_sync
 from executions.kernel.database import nothing_ran, problem_of
 from executions.kernel.declarations import Body, at_most, declared, refuse, shown
 from executions.kernel.text import from_json
@@ -158,7 +158,7 @@ class Bridge:
             request = read_request(body)
             caller = _caller()
             route = _route(caller.tenant.slug, request.language)
-            outcome = wait_for(running(request, caller, route=route, log=log))
+            outcome = run_sync(running(request, caller, route=route, log=log))
             return answer_of(outcome, self.folder)
         except SandboxError as error:
             return unrun(error)

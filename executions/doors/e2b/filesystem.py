@@ -41,11 +41,11 @@ from executions.doors.native.frame import answered_later
 from executions.doors.native.rendering import json_response
 from executions.doors.native.session_files import at_most
 from executions.kernel.bodies import HELD, Held
-from executions.kernel.coroutines import Waits
-from executions.runs.event_log import Entry
+from executions.kernel.coroutines import Coroutine
+from executions.runs.event_log import RunEvent
 from executions.runs.event_stream import first_of
 from executions.sessions import files
-from executions.sessions.control import done_in
+from executions.sessions.control import with_sandbox
 from executions.sessions.file_events import Change, Watch, watching
 from executions.sessions.models import Session
 from executions.sessions.requests import MOST_DEPTH, FileListing
@@ -76,7 +76,7 @@ class Told:
     is_recursive: bool = False
     describe: Callable[[FileEntry], dict[str, Any]] | None = None
 
-    def events_of(self, entry: Entry) -> list[dict[str, Any]]:
+    def events_of(self, entry: RunEvent) -> list[dict[str, Any]]:
         """None for what lies deeper than was asked for. What was moved is gone from where it was,
         and new where it is."""
         said = entry.said or {}
@@ -86,7 +86,7 @@ class Told:
             return [*self._event(kind, former), *self._event(_EVENT_TYPES["created"], path, entry)]
         return self._event(kind, path, entry)
 
-    def _event(self, kind: str, path: str, entry: Entry | None = None) -> list[dict[str, Any]]:
+    def _event(self, kind: str, path: str, entry: RunEvent | None = None) -> list[dict[str, Any]]:
         name = _from_home(path).removeprefix(f"{_from_home(escape(self.folder))}/").lstrip("/")
         if "/" in name and not self.is_recursive:
             return []
@@ -109,11 +109,11 @@ class WatchEvents(KeptAlive):
         super().__init__(message({"start": {}}))
         self._wanted = wanted
 
-    def line(self, entry: Entry) -> bytes:
+    def line(self, entry: RunEvent) -> bytes:
         events = self._wanted.events_of(entry)
         return b"".join(message({"filesystem": event}) for event in events)
 
-    def follow(self, watch: Watch, seconds: float | None) -> Waits[None]:
+    def follow(self, watch: Watch, seconds: float | None) -> Coroutine[None]:
         """Raises what ended the watch."""
         self.begin(watch)
         try:
@@ -153,7 +153,7 @@ def keep(session_id: UUID, watch: Watch, wanted: Told) -> str:
     return number
 
 
-def events_of(session: Session, number: Any) -> Waits[list[dict[str, Any]]]:
+def events_of(session: Session, number: Any) -> Coroutine[list[dict[str, Any]]]:
     """What has happened since this was asked for last, up to now. Raises Refused where nobody
     watches, or does no more: an empty answer would say for ever that nothing happens."""
     kept = _found(session.pk, number)
@@ -169,12 +169,12 @@ def events_of(session: Session, number: Any) -> Waits[list[dict[str, Any]]]:
     return [event for each in entries for event in kept.wanted.events_of(each)]
 
 
-def _caught_up(session: Session, kept: _Kept) -> Waits[None]:
+def _caught_up(session: Session, kept: _Kept) -> Coroutine[None]:
     """Wait until what has happened by now is told. The sandbox tells of it before it answers what
     it is asked now; what it told may still be on its way here for a moment."""
     path = kept.wanted.folder
     try:
-        yield from done_in(
+        yield from with_sandbox(
             session, lambda sandbox: sandbox.files.stat(path), lambda _: None, is_use=False
         )
     except SandboxError:
@@ -245,7 +245,7 @@ class FilesystemView(SandboxView):
         return self._watch(request) if method == "WatchDir" else self._unary(request, method)
 
     @answered_later
-    def _unary(self, request: Request, method: str) -> Waits[HttpResponse]:
+    def _unary(self, request: Request, method: str) -> Coroutine[HttpResponse]:
         calls = {
             "Stat": self._stat,
             "ListDir": self._list,
@@ -258,14 +258,14 @@ class FilesystemView(SandboxView):
         }
         return (yield from self.called("filesystem.Filesystem", method, calls))
 
-    def _stat(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+    def _stat(self, session: Session, body: Mapping[str, Any]) -> Coroutine[dict[str, Any]]:
         given = body.get("path", "")
         entry = yield from _entry(session, to_place(given))
         if entry is None:
             raise no_such_file(str(given))
         return {"entry": detail(entry)}
 
-    def _list(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+    def _list(self, session: Session, body: Mapping[str, Any]) -> Coroutine[dict[str, Any]]:
         path = to_place(body.get("path", ""))
         yield from _require_folder(session, path, str(body.get("path", "")))
         depth = body.get("depth") or 1
@@ -277,7 +277,7 @@ class FilesystemView(SandboxView):
             return {"entries": [detail(entry) for entry in found]}
         raise invalid(f"path: There are more than {_MOST_ENTRIES} entries. List parts of it.")
 
-    def _make(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+    def _make(self, session: Session, body: Mapping[str, Any]) -> Coroutine[dict[str, Any]]:
         path = to_place(body.get("path", ""))
         is_there = path == "/" or below_workspace(path) == ""
         if is_there or not (yield from files.making_directory(session, path)):
@@ -285,7 +285,7 @@ class FilesystemView(SandboxView):
         entry = yield from _entry(session, path)
         return {"entry": detail(entry or FileEntry(path, "directory", 0, 0o755))}
 
-    def _move(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+    def _move(self, session: Session, body: Mapping[str, Any]) -> Coroutine[dict[str, Any]]:
         source = to_named(body.get("source", ""), "source")
         target = to_named(body.get("destination", ""), "destination")
         if (yield from _entry(session, source)) is None:
@@ -295,7 +295,7 @@ class FilesystemView(SandboxView):
             yield from files.making_directory(session, above)
         return {"entry": detail((yield from files.moving(session, source, target)))}
 
-    def _remove(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+    def _remove(self, session: Session, body: Mapping[str, Any]) -> Coroutine[dict[str, Any]]:
         # What was not there is gone as well.
         yield from files.removing(session, to_named(body.get("path", "")))
         return {}
@@ -307,23 +307,29 @@ class FilesystemView(SandboxView):
         path = to_place(body.get("path", ""))
         events = WatchEvents(_told(path, body))
 
-        def work() -> Waits[None]:
+        def work() -> Coroutine[None]:
             yield from _require_folder(session, path, str(body.get("path", "")))
             watch = yield from watching(session, path)
             yield from events.follow(watch, self.seconds)
 
         return self.streamed(events, work)
 
-    def _create_watcher(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+    def _create_watcher(
+        self, session: Session, body: Mapping[str, Any]
+    ) -> Coroutine[dict[str, Any]]:
         path = to_place(body.get("path", ""))
         yield from _require_folder(session, path, str(body.get("path", "")))
         watch = yield from watching(session, path)
         return {"watcherId": keep(session.pk, watch, _told(path, body))}
 
-    def _watcher_events(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+    def _watcher_events(
+        self, session: Session, body: Mapping[str, Any]
+    ) -> Coroutine[dict[str, Any]]:
         return {"events": (yield from events_of(session, body.get("watcherId")))}
 
-    def _remove_watcher(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+    def _remove_watcher(
+        self, session: Session, body: Mapping[str, Any]
+    ) -> Coroutine[dict[str, Any]]:
         remove(session.pk, body.get("watcherId"))
         return {}
         yield
@@ -366,13 +372,13 @@ def _moment(seconds: float) -> str:
     return when.isoformat().replace("+00:00", "Z")
 
 
-def _entry(session: Session, path: str) -> Waits[FileEntry | None]:
+def _entry(session: Session, path: str) -> Coroutine[FileEntry | None]:
     if below_workspace(path) == "":
         return FileEntry(path, "directory", 0, 0o755)
     return (yield from files.entry_of(session, path))
 
 
-def _require_folder(session: Session, path: str, given: str) -> Waits[None]:
+def _require_folder(session: Session, path: str, given: str) -> Coroutine[None]:
     entry = yield from _entry(session, path)
     if entry is None:
         raise no_such_file(given)
@@ -548,7 +554,7 @@ class FilesView(SandboxView):
         return file_error
 
     @answered_later
-    def get(self, request: Request) -> Waits[HttpResponseBase]:
+    def get(self, request: Request) -> Coroutine[HttpResponseBase]:
         session = self.session()
         require_user(request.query_params.get("username"))
         given = request.query_params.get("path", "")
@@ -568,7 +574,7 @@ class FilesView(SandboxView):
         )
 
     @answered_later
-    def post(self, request: Request) -> Waits[HttpResponse]:
+    def post(self, request: Request) -> Coroutine[HttpResponse]:
         session = self.session()
         require_user(request.query_params.get("username"))
         with ExitStack() as held:

@@ -32,7 +32,7 @@ from executions.doors.native.deferred import EventStream, stream
 from executions.doors.native.frame import RunningView
 from executions.doors.native.rendering import json_response
 from executions.doors.native.sessions import LoggedView
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.sessions.models import Session
 from executions.sessions.queries import living_session_of
 from executions.tenants import keys
@@ -86,7 +86,7 @@ def _is_signed(environ: Mapping[str, Any]) -> bool:
     return environ["PATH_INFO"] == FILES and "signature=" in environ.get("QUERY_STRING", "")
 
 
-Call = Callable[[Session, Mapping[str, Any]], Waits[dict[str, Any]]]
+Call = Callable[[Session, Mapping[str, Any]], Coroutine[dict[str, Any]]]
 
 
 def require_basic_user(request: Request) -> None:
@@ -178,7 +178,9 @@ class SandboxView(LoggedView):
         content = self.content()
         return object_in(content) if content else {}
 
-    def called(self, service: str, method: str, calls: Mapping[str, Call]) -> Waits[HttpResponse]:
+    def called(
+        self, service: str, method: str, calls: Mapping[str, Call]
+    ) -> Coroutine[HttpResponse]:
         """A call that is answered at once, by one message for one."""
         call = calls.get(method)
         if call is None:
@@ -203,10 +205,12 @@ class SandboxView(LoggedView):
             int(text) / 1000 if text.isascii() and text.isdigit() and 0 < len(text) < 11 else None
         )
 
-    def streamed(self, events: EventStream, work: Callable[[], Waits[None]]) -> HttpResponseBase:
+    def streamed(
+        self, events: EventStream, work: Callable[[], Coroutine[None]]
+    ) -> HttpResponseBase:
         """What the work tells of, as a stream of Connect; how it failed, as its end."""
 
-        def carried_out() -> Waits[HttpResponseBase]:
+        def carried_out() -> Coroutine[HttpResponseBase]:
             try:
                 yield from work()
             except Exception as error:

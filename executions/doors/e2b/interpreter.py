@@ -21,10 +21,10 @@ from executions.doors.e2b.processes import KeptAlive
 from executions.doors.native.deferred import NDJSON, stream
 from executions.doors.native.frame import answered_later
 from executions.doors.native.rendering import json_response
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.text import is_storable
 from executions.runs import active_runs
-from executions.runs.event_log import Entry, EventLog
+from executions.runs.event_log import EventLog, RunEvent
 from executions.runs.listing import exception_of, omission_lines
 from executions.runs.models import Execution
 from executions.runs.requests import ExecutionRequest, run_limits
@@ -89,7 +89,7 @@ class CellEvents(KeptAlive):
         self._value: Mapping[str, Any] | None = None
         self._trace = b""
 
-    def line(self, entry: Entry) -> bytes:
+    def line(self, entry: RunEvent) -> bytes:
         if entry.type == "stdout":
             return _text("stdout", entry.data)
         if entry.type == "stderr":
@@ -208,7 +208,7 @@ class InterpreterView(SandboxView):
     def get_exception_handler(self) -> Callable[..., HttpResponse]:
         return text_error
 
-    def creating(self, session: Session, language: str, cwd: str, name: str) -> Waits[Any]:
+    def creating(self, session: Session, language: str, cwd: str, name: str) -> Coroutine[Any]:
         wanted = ContextRequest(language=language, cwd=cwd, id=name)
         require_language(self.api_key, wanted.language)
         try:
@@ -242,7 +242,7 @@ class ExecuteView(InterpreterView):
         events = CellEvents(made.count() + 1, code, language, on_leave=leave)
         log.on_begin = lambda: events.begin(log)
 
-        def work() -> Waits[HttpResponseBase]:
+        def work() -> Coroutine[HttpResponseBase]:
             try:
                 said = yield from self._run(session, body, name, language, log)
             except Exception as error:
@@ -266,7 +266,7 @@ class ExecuteView(InterpreterView):
         context: str,
         language: str,
         log: EventLog,
-    ) -> Waits[dict[str, Any]]:
+    ) -> Coroutine[dict[str, Any]]:
         if all(each["id"] != context for each in session.contexts):
             try:
                 yield from self.creating(session, language, "", context)
@@ -305,7 +305,7 @@ class ContextsView(InterpreterView):
             return []
 
     @answered_later
-    def post(self, request: Request) -> Waits[HttpResponse]:
+    def post(self, request: Request) -> Coroutine[HttpResponse]:
         session = self.session()
         content = self.content()
         body = object_in(content) if content else {}
@@ -316,7 +316,7 @@ class ContextsView(InterpreterView):
 
 class ContextView(InterpreterView):
     @answered_later
-    def delete(self, request: Request, context_id: str) -> Waits[HttpResponse]:
+    def delete(self, request: Request, context_id: str) -> Coroutine[HttpResponse]:
         session = self.session()
         if not _has(session, context_id) and context_id == _JAVASCRIPT["id"]:
             return HttpResponse(status=204)
@@ -327,7 +327,7 @@ class ContextView(InterpreterView):
 
 class ContextRestartView(InterpreterView):
     @answered_later
-    def post(self, request: Request, context_id: str) -> Waits[HttpResponse]:
+    def post(self, request: Request, context_id: str) -> Coroutine[HttpResponse]:
         session = self.session()
         if not _has(session, context_id) and context_id == _JAVASCRIPT["id"]:
             # It is as new as it can be.

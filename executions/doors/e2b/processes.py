@@ -18,11 +18,11 @@ from executions.doors.e2b.errors import Refused, invalid, unimplemented
 from executions.doors.e2b.frame import SandboxView, require_basic_user
 from executions.doors.native.deferred import EventStream
 from executions.doors.native.frame import answered_later
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.text import storable
 from executions.runs import polling
-from executions.runs.event_log import STREAMS, Entry, EventLog
-from executions.runs.event_stream import Listener, Relay, first_of, following, recorded
+from executions.runs.event_log import STREAMS, EventLog, RunEvent
+from executions.runs.event_stream import EventBuffer, Listener, first_of, following, recorded
 from executions.runs.models import Execution
 from executions.runs.routing import COMMANDS, require_language
 from executions.sessions import commands, output_collector
@@ -93,7 +93,7 @@ class ProcessEvents(KeptAlive):
     def told_of(self, pid: int) -> None:
         self._opening = message({"event": {"start": {"pid": pid}}}) if pid else b""
 
-    def line(self, entry: Entry) -> bytes:
+    def line(self, entry: RunEvent) -> bytes:
         if entry.type not in STREAMS:
             return b""
         data = entry.data
@@ -124,7 +124,7 @@ def followed(
     log: EventLog | None,
     listener: Listener,
     seconds: float | None = None,
-) -> Waits[dict[str, Any]]:
+) -> Coroutine[dict[str, Any]]:
     """Tell what a command puts out until it has ended: how, as the stream is to say it.
 
     Whoever leaves, or has no more time, ends nothing. Raises RateLimited where too many follow.
@@ -139,7 +139,7 @@ def followed(
 
 def told_of(
     execution: Execution, events: ProcessEvents, log: EventLog, seconds: float | None = None
-) -> Waits[dict[str, Any]]:
+) -> Coroutine[dict[str, Any]]:
     """As `followed`, of a command whose log is here, for one who has a place already."""
     until = None if seconds is None else time.monotonic() + seconds
     events.begin(log)
@@ -158,7 +158,7 @@ def told_of(
     if log.printed("stdout") or log.printed("stderr"):
         # Somebody did follow it for a while: it is not told twice.
         return _end_of(execution)
-    relay = Relay()
+    relay = EventBuffer()
     relay.push([entry for entry in recorded(execution.pk) if entry.type in STREAMS])
     relay.end()
     events.begin(relay)
@@ -175,7 +175,7 @@ def _is_told(execution: Execution, log: EventLog) -> bool:
 
 def _until_recorded(
     execution: Execution, events: ProcessEvents, until: float | None
-) -> Waits[None]:
+) -> Coroutine[None]:
     if execution.finished_at is not None:
         return
     record, me = polling.Waiter(execution.pk), object()
@@ -247,7 +247,7 @@ class ProcessView(SandboxView):
         return self._unary(request, method)
 
     @answered_later
-    def _unary(self, request: Request, method: str) -> Waits[HttpResponse]:
+    def _unary(self, request: Request, method: str) -> Coroutine[HttpResponse]:
         if method == "StreamInput":
             return (yield from self._stream_input())
         calls = {
@@ -272,7 +272,7 @@ class ProcessView(SandboxView):
         events = ProcessEvents(0, is_terminal=wanted.pty is not None)
         listener = Listener.of_key(self.api_key)
 
-        def work() -> Waits[None]:
+        def work() -> Coroutine[None]:
             logs: list[EventLog] = []
             with listener.counted():
                 execution = yield from commands.starting(
@@ -299,27 +299,27 @@ class ProcessView(SandboxView):
         events = ProcessEvents(pid, is_terminal=is_terminal, after=after)
         listener = Listener.of_key(self.api_key)
 
-        def work() -> Waits[None]:
+        def work() -> Coroutine[None]:
             events.end((yield from followed(execution, events, log, listener, self.seconds)))
 
         return self.streamed(events, work)
 
-    def _list(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+    def _list(self, session: Session, body: Mapping[str, Any]) -> Coroutine[dict[str, Any]]:
         found = yield from commands.seen(session)
         running = [each for each in found if each.exit_code is None]
         return {"processes": [_info(each) for each in running]}
 
-    def _send_input(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+    def _send_input(self, session: Session, body: Mapping[str, Any]) -> Coroutine[dict[str, Any]]:
         yield from self._write(session, _pid_of(body), _input_of(body))
         return {}
 
-    def _close(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+    def _close(self, session: Session, body: Mapping[str, Any]) -> Coroutine[dict[str, Any]]:
         yield from self._write(session, _pid_of(body), b"", close=True)
         return {}
 
     def _write(
         self, session: Session, pid: int, data: bytes, *, close: bool = False
-    ) -> Waits[None]:
+    ) -> Coroutine[None]:
         _require_process(session, pid)
         # Whoever types into a shell runs commands.
         require_language(self.api_key, *COMMANDS)
@@ -328,7 +328,7 @@ class ProcessView(SandboxView):
             yield from commands.writing(session, pid, piece, close=False)
         yield from commands.writing(session, pid, pieces[-1], close=close)
 
-    def _stream_input(self) -> Waits[HttpResponse]:
+    def _stream_input(self) -> Coroutine[HttpResponse]:
         """All of it, once all of it has come."""
         messages = messages_in(self.content())
         pid = _pid_of(_object(next(messages, {}), "start"))
@@ -339,7 +339,7 @@ class ProcessView(SandboxView):
             yield from self._write(session, pid, data)
         return HttpResponse(message({}) + end(), content_type=STREAM_TYPE)
 
-    def _signal(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+    def _signal(self, session: Session, body: Mapping[str, Any]) -> Coroutine[dict[str, Any]]:
         pid = _pid_of(body)
         _require_process(session, pid)
         wanted = body.get("signal")
@@ -350,7 +350,7 @@ class ProcessView(SandboxView):
             raise _no_process(pid)
         return {}
 
-    def _update(self, session: Session, body: Mapping[str, Any]) -> Waits[dict[str, Any]]:
+    def _update(self, session: Session, body: Mapping[str, Any]) -> Coroutine[dict[str, Any]]:
         pid = _pid_of(body)
         _require_process(session, pid)
         size = _size(_object(body, "pty"))

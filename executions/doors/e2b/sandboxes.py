@@ -19,7 +19,7 @@ from executions.doors.e2b.errors import Refused, invalid, unimplemented
 from executions.doors.e2b.frame import ControlView
 from executions.doors.native.frame import answered_later
 from executions.doors.native.rendering import json_response
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.text import is_storable
 from executions.sessions import control
 from executions.sessions.ending import close
@@ -42,7 +42,7 @@ from executions.sessions.requests import (
     refuse_ended,
 )
 from executions.sessions.storage.suspend import sleeping
-from executions.sessions.storage.wake import awake
+from executions.sessions.storage.wake import ensure_awake
 from providers.errors import InvalidConfiguration
 from providers.waiting import within
 
@@ -89,7 +89,7 @@ class SandboxesView(SandboxApiView):
         return answer
 
     @answered_later
-    def post(self, request: Request) -> Waits[HttpResponse]:
+    def post(self, request: Request) -> Coroutine[HttpResponse]:
         wanted = connect.request_of(self.body())
         try:
             session = yield from opening(wanted, self.caller())
@@ -112,7 +112,7 @@ class OneSandboxView(SandboxApiView):
         return json_response(connect.detail(self.session(sandbox_id), self.api_key))
 
     @answered_later
-    def delete(self, request: Request, sandbox_id: str) -> Waits[HttpResponse]:
+    def delete(self, request: Request, sandbox_id: str) -> Coroutine[HttpResponse]:
         session = session_of(self.api_key.tenant, _uuid(sandbox_id))
         if session.closed_at is not None:
             raise NoSuchSession("The sandbox was not found.")
@@ -122,13 +122,13 @@ class OneSandboxView(SandboxApiView):
 
 class ConnectView(SandboxApiView):
     @answered_later
-    def post(self, request: Request, sandbox_id: str) -> Waits[HttpResponse]:
+    def post(self, request: Request, sandbox_id: str) -> Coroutine[HttpResponse]:
         """Have it run for so long from now on at least; one that sleeps is woken."""
         session = self.session(sandbox_id)
         wanted = connect.seconds_in(self.body()) or connect.DEFAULT_SECONDS
         slept = session.state == Session.State.ASLEEP
         if slept:
-            yield from awake(session)
+            yield from ensure_awake(session)
         # Not before: it has grown older while it was woken.
         seconds = connect.at_most_left(session, wanted)
         if slept or _left(session) < seconds:
@@ -153,7 +153,7 @@ class TimeoutView(SandboxApiView):
 
 class PauseView(SandboxApiView):
     @answered_later
-    def post(self, request: Request, sandbox_id: str) -> Waits[HttpResponse]:
+    def post(self, request: Request, sandbox_id: str) -> Coroutine[HttpResponse]:
         """Its files are kept, and neither memory nor processes."""
         try:
             session = self.session(sandbox_id)
@@ -175,7 +175,7 @@ class PauseView(SandboxApiView):
 
 class MetricsView(SandboxApiView):
     @answered_later
-    def get(self, request: Request, sandbox_id: str) -> Waits[HttpResponse]:
+    def get(self, request: Request, sandbox_id: str) -> Coroutine[HttpResponse]:
         """As it is now, where that lies between `start` and `end`: the past is not kept. The
         processor is looked at twice, a moment apart."""
         session = self.session(sandbox_id)

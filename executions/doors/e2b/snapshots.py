@@ -13,7 +13,7 @@ from executions.doors.e2b.errors import invalid, told_of_control
 from executions.doors.e2b.sandboxes import SandboxApiView, cursor_in, limit_in
 from executions.doors.native.frame import answered_later
 from executions.doors.native.rendering import json_response
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.text import is_storable
 from executions.sessions.lifecycle import is_without_network, opening
 from executions.sessions.models import Session
@@ -29,7 +29,7 @@ MOST_FORKS = 10
 
 class TakeView(SandboxApiView):
     @answered_later
-    def post(self, request: Request, sandbox_id: str) -> Waits[HttpResponse]:
+    def post(self, request: Request, sandbox_id: str) -> Coroutine[HttpResponse]:
         session = self.session(sandbox_id)
         name = self.body().get("name") or ""
         if not isinstance(name, str):
@@ -74,7 +74,7 @@ class SnapshotView(SandboxApiView):
 
 class ForkView(SandboxApiView):
     @answered_later
-    def post(self, request: Request, sandbox_id: str) -> Waits[HttpResponse]:
+    def post(self, request: Request, sandbox_id: str) -> Coroutine[HttpResponse]:
         """Others that begin with its files. How each of them failed is told in its place."""
         session = self.session(sandbox_id)
         body = self.body()
@@ -97,7 +97,7 @@ class ForkView(SandboxApiView):
 
     def _forked(
         self, session: Session, taken: Snapshot, seconds: int, is_offline: bool
-    ) -> Waits[dict[str, Any]]:
+    ) -> Coroutine[dict[str, Any]]:
         wanted = SessionRequest(
             language=session.language,
             template=session.template,

@@ -20,7 +20,7 @@ from mcp.server.context import ServerRequestContext
 from executions.doors.native.authentication import NEEDS
 from executions.doors.native.downloads import download_response
 from executions.doors.native.rendering import execution_in_full, json_with_written
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import Query, refuse, shown
 from executions.kernel.text import from_json, is_storable, to_json
 from executions.runs import active_runs
@@ -54,7 +54,7 @@ class Door(Protocol):
     @property
     def caller(self) -> Caller: ...
 
-    async def do(self, work: Callable[[], Waits[T]]) -> T:
+    async def do(self, work: Callable[[], Coroutine[T]]) -> T:
         """What the work returns or raises, once it is done."""
 
     def note(self, run: Run) -> None:
@@ -407,7 +407,7 @@ def templates() -> list[types.ResourceTemplate]:
     ]
 
 
-def listing(door: Door, cursor: str | None) -> Waits[types.ListResourcesResult]:
+def listing(door: Door, cursor: str | None) -> Coroutine[types.ListResourcesResult]:
     """The transcripts of the last sessions, then the artifacts of runs, newest first."""
     if lacks(door, NEEDS["executions"]["GET"]):
         return types.ListResourcesResult(resources=[])
@@ -438,7 +438,7 @@ def listing(door: Door, cursor: str | None) -> Waits[types.ListResourcesResult]:
     yield
 
 
-def reading(door: Door, uri: str) -> Waits[types.ReadResourceResult]:
+def reading(door: Door, uri: str) -> Coroutine[types.ReadResourceResult]:
     """Raises Lacking, InvalidConfiguration, and Http404 for what is somebody else's as well."""
     for form, endpoint, read in _READERS:
         if parts := form.fullmatch(uri):

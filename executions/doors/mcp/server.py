@@ -31,7 +31,7 @@ from executions.doors.mcp.results import (
 from executions.doors.mcp.tool_calls import TOOLS
 from executions.doors.mcp.views import McpLoop, Served
 from executions.doors.native.frame import render_error
-from executions.kernel.coroutines import Waits, wait_for
+from executions.kernel.coroutines import Coroutine, run_sync
 from executions.runs.record import Caller
 from executions.tenants import keys
 from executions.tenants.rate_limit import take
@@ -165,13 +165,13 @@ class StdioDoor:
     def __init__(self, caller: Caller) -> None:
         self.caller = caller
 
-    async def do(self, work: Callable[[], Waits[T]]) -> T:
+    async def do(self, work: Callable[[], Coroutine[T]]) -> T:
         return await asyncio.to_thread(self._carry_out, work)
 
     def note(self, run: Run) -> None:
         """The call itself is cancelled, and ends its run."""
 
-    def _carry_out(self, work: Callable[[], Waits[T]]) -> T:
+    def _carry_out(self, work: Callable[[], Coroutine[T]]) -> T:
         close_old_connections()
         try:
             tenant = self.caller.tenant
@@ -182,7 +182,7 @@ class StdioDoor:
                 tenant.refresh_from_db()
                 require_active(tenant)
             take(tenant, only_reads=False).require()
-            return wait_for(work())
+            return run_sync(work())
         finally:
             close_old_connections()
 

@@ -32,11 +32,11 @@ from executions.doors.native.authentication import NEEDS
 from executions.doors.native.frame import known_to_run
 from executions.doors.native.rendering import session_for
 from executions.doors.native.session_files import at_most, entry_detail
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
 from executions.kernel.paths import to_text
 from executions.kernel.text import to_json
-from executions.runs.event_log import Entry, EventLog, Moment, Source
+from executions.runs.event_log import Broadcast, EventLog, EventSource, RunEvent
 from executions.runs.event_stream import Listener, first_of, following
 from executions.runs.models import Execution
 from executions.runs.record import Outcome
@@ -64,10 +64,10 @@ MOST_TOLD_CHARACTERS = 2_000
 _READ_BYTES = 32 * 1024
 MOST_WAIT_SECONDS = 30
 
-Begin = Callable[[EventLog], Waits[Outcome]]
+Begin = Callable[[EventLog], Coroutine[Outcome]]
 
 
-def languages(door: Door) -> Waits[list[str]]:
+def languages(door: Door) -> Coroutine[list[str]]:
     """What the client's code can be in now, as `GET /api/v1/languages` tells it. Raises
     SandboxError where no provider can be asked."""
     slug, key = tenant_of(door).slug, door.caller.api_key
@@ -92,7 +92,7 @@ async def session_run(call: Call) -> types.CallToolResult:
     session_id = call.id("session_id")
     given = call.given
 
-    def begin(log: EventLog) -> Waits[Outcome]:
+    def begin(log: EventLog) -> Coroutine[Outcome]:
         wanted: ExecutionRequest = CELL.read(given, session=session_id)
         return (yield from running(wanted, call.door.caller, log=log, waits=True))
 
@@ -102,7 +102,7 @@ async def session_run(call: Call) -> types.CallToolResult:
 async def command_run(call: Call) -> types.CallToolResult:
     session_id, body = call.id("session_id"), _command(call)
 
-    def begin(log: EventLog) -> Waits[Outcome]:
+    def begin(log: EventLog) -> Coroutine[Outcome]:
         session = living_session_of(tenant_of(call.door), session_id)
         wanted = START.read(body)
         return (yield from commands.commanding(session, wanted, call.door.caller, log))
@@ -113,7 +113,7 @@ async def command_run(call: Call) -> types.CallToolResult:
 async def command_start(call: Call) -> types.CallToolResult:
     session_id, body = call.id("session_id"), _command(call)
 
-    def work() -> Waits[Execution]:
+    def work() -> Coroutine[Execution]:
         session = living_session_of(tenant_of(call.door), session_id)
         wanted = START.read({**body, "background": True})
         return (yield from commands.starting(session, wanted, call.door.caller))
@@ -126,7 +126,7 @@ async def command_signal(call: Call) -> types.CallToolResult:
     session_id, pid = call.id("session_id"), _pid(call)
     body = call.given
 
-    def work() -> Waits[bool]:
+    def work() -> Coroutine[bool]:
         session = living_session_of(tenant_of(call.door), session_id)
         if not commands.is_there(session, pid):
             raise Http404
@@ -141,7 +141,7 @@ async def command_output(call: Call) -> types.CallToolResult:
     after = call.whole("after", 0, 0, 10**15)
     seconds = call.whole("wait", 1, 0, MOST_WAIT_SECONDS)
 
-    def work() -> Waits[dict[str, Any]]:
+    def work() -> Coroutine[dict[str, Any]]:
         session = living_session_of(tenant_of(call.door), session_id)
         execution_id = commands.execution_of(session, pid)
         if execution_id is None:
@@ -163,7 +163,7 @@ async def execution_output(call: Call) -> types.CallToolResult:
         refuse("stream", f"Must be one of: {', '.join(STREAM_NAMES)}.")
     offset = call.whole("offset", 0, 0, 10**9)
 
-    def work() -> Waits[dict[str, Any]]:
+    def work() -> Coroutine[dict[str, Any]]:
         execution = executions_of(tenant_of(call.door)).filter(pk=execution_id).first()
         if execution is None:
             raise Http404
@@ -188,14 +188,14 @@ class _Reader:
 
     def __init__(self, seconds: float) -> None:
         self.is_waited_for = True
-        self.left = Moment()
-        self._source: Source | None = None
+        self.left = Broadcast()
+        self._source: EventSource | None = None
         within(seconds, Future[None]()).add_done_callback(lambda _: self._leave())
 
-    def begin(self, source: Source) -> None:
+    def begin(self, source: EventSource) -> None:
         self._source = source
 
-    def read(self, after: int) -> Sequence[Entry]:
+    def read(self, after: int) -> Sequence[RunEvent]:
         return self._source.read(after, _READ_BYTES)[0] if self._source is not None else ()
 
     def _leave(self) -> None:
@@ -210,7 +210,7 @@ def _listener(call: Call) -> Listener:
     )
 
 
-def _recorded(session: Session, execution: Execution, seconds: float) -> Waits[None]:
+def _recorded(session: Session, execution: Execution, seconds: float) -> Coroutine[None]:
     """Its end, where it has one: who follows it writes that down a moment after its output."""
     if execution.finished_at is None:
         yield first_of(seconds=min(seconds, 0.2))
@@ -218,7 +218,7 @@ def _recorded(session: Session, execution: Execution, seconds: float) -> Waits[N
         execution.refresh_from_db()
 
 
-def _output_of(execution: Execution, entries: Sequence[Entry], after: int) -> dict[str, Any]:
+def _output_of(execution: Execution, entries: Sequence[RunEvent], after: int) -> dict[str, Any]:
     texts = {"stdout": "", "stderr": ""}
     for entry in entries:
         if entry.type in texts:
@@ -253,7 +253,7 @@ async def _told(call: Call, begin: Begin) -> types.CallToolResult:
     """Run it, tell what it puts out, and end it when the call is cancelled."""
     run = Run()
 
-    def work() -> Waits[types.CallToolResult]:
+    def work() -> Coroutine[types.CallToolResult]:
         outcome = yield from begin(run.log)
         with known_to_run(outcome):
             return run_answer(outcome.execution)
@@ -286,7 +286,7 @@ async def _progress(call: Call, log: EventLog, done: asyncio.Future[Any]) -> Non
         await asyncio.wait({done}, timeout=TELL_SECONDS)
 
 
-def _text_of(entries: Sequence[Entry]) -> str:
+def _text_of(entries: Sequence[RunEvent]) -> str:
     parts = []
     for entry in entries:
         if entry.type == "output":
@@ -306,7 +306,7 @@ _SHOWN = ("name", "state", "language", "provider", "isolation", "created_at", "e
 async def session_open(call: Call) -> types.CallToolResult:
     given = call.given
 
-    def work() -> Waits[dict[str, Any]]:
+    def work() -> Coroutine[dict[str, Any]]:
         return _shown((yield from opening(OPEN.read(given), call.door.caller)), call.door)
 
     return answered(await call.door.do(work))
@@ -315,7 +315,7 @@ async def session_open(call: Call) -> types.CallToolResult:
 async def session_list(call: Call) -> types.CallToolResult:
     query = {name: str(value) for name, value in call.given.items() if value is not None}
 
-    def work() -> Waits[dict[str, Any]]:
+    def work() -> Coroutine[dict[str, Any]]:
         wanted = LIST.read({"limit": str(MOST_SESSIONS), **query})
         page = list_sessions(tenant_of(call.door), wanted)
         return {
@@ -330,7 +330,7 @@ async def session_list(call: Call) -> types.CallToolResult:
 async def session_reset(call: Call) -> types.CallToolResult:
     session_id = call.id("session_id")
 
-    def work() -> Waits[dict[str, Any]]:
+    def work() -> Coroutine[dict[str, Any]]:
         tenant = tenant_of(call.door)
         session = living_session_of(tenant, session_id)
         # The message itself was counted as one request.
@@ -343,7 +343,7 @@ async def session_reset(call: Call) -> types.CallToolResult:
 async def session_close(call: Call) -> types.CallToolResult:
     session_id = call.id("session_id")
 
-    def work() -> Waits[None]:
+    def work() -> Coroutine[None]:
         session = session_of(tenant_of(call.door), session_id)
         if session.closed_at is None:
             yield from close(session, by(call.door))
@@ -357,7 +357,7 @@ async def file_list(call: Call) -> types.CallToolResult:
     path, after = call.take("path", ""), call.take("after", "")
     depth = call.take("depth", 1)
 
-    def work() -> Waits[dict[str, Any]]:
+    def work() -> Coroutine[dict[str, Any]]:
         wanted = FileListing(path=path, depth=depth, after=after)
         session = living_session_of(tenant_of(call.door), session_id)
         found, more = yield from files.listing(session, wanted)
@@ -373,7 +373,7 @@ async def file_read(call: Call) -> types.CallToolResult:
     session_id, path = call.id("session_id"), call.take("path")
     offset = call.whole("offset", 0, 0, 2**53)
 
-    def work() -> Waits[dict[str, Any]]:
+    def work() -> Coroutine[dict[str, Any]]:
         wanted = FileRequest(path=path)
         session = living_session_of(tenant_of(call.door), session_id)
         seen = yield from files.file_of(session, wanted.path)
@@ -393,7 +393,7 @@ async def file_write(call: Call) -> types.CallToolResult:
     text, encoded = call.take("text"), call.take("content_base64")
     content = _given(text, encoded)
 
-    def work() -> Waits[FileEntry]:
+    def work() -> Coroutine[FileEntry]:
         wanted = FileRequest(path=path)
         session = living_session_of(tenant_of(call.door), session_id)
         sent = files.Rereadable(io.BytesIO(content))
@@ -425,7 +425,7 @@ def _given(text: Any, encoded: Any) -> bytes:
         refuse("content_base64", str(error))
 
 
-def _all(pieces: Iterator[bytes], length: int) -> Waits[bytes]:
+def _all(pieces: Iterator[bytes], length: int) -> Coroutine[bytes]:
     """Read it without holding a thread: a guest may take its time, but not all there is."""
     until = time.monotonic() + OPERATION_SECONDS
     parts = []

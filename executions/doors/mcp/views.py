@@ -32,8 +32,8 @@ from executions.doors.native.deferred import SSE, EventStream, answer, stream
 from executions.doors.native.frame import RunningView, render_error, require_length
 from executions.doors.native.rendering import json_response
 from executions.kernel.bodies import BODY, CALL, TINY, BodyTooLarge, reading, require_size, value_of
-from executions.kernel.coroutines import Waits
-from executions.runs.event_log import tell
+from executions.kernel.coroutines import Coroutine
+from executions.runs.event_log import resolve
 from executions.runs.models import Execution
 from executions.runs.record import Caller
 from executions.runs.service import HasEnded, cancelling
@@ -90,7 +90,7 @@ class Answer(EventStream):
             if more and self.is_waited_for and not self.left.done():
                 held = sum(map(len, self._pieces))
                 room = self._room = Future() if held > AHEAD_BYTES else None
-        tell([self.begins, wanted])
+        resolve([self.begins, wanted])
         return room
 
     def take(self) -> tuple[bytes, bool]:
@@ -100,7 +100,7 @@ class Answer(EventStream):
             self._is_over = self._is_all
             room, self._room = self._room, None
         if room is not None:
-            tell([room])
+            resolve([room])
         return body, not self._is_over
 
     def cut_off(self) -> bytes:
@@ -112,7 +112,7 @@ class Answer(EventStream):
             wanted = self._wanted = Future()
             is_there = bool(self._pieces) or self._is_all
         if is_there:
-            tell([wanted])
+            resolve([wanted])
         return wanted
 
     def leave(self) -> None:
@@ -120,17 +120,17 @@ class Answer(EventStream):
         with self._lock:
             room, self._room = self._room, None
         if room is not None:
-            tell([room])
+            resolve([room])
 
 
 class _Job(Generic[T]):
     """Work that a tool waits for."""
 
-    def __init__(self, work: Callable[[], Waits[T]]) -> None:
+    def __init__(self, work: Callable[[], Coroutine[T]]) -> None:
         self.done: Future[T] = Future()
         self._work = work
 
-    def carry_out(self) -> Waits[None]:
+    def carry_out(self) -> Coroutine[None]:
         # From now on it goes on to its end, whether its tool still waits or not.
         if not self.done.set_running_or_notify_cancel():
             return
@@ -160,7 +160,7 @@ class Exchange:
         self._gone: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def carried_out(self, app: App, loop: asyncio.AbstractEventLoop) -> Waits[HttpResponseBase]:
+    def carried_out(self, app: App, loop: asyncio.AbstractEventLoop) -> Coroutine[HttpResponseBase]:
         """Have the SDK answer, and do meanwhile what its tools ask for."""
         asyncio.run_coroutine_threadsafe(self._serve(app), loop)
         while True:
@@ -175,12 +175,12 @@ class Exchange:
             self.answer.open()
         return HttpResponse(status=500)
 
-    async def do(self, work: Callable[[], Waits[T]]) -> T:
+    async def do(self, work: Callable[[], Coroutine[T]]) -> T:
         job = _Job(work)
         with self._lock:
             self._jobs.append(job)
             wanted = self._wanted
-        tell([wanted])
+        resolve([wanted])
         return await asyncio.wrap_future(job.done)
 
     def note(self, run: Run) -> None:
@@ -193,7 +193,7 @@ class Exchange:
             wanted = self._wanted = Future()
             is_there = bool(self._jobs) or self._is_over
         if is_there:
-            tell([wanted])
+            resolve([wanted])
         return wanted
 
     def _leave(self) -> None:
@@ -221,7 +221,7 @@ class Exchange:
             with self._lock:
                 self._is_over = True
                 wanted = self._wanted
-            tell([wanted])
+            resolve([wanted])
 
     async def _receive(self) -> dict[str, Any]:
         if self._body is not None:
@@ -388,7 +388,7 @@ class McpView(RunningView):
         work = exchange.carried_out(*served(MOST_MESSAGE_BYTES))
         return stream(request, self.told(work), exchange.answer)
 
-    def _cancel(self, nonce: str, message: Mapping[str, Any]) -> Waits[HttpResponse]:
+    def _cancel(self, nonce: str, message: Mapping[str, Any]) -> Coroutine[HttpResponse]:
         """End what a request of the same MCP session runs, in whichever process it does."""
         params = message.get("params")
         asked = params.get("requestId") if isinstance(params, dict) else None

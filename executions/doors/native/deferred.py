@@ -16,8 +16,8 @@ from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 
 from executions.doors.native.authentication import place_of
-from executions.kernel.coroutines import Waits, wait_for
-from executions.runs.event_log import Entry, Moment, Source, tell
+from executions.kernel.coroutines import Coroutine, run_sync
+from executions.runs.event_log import Broadcast, EventSource, RunEvent, resolve
 from executions.runs.rights import Right
 from providers.slices import json_text
 
@@ -128,7 +128,7 @@ class EventStream(StreamingHttpResponse):
         self["Cache-Control"] = "no-store"
         # Proxies that buffer would hold events back.
         self["X-Accel-Buffering"] = "no"
-        self.left = Moment()
+        self.left = Broadcast()
         # Done when its head may be sent, which `open` completes.
         self.begins: Future[None] = Future()
         self.begins.set_result(None)
@@ -139,7 +139,7 @@ class EventStream(StreamingHttpResponse):
         self._form = form
         self._after = after
         self._on_leave = on_leave
-        self._source: Source | None = None
+        self._source: EventSource | None = None
         self._last: Mapping[str, Any] | None = None
         # What is left of a document that the last event has, and what stands behind it.
         self._rest: tuple[Document, bytes] | None = None
@@ -155,9 +155,9 @@ class EventStream(StreamingHttpResponse):
     def open(self) -> None:
         """Right before its head is sent."""
 
-    def begin(self, source: Source) -> None:
+    def begin(self, source: EventSource) -> None:
         self._source = source
-        tell([self._changed])
+        resolve([self._changed])
         # In this order: whoever leaves now finds what there is to be ended.
         if self.left.done():
             self._on_leave()
@@ -169,7 +169,7 @@ class EventStream(StreamingHttpResponse):
         # In this order, and the other way round where its reader leaves: one of us closes it.
         if self.left.done():
             self._close_document()
-        tell([self._changed])
+        resolve([self._changed])
 
     def break_off(self) -> None:
         """No last event, and the connection is closed in the middle of the answer: clients that
@@ -225,7 +225,7 @@ class EventStream(StreamingHttpResponse):
         self._is_over = True
         return body + before + document.read() + behind, False
 
-    def line(self, entry: Entry) -> bytes:
+    def line(self, entry: RunEvent) -> bytes:
         """One event as it is sent."""
         return line_of(entry.body(), self._form)
 
@@ -249,10 +249,10 @@ class EventStream(StreamingHttpResponse):
         self._asked.cancel()
         if self._source is not None:
             self._asked = self._source.changed(self._after)
-            self._asked.add_done_callback(lambda _: tell([changed]))
+            self._asked.add_done_callback(lambda _: resolve([changed]))
         # Either this is seen here, or the future where it ends.
         if self._last is not None:
-            tell([changed])
+            resolve([changed])
         return changed
 
     def leave(self) -> None:
@@ -307,7 +307,7 @@ class Placeholder(HttpResponseBase):
         return answer
 
 
-class Later:
+class DeferredResponse:
     """One request's work, if its view has left any."""
 
     def __init__(self) -> None:
@@ -315,7 +315,7 @@ class Later:
         # With what right it is received; None where anybody may.
         self.right: Right | None = None
         self.has_work = False
-        self._work: Waits[HttpResponseBase]
+        self._work: Coroutine[HttpResponseBase]
         self._awaited: Future[Any]
         self._context: Context
         self._submit: Submit
@@ -325,7 +325,7 @@ class Later:
         """Who takes turns with others at the threads; "" for all who are nobody's."""
         return self.right.owner if self.right is not None else ""
 
-    def take(self, work: Waits[HttpResponseBase]) -> HttpResponseBase:
+    def take(self, work: Coroutine[HttpResponseBase]) -> HttpResponseBase:
         """The work's answer, or a placeholder if it has to wait for longer."""
         try:
             self._awaited = _advance(work)
@@ -335,7 +335,7 @@ class Later:
         self._leave(work)
         return Placeholder()
 
-    def stream(self, work: Waits[HttpResponseBase], events: EventStream) -> HttpResponseBase:
+    def stream(self, work: Coroutine[HttpResponseBase], events: EventStream) -> HttpResponseBase:
         """The events as soon as there may be some, or the answer of work that never had any."""
         events.is_waited_for = True
         try:
@@ -346,7 +346,7 @@ class Later:
         self._leave(work)
         return events
 
-    def _leave(self, work: Waits[HttpResponseBase]) -> None:
+    def _leave(self, work: Coroutine[HttpResponseBase]) -> None:
         # Who acts, and whatever else was set for this request, holds for the rest of it.
         self._context = copy_context()
         self._work = work
@@ -369,16 +369,16 @@ class Later:
             awaited.add_done_callback(lambda _: self._submit(self._resume))
 
 
-def answer(request: HttpRequest | Request, work: Waits[HttpResponseBase]) -> HttpResponseBase:
+def answer(request: HttpRequest | Request, work: Coroutine[HttpResponseBase]) -> HttpResponseBase:
     """What the work returns, now or later. What it raises before it has to wait is raised here."""
-    later: Later | None = request.META.get(LATER)
+    later: DeferredResponse | None = request.META.get(LATER)
     if later is None or connection.in_atomic_block:
-        return wait_for(work)
+        return run_sync(work)
     return later.take(work)
 
 
 def stream(
-    request: HttpRequest | Request, work: Waits[HttpResponseBase], events: EventStream
+    request: HttpRequest | Request, work: Coroutine[HttpResponseBase], events: EventStream
 ) -> HttpResponseBase:
     """The events that the work tells of while it goes on, or its answer where there are none.
 
@@ -386,14 +386,14 @@ def stream(
     """
     if place := place_of(request):
         place.begin_stream()
-    later: Later | None = request.META.get(LATER)
+    later: DeferredResponse | None = request.META.get(LATER)
     if later is None or connection.in_atomic_block:
-        told = wait_for(work)
+        told = run_sync(work)
         return events if events.has_begun else told
     return later.stream(work, events)
 
 
-def _advance(work: Waits[HttpResponseBase], patience: float = PATIENCE_SECONDS) -> Future[Any]:
+def _advance(work: Coroutine[HttpResponseBase], patience: float = PATIENCE_SECONDS) -> Future[Any]:
     """Go on until there is something to wait for that takes its time. Raises StopIteration."""
     while True:
         awaited = next(work)

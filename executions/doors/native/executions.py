@@ -58,7 +58,7 @@ from executions.doors.native.rendering import (
     next_page,
 )
 from executions.kernel.bodies import LARGE
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import END, Query, Rule, declared, refuse, shown
 from executions.ledger.entry_format import DOMAIN
 from executions.ledger.keyring import keyring
@@ -164,7 +164,7 @@ def refuse_unheard(wanted: ExecutionRequest) -> ExecutionRequest:
 
 
 def run_stream(
-    view: ApiView, request: Request, form: str, run: Callable[[EventLog], Waits[Outcome]]
+    view: ApiView, request: Request, form: str, run: Callable[[EventLog], Coroutine[Outcome]]
 ) -> HttpResponseBase:
     """Have `run` tell what it runs while it does. Whoever leaves the stream cancels the run, unless
     he said before that he would."""
@@ -181,7 +181,7 @@ def run_stream(
     events = EventStream(form, on_leave=leave)
     log.on_begin = lambda: events.begin(log)
 
-    def work() -> Waits[HttpResponse]:
+    def work() -> Coroutine[HttpResponse]:
         outcome = yield from run(log)
         execution = outcome.execution
         with known_to_run(outcome):
@@ -257,7 +257,7 @@ def follow_stream(
     else:
         listener = Listener(f"user:{request.user.pk}")
 
-    def work() -> Waits[HttpResponse]:
+    def work() -> Coroutine[HttpResponse]:
         yield from following(execution_id, events, after, listener)
         execution = _read_execution(execution_id)
         absolute = request.build_absolute_uri
@@ -266,7 +266,9 @@ def follow_stream(
     return stream(request, _told(view, events, work()), events)
 
 
-def _told(view: ApiView, events: EventStream, work: Waits[HttpResponse]) -> Waits[HttpResponse]:
+def _told(
+    view: ApiView, events: EventStream, work: Coroutine[HttpResponse]
+) -> Coroutine[HttpResponse]:
     """The work, whose answer or error is the last event, where it is not all of the answer."""
     answer: HttpResponse | None = None
     try:
@@ -329,7 +331,7 @@ class ExecutionsView(RunningView):
             )
         return answer(request, self.told(self._run(request)))
 
-    def _run(self, request: Request) -> Waits[HttpResponse]:
+    def _run(self, request: Request) -> Coroutine[HttpResponse]:
         is_detached(request)
         wanted = refuse_unheard(_read(request))
         outcome = yield from running(wanted, self.caller(), waits=True)
@@ -418,7 +420,7 @@ class CancelView(RunningView):
         responses={200: schema.ExecutionSerializer, **schema.errors(401, 404, 409, 503)},
     )
     @answered_later
-    def post(self, request: Request, execution_id: UUID) -> Waits[HttpResponse]:
+    def post(self, request: Request, execution_id: UUID) -> Coroutine[HttpResponse]:
         # All of it is sealed with its end.
         mine = executions_of(self.api_key.tenant).defer(None).defer("pending")
         execution = mine.filter(pk=execution_id).first()
@@ -461,7 +463,7 @@ class LanguagesView(ApiView):
         responses={200: schema.LanguagesSerializer, **schema.errors(401, 503)},
     )
     @answered_later
-    def get(self, request: Request) -> Waits[HttpResponse]:
+    def get(self, request: Request) -> Coroutine[HttpResponse]:
         key = self.api_key
         may_use = partial(key.allows, "providers")
         languages, packages = yield from languages_for(key.tenant.slug, may_use)

@@ -40,8 +40,8 @@ from executions.doors.native.authentication import (
 from executions.doors.native.deferred import answer
 from executions.doors.native.rendering import json_response
 from executions.kernel.bodies import BODY, SMALL, BodyTooLarge, reading, requests_of, value_of
-from executions.kernel.coroutines import Waits
-from executions.kernel.database import DatabaseAway, nothing_ran, problem_of
+from executions.kernel.coroutines import Coroutine
+from executions.kernel.database import DatabaseUnavailable, nothing_ran, problem_of
 from executions.kernel.declarations import Body, Query, declared, refuse
 from executions.runs.record import Caller, Outcome
 from executions.runs.requests import (
@@ -103,7 +103,7 @@ def as_told(exc: Exception) -> Exception:
 def render_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
     """What Django REST framework calls with whatever a view raised."""
     exc = as_told(exc)
-    if isinstance(exc, DatabaseAway):
+    if isinstance(exc, DatabaseUnavailable):
         return error_response(
             exc.http_status,
             exc.code,
@@ -142,7 +142,7 @@ def known_to_run(outcome: Outcome) -> Iterator[None]:
 
     Raises DatabaseAway, also for an outcome that could not be recorded.
     """
-    if isinstance(outcome.error, DatabaseAway):
+    if isinstance(outcome.error, DatabaseUnavailable):
         raise outcome.error
     try:
         yield
@@ -150,7 +150,7 @@ def known_to_run(outcome: Outcome) -> Iterator[None]:
         if not (problem := problem_of(failure)):
             raise
         execution = outcome.execution
-        raise DatabaseAway(
+        raise DatabaseUnavailable(
             f"{problem} Ask for the execution by its id.",
             ran=None if execution.is_open or execution.status == "error" else True,
             record_id=execution.pk,
@@ -257,7 +257,7 @@ class ApiView(APIView):
     def get_exception_handler(self) -> Callable[..., HttpResponse]:
         return render_error
 
-    def told(self, work: Waits[HttpResponseBase]) -> Waits[HttpResponseBase]:
+    def told(self, work: Coroutine[HttpResponseBase]) -> Coroutine[HttpResponseBase]:
         """The work, whose errors are answers, also when they come later."""
         try:
             return (yield from work)
@@ -284,7 +284,7 @@ class RunningView(ApiView):
 
 
 def answered_later(
-    handle: Callable[Concatenate[V, Request, P], Waits[Any]],
+    handle: Callable[Concatenate[V, Request, P], Coroutine[Any]],
 ) -> Callable[Concatenate[V, Request, P], HttpResponseBase]:
     """A handler of requests whose thread is free while it waits. Its body is read before that."""
 

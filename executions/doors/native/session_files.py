@@ -22,7 +22,7 @@ from executions.doors.native.downloads import download, ranged_download
 from executions.doors.native.frame import answered_later
 from executions.doors.native.rendering import json_response, next_page
 from executions.doors.native.sessions import SESSION_ID, TAGS, SessionApiView
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.sessions import files
 from executions.sessions.file_events import watching
 from executions.sessions.models import Session
@@ -57,7 +57,7 @@ def _moment(seconds: float) -> str | None:
         return None
 
 
-def _or_not_found(session: Session, wanted: FileListing) -> Waits[tuple[list[FileEntry], str]]:
+def _or_not_found(session: Session, wanted: FileListing) -> Coroutine[tuple[list[FileEntry], str]]:
     """What is in a folder. Raises Http404 where nothing has this path.
 
     It is looked up once more only where the list was refused.
@@ -81,7 +81,7 @@ class FilesView(SessionApiView):
         responses={200: schema.FilePageSerializer, **schema.errors(*_OF_SANDBOX)},
     )
     @answered_later
-    def get(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+    def get(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
         session = self.session(session_id)
         wanted = self.of(request, LIST)
         entries, after = yield from _or_not_found(session, wanted)
@@ -100,7 +100,7 @@ class FilesView(SessionApiView):
         responses={204: None, **schema.errors(*_OF_SANDBOX)},
     )
     @answered_later
-    def delete(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+    def delete(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
         session = self.session(session_id)
         if not (yield from files.removing(session, self.of(request, FILE).path)):
             raise Http404
@@ -123,7 +123,7 @@ class FileContentView(SessionApiView):
         },
     )
     @answered_later
-    def get(self, request: Request, session_id: UUID) -> Waits[HttpResponseBase]:
+    def get(self, request: Request, session_id: UUID) -> Coroutine[HttpResponseBase]:
         session = self.session(session_id)
         path = self.of(request, FILE).path
         seen = yield from files.file_of(session, path)
@@ -148,7 +148,7 @@ class FileContentView(SessionApiView):
         responses={200: schema.FileSerializer, **schema.errors(*_OF_SANDBOX, 413)},
     )
     @answered_later
-    def put(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+    def put(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
         with received(request) as content:
             session = self.session(session_id)
             path = self.of(request, FILE).path
@@ -171,7 +171,7 @@ class FileMoveView(SessionApiView):
         },
     )
     @answered_later
-    def post(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+    def post(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
         session = self.session(session_id)
         wanted = MOVE.read(request.data)
         with named_as({"path": "from", "target": "to"}):
@@ -195,7 +195,7 @@ class FileMkdirView(SessionApiView):
         },
     )
     @answered_later
-    def post(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+    def post(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
         session = self.session(session_id)
         path = MKDIR.read(request.data).path
         made = yield from files.making_directory(session, path)
@@ -213,7 +213,7 @@ class FileArchiveView(SessionApiView):
         responses={(200, "application/x-tar"): OpenApiTypes.BINARY, **schema.errors(*_OF_SANDBOX)},
     )
     @answered_later
-    def get(self, request: Request, session_id: UUID) -> Waits[HttpResponseBase]:
+    def get(self, request: Request, session_id: UUID) -> Coroutine[HttpResponseBase]:
         session = self.session(session_id)
         path = self.of(request, FOLDER).path
         yield from _or_not_found(session, FileListing(path=path))
@@ -230,7 +230,7 @@ class FileArchiveView(SessionApiView):
         responses={200: schema.UnpackedSerializer, **schema.errors(*_OF_SANDBOX, 413)},
     )
     @answered_later
-    def put(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+    def put(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
         with received(request) as content:
             session = self.session(session_id)
             path = self.of(request, FOLDER).path
@@ -274,7 +274,7 @@ class FileEventsView(SessionApiView):
         },
     )
     @answered_later
-    def get(self, request: Request, session_id: UUID) -> Waits[HttpResponseBase]:
+    def get(self, request: Request, session_id: UUID) -> Coroutine[HttpResponseBase]:
         session = self.session(session_id)
         path = self.of(request, FOLDER).path
         form = wanted_form(request.headers.get("Accept", "")) or NDJSON

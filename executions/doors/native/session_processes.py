@@ -25,7 +25,7 @@ from executions.doors.native.frame import CLAIMS, answered_later, known_to_run, 
 from executions.doors.native.rendering import json_response
 from executions.doors.native.sessions import SESSION_ID, TAGS, SessionApiView
 from executions.kernel.bodies import LARGE
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
 from executions.runs.routing import COMMANDS, require_language
 from executions.sessions import commands
@@ -70,7 +70,7 @@ class ProcessesView(SessionApiView):
 
     def _start(
         self, request: Request, session: Session, wanted: CommandRequest
-    ) -> Waits[HttpResponse]:
+    ) -> Coroutine[HttpResponse]:
         if wanted.background:
             started = yield from commands.starting(session, wanted, self.caller())
             detail = commands.process_detail(started.pid or 0, started.pk, started.exit_code)
@@ -89,7 +89,7 @@ class ProcessesView(SessionApiView):
         responses={200: schema.ProcessPageSerializer, **schema.errors(*_OF_SANDBOX)},
     )
     @answered_later
-    def get(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+    def get(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
         found = yield from commands.listing(self.session(session_id))
         return json_response({"results": found, "next": None})
 
@@ -114,7 +114,7 @@ class ProcessStdinView(_ProcessView):
         responses={204: None, **schema.errors(*_OF_SANDBOX, 413)},
     )
     @answered_later
-    def post(self, request: Request, session_id: UUID, pid: int) -> Waits[HttpResponse]:
+    def post(self, request: Request, session_id: UUID, pid: int) -> Coroutine[HttpResponse]:
         close = self.of(request, STDIN).close
         body = request.stream
         data = b"" if body is None else body.read(MOST_STDIN_BYTES + 1)
@@ -140,7 +140,7 @@ class ProcessSignalView(_ProcessView):
         },
     )
     @answered_later
-    def post(self, request: Request, session_id: UUID, pid: int) -> Waits[HttpResponse]:
+    def post(self, request: Request, session_id: UUID, pid: int) -> Coroutine[HttpResponse]:
         session = self.of_process(session_id, pid)
         sent = yield from commands.signalling(session, pid, SIGNAL.read(request.data).signal)
         return json_response({"signalled": sent})
@@ -156,7 +156,7 @@ class ProcessResizeView(_ProcessView):
         responses={204: None, **schema.errors(*_OF_SANDBOX, 413, 415)},
     )
     @answered_later
-    def post(self, request: Request, session_id: UUID, pid: int) -> Waits[HttpResponse]:
+    def post(self, request: Request, session_id: UUID, pid: int) -> Coroutine[HttpResponse]:
         session = self.of_process(session_id, pid)
         yield from commands.resizing(session, pid, RESIZE.read(request.data).pair)
         return HttpResponse(status=204)

@@ -41,7 +41,7 @@ from executions.doors.native.rendering import (
 )
 from executions.kernel.audit import SUCCESS, log_operation
 from executions.kernel.bodies import LARGE
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import Query
 from executions.runs.models import Execution
 from executions.runs.requests import CELL
@@ -74,7 +74,7 @@ class LoggedView(RunningView):
     operations: ClassVar[Mapping[str, str]] = {}
     of_session: Session | None = None
 
-    def told(self, work: Waits[HttpResponseBase]) -> Waits[HttpResponseBase]:
+    def told(self, work: Coroutine[HttpResponseBase]) -> Coroutine[HttpResponseBase]:
         began = perf_counter()
         answer = yield from super().told(work)
         if operation := self.operations.get(self.asked_for):
@@ -131,7 +131,7 @@ class SessionsView(SessionApiView):
         },
     )
     @answered_later
-    def post(self, request: Request) -> Waits[HttpResponse]:
+    def post(self, request: Request) -> Coroutine[HttpResponse]:
         session = yield from opening(OPEN.read(request.data), self.caller())
         response = json_response(session_detail(session), 201)
         path = reverse("session", args=[session.pk])
@@ -190,7 +190,7 @@ class SessionView(SessionApiView):
         responses={204: None, **schema.errors(401, 404)},
     )
     @answered_later
-    def delete(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+    def delete(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
         session = session_of(self.api_key.tenant, session_id)
         if session.closed_at is None:
             yield from close(session, self.by())
@@ -224,7 +224,7 @@ class SessionExecutionsView(SessionApiView):
                 )
         return answer(request, self.told(self._run(request, session_id)))
 
-    def _run(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+    def _run(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
         is_detached(request)
         wanted = refuse_unheard(read_run(CELL, request, session=session_id))
         outcome = yield from running(wanted, self.caller(), waits=True)
@@ -246,7 +246,7 @@ class InterruptView(SessionApiView):
         },
     )
     @answered_later
-    def post(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+    def post(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
         session = self.session(session_id)
         wanted = INTERRUPT.read(request.data)
         stopped = yield from control.interrupting(session, wanted.context)
@@ -267,7 +267,7 @@ class ResetView(SessionApiView):
         },
     )
     @answered_later
-    def post(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+    def post(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
         session = self.session(session_id)
         RESET.read(request.data)
         return json_response(
@@ -288,7 +288,7 @@ class ContextsView(SessionApiView):
         },
     )
     @answered_later
-    def post(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+    def post(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
         session = self.session(session_id)
         wanted = CREATE_CONTEXT.read(request.data)
         require_language(self.api_key, wanted.language)
@@ -315,7 +315,9 @@ class ContextView(SessionApiView):
         responses={204: None, **schema.errors(401, 404, 409, 502, 503)},
     )
     @answered_later
-    def delete(self, request: Request, session_id: UUID, context_id: str) -> Waits[HttpResponse]:
+    def delete(
+        self, request: Request, session_id: UUID, context_id: str
+    ) -> Coroutine[HttpResponse]:
         session = self.session(session_id)
         if not (yield from control.ending_context(session, context_id)):
             raise Http404
@@ -335,7 +337,7 @@ class ContextRestartView(SessionApiView):
         },
     )
     @answered_later
-    def post(self, request: Request, session_id: UUID, context_id: str) -> Waits[HttpResponse]:
+    def post(self, request: Request, session_id: UUID, context_id: str) -> Coroutine[HttpResponse]:
         session = self.session(session_id)
         context = yield from control.restarting_context(session, context_id)
         if context is None:
@@ -392,7 +394,7 @@ class SessionSnapshotView(SessionApiView):
         },
     )
     @answered_later
-    def post(self, request: Request, session_id: UUID) -> Waits[HttpResponse]:
+    def post(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
         session = self.session(session_id)
         wanted = snapshots.TAKE.read(request.data)
         snapshot = yield from snapshots.taking(session, wanted, self.caller())

@@ -103,7 +103,7 @@ def _serve(bridge: Bridge, requests: int, answers: int) -> None:
         signal.signal(number, lambda *_: serving.stop())
     threading.Thread(target=_warm, args=(bridge,), daemon=True).start()
     serving.run(_end_all)
-    active_runs.finish()
+    active_runs.shutdown()
 
 
 def _warm(bridge: Bridge) -> None:

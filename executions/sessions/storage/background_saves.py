@@ -11,10 +11,10 @@ from concurrent.futures import Future
 from uuid import UUID
 
 from executions.kernel import background
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.runs import active_runs
 from executions.runs.models import Execution
-from executions.sessions.ending import lose
+from executions.sessions.ending import mark_lost
 from executions.sessions.models import Session
 from executions.sessions.requests import Conflict
 from executions.sessions.storage.file_saves import Saved, save
@@ -31,10 +31,10 @@ def save_soon(session_id: UUID, tenant_slug: str, *, first: bool = False) -> Fut
     """A save of the session that begins after this; None where it could not be saved now, which
     its workspace says, and the schedule tries again.
     """
-    return background.submit(session_id, tenant_slug, lambda: saved(session_id), first=first)
+    return background.submit_keyed(session_id, tenant_slug, lambda: saved(session_id), first=first)
 
 
-def saved_after(execution: Execution, session: Session) -> Waits[None]:
+def saved_after(execution: Execution, session: Session) -> Coroutine[None]:
     """What is to be saved when something has run in a session; `execution` says whether it was."""
     execution.files_saved = False
     saved = yield from saved_behind(session)
@@ -43,7 +43,7 @@ def saved_after(execution: Execution, session: Session) -> Waits[None]:
         execution.changed_files = saved.changed
 
 
-def saved_behind(session: Session) -> Waits[Saved | None]:
+def saved_behind(session: Session) -> Coroutine[Saved | None]:
     """Have a session saved behind the answer; where it is to be saved before, what that did."""
     if session.saves == Session.Saves.NEVER or session.ref is None:
         return None
@@ -52,7 +52,7 @@ def saved_behind(session: Session) -> Waits[Saved | None]:
     if not is_waited_for:
         return None
     awaited = within(ANSWER_SECONDS, saved)
-    with active_runs.given_up_at_the_end(awaited):
+    with active_runs.cancel_on_shutdown(awaited):
         yield awaited
     if awaited.cancelled() or awaited.exception() is not None:
         return None
@@ -67,7 +67,7 @@ def saved(session_id: UUID) -> Saved | None:
     try:
         return save(session)
     except KeptSandboxLost as error:
-        lose(session, error.message)
+        mark_lost(session, error.message)
     except Conflict:
         # It has ended or sleeps: there is nothing to be saved.
         return None

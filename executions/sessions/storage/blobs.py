@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from executions.kernel.batches import let_others_write
 from executions.kernel.disk import refuse_when_full
-from executions.kernel.storage import WORKSPACES, kept
+from executions.kernel.storage import WORKSPACES, file_store
 from executions.sessions.storage import quota
 from executions.sessions.storage.models import Blob, LooseFile, WorkspaceFile
 from executions.tenants.models import Tenant
@@ -112,7 +112,7 @@ def read(blob: Blob, offset: int = 0, length: int | None = None) -> Iterator[byt
     left = blob.size - offset if length is None else min(length, blob.size - offset)
     if left <= 0:
         return
-    with closing(kept(WORKSPACES).open_range(str(blob.file), offset, left)) as pieces:
+    with closing(file_store(WORKSPACES).open_range(str(blob.file), offset, left)) as pieces:
         for piece in pieces:
             left -= len(piece)
             yield piece
@@ -208,7 +208,7 @@ def _kept(rows: QuerySet[Blob], until: datetime) -> list[Blob]:
 def _has_bytes(blob: Blob) -> bool:
     """Whether storage has as many as it should. Raises OSError where it does not say."""
     try:
-        return kept(WORKSPACES).size(str(blob.file)) == blob.size
+        return file_store(WORKSPACES).size(str(blob.file)) == blob.size
     except FileNotFoundError:
         logger.error("%s is not in storage, and is stored again", blob.file)
         return False
@@ -229,7 +229,7 @@ def _upload(
             LooseFile(tenant=tenant, file=names[each.sha256], size=each.size, due_at=due_at)
             for each in contents
         )
-    storage = kept(WORKSPACES)
+    storage = file_store(WORKSPACES)
     loose = LooseFile.objects.filter(file__in=list(names.values()))
     try:
         for content in contents:
@@ -320,7 +320,7 @@ def _dropped(pks: Sequence[int], **whose: Any) -> list[LooseFile]:
 
 
 def _remove(loose: Sequence[LooseFile]) -> int:
-    storage = kept(WORKSPACES)
+    storage = file_store(WORKSPACES)
     removed = failed = 0
     for number, each in enumerate(loose, 1):
         if number % _PAUSE_AFTER == 0:
@@ -354,7 +354,7 @@ _SECONDS = 24 * 3600
 def discard_unfinished() -> int:
     """Remove it; how many uploads they were. Of a storage that is away, the next time."""
     try:
-        return kept(WORKSPACES).discard_unfinished(time.time() - _SECONDS)
+        return file_store(WORKSPACES).discard_unfinished(time.time() - _SECONDS)
     except OSError as error:
         logger.warning("data of unfinished uploads is still in storage: %s", error)
         return 0

@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from executions.kernel import background, batches
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.paths import MOST_BYTES, from_text, is_name
 from executions.runs import active_runs
 from executions.sessions.models import Session
@@ -196,7 +196,7 @@ def may_be_large(session: Session) -> bool:
     return Workspace.objects.filter(session=session.pk, files__gt=batches.MOST_ROWS // 2).exists()
 
 
-def storing(session: Session, change: Callable[[], T]) -> Waits[T]:
+def storing(session: Session, change: Callable[[], T]) -> Coroutine[T]:
     """What a change returns that may be slow: its bytes go to storage, or its rows are many. It has
     a thread of those that are there for that, as its tenant has some of them, and none of those
     that serve.
@@ -213,8 +213,8 @@ def storing(session: Session, change: Callable[[], T]) -> Waits[T]:
             raise Conflict("The request was abandoned meanwhile.")
         return context.run(change)
 
-    awaited = within(STORING_SECONDS, background.submit(object(), session.tenant_slug, begin))
-    with active_runs.given_up_at_the_end(awaited):
+    awaited = within(STORING_SECONDS, background.submit_keyed(object(), session.tenant_slug, begin))
+    with active_runs.cancel_on_shutdown(awaited):
         yield awaited
     if awaited.cancelled() or isinstance(awaited.exception(), DeadlinePassed):
         is_given_up.set()

@@ -19,7 +19,7 @@ from executions.kernel import batches
 from executions.kernel.paths import from_text, key_of, to_text
 from executions.kernel.text import storable
 from executions.runs.models import Execution
-from executions.runs.provider_calls import guarded
+from executions.runs.provider_calls import guard
 from executions.sessions.models import Session
 from executions.sessions.requests import Conflict, refuse_ended
 from executions.sessions.session_sandbox import lent_sandbox
@@ -40,7 +40,7 @@ def answered(provider_id: str, call: Callable[[], Any], seconds: float = ANSWER_
     """What a provider answers. Raises SandboxError; ProviderUnavailable for silence."""
     awaited = submit(call)
     try:
-        return guarded(provider_id, lambda: awaited.result(seconds))
+        return guard(provider_id, lambda: awaited.result(seconds))
     except NotYet:
         raise ProviderUnavailable(
             f"The provider {provider_id!r} did not answer within {seconds:g} s."

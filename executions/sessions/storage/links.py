@@ -12,7 +12,13 @@ from django.urls import reverse
 
 from executions.kernel.declarations import refuse
 from executions.kernel.presentation import Shown, shown
-from executions.kernel.storage import MOST_LINK_SECONDS, WORKSPACES, clean_filename, kept, safe_type
+from executions.kernel.storage import (
+    MOST_LINK_SECONDS,
+    WORKSPACES,
+    clean_filename,
+    file_store,
+    safe_type,
+)
 from executions.runs.artifacts import BadLink, read_token, sign_token
 from executions.runs.results import SIGNATURE_BYTES, image_type
 from executions.sessions.storage import blobs, browse
@@ -51,7 +57,7 @@ def links(
 
 
 def _url(wanted: Wanted, expires_in: int, absolute: Callable[[str], str]) -> str:
-    url = kept(WORKSPACES).link(
+    url = file_store(WORKSPACES).link(
         str(wanted.blob.file),
         expires_in=expires_in,
         filename=wanted.filename,

@@ -16,14 +16,14 @@ from django.db import transaction
 
 from executions.capabilities.retention.holds import held_of
 from executions.kernel import background, batches
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import Body, Query, declared, newest_first
 from executions.ledger.bindings import DELETED
 from executions.ledger.bound_rows import enter_row, look_at
 from executions.runs import active_runs
 from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.runs.record import Caller
-from executions.sessions.ending import lose
+from executions.sessions.ending import mark_lost
 from executions.sessions.models import Session
 from executions.sessions.requests import NOT_FOUND, Conflict, SessionName, refuse_ended
 from executions.sessions.storage import blobs, drafts, quota
@@ -80,7 +80,7 @@ class Page:
     next_cursor: str
 
 
-def taking(session: Session, wanted: SnapshotRequest, caller: Caller) -> Waits[Snapshot]:
+def taking(session: Session, wanted: SnapshotRequest, caller: Caller) -> Coroutine[Snapshot]:
     """A snapshot of the session's files; one that is awake is saved thoroughly first.
 
     Raises Conflict where a file could not be saved, QuotaExceeded, and what `save` does; there is
@@ -96,18 +96,18 @@ def taking(session: Session, wanted: SnapshotRequest, caller: Caller) -> Waits[S
     return (yield from _copying(workspace, session, lambda: _take(session, wanted, caller)))
 
 
-def _saved(session: Session) -> Waits[None]:
-    saved = background.submit(
+def _saved(session: Session) -> Coroutine[None]:
+    saved = background.submit_keyed(
         ("snapshot", session.pk), session.tenant_slug, lambda: save(session, thorough=True)
     )
     awaited = within(SAVE_SECONDS, saved)
-    with active_runs.given_up_at_the_end(awaited):
+    with active_runs.cancel_on_shutdown(awaited):
         yield awaited
     error = None if awaited.cancelled() else awaited.exception()
     if awaited.cancelled() or isinstance(error, DeadlinePassed):
         raise ProviderUnavailable("The files were not saved in time. Try again.", retry_after=5)
     if isinstance(error, KeptSandboxLost):
-        lose(session, error.message)
+        mark_lost(session, error.message)
         refuse_ended(session)
         raise Conflict(
             "The sandbox is gone. The session sleeps now, with the files that were saved before. "
@@ -177,7 +177,7 @@ def _refuse_one_more(tenant: Tenant) -> None:
         )
 
 
-def beginning_with(session: Session, snapshot: Snapshot) -> Waits[list[Restored]]:
+def beginning_with(session: Session, snapshot: Snapshot) -> Coroutine[list[Restored]]:
     """Have the files of a snapshot be what is saved of a new session. What its sandbox is given.
 
     Raises QuotaExceeded, and NoSuchSnapshot for one that was removed meanwhile.
@@ -205,7 +205,7 @@ def _begin(session: Session, snapshot: Snapshot) -> list[Restored]:
     return to_restore(mine)
 
 
-def _copying(source: Workspace | None, session: Session, copy: Callable[[], T]) -> Waits[T]:
+def _copying(source: Workspace | None, session: Session, copy: Callable[[], T]) -> Coroutine[T]:
     """What a copy returns. One of many rows takes its time: none of the threads that serve waits
     for it."""
     if source is not None and source.files > batches.MOST_ROWS:
@@ -259,7 +259,7 @@ def remove(snapshot: Snapshot, by: str) -> bool:
         blobs.remove_unnamed(tenant, drafts.discard(pk))
 
     def begin() -> None:
-        background.submit(("clean", snapshot.pk), snapshot.tenant_slug, clean)
+        background.submit_keyed(("clean", snapshot.pk), snapshot.tenant_slug, clean)
 
     # Before that another thread would find it as it was.
     transaction.on_commit(begin)

@@ -9,7 +9,7 @@ from django.db import transaction
 from django.db.models import Q
 
 from executions.kernel import background
-from executions.kernel.coroutines import Waits, wait_for
+from executions.kernel.coroutines import Coroutine, run_sync
 from executions.ledger.bound_rows import enter_row, look_at
 from executions.runs.models import Execution
 from executions.sessions import cell_order
@@ -17,10 +17,10 @@ from executions.sessions.ending import (
     OVER_AGE,
     OVER_IDLE,
     busy,
+    detach,
     end_leftovers,
     in_background,
-    let_go,
-    lose,
+    mark_lost,
 )
 from executions.sessions.models import Session
 from executions.sessions.storage.file_saves import Saved, save
@@ -38,7 +38,7 @@ TIRED = (
 )
 
 
-def put_to_sleep(session_id: UUID, because: str, *, only_if: Q | None = None) -> bool:
+def suspend(session_id: UUID, because: str, *, only_if: Q | None = None) -> bool:
     """Save all of a session's files and end its sandbox, unless something runs in it or begins to.
 
     Whether this call did. Waits, in the calling thread. Raises what `save` does; the sandbox is
@@ -52,7 +52,7 @@ def put_to_sleep(session_id: UUID, because: str, *, only_if: Q | None = None) ->
     try:
         saved = save(session, thorough=True)
     except KeptSandboxLost as error:
-        lose(session, error.message)
+        mark_lost(session, error.message)
         return False
     if not saved.is_complete:
         return False
@@ -60,18 +60,18 @@ def put_to_sleep(session_id: UUID, because: str, *, only_if: Q | None = None) ->
     if left is None:
         return False
     logger.info("session %s is asleep: %s", session_id, because)
-    wait_for(let_go(session))
+    run_sync(detach(session))
     # It may have been woken meanwhile, and more be running in its next sandbox.
     end_leftovers(session, only=left, because="Its session went to sleep.")
-    cell_order.ring(session_id)
+    cell_order.notify(session_id)
     return True
 
 
-def sleeping(session: Session, because: str) -> Waits[bool]:
+def sleeping(session: Session, because: str) -> Coroutine[bool]:
     """`put_to_sleep`, for who does something else meanwhile."""
     pk = session.pk
-    slept = background.submit(
-        ("sleep", pk), session.tenant_slug, lambda: put_to_sleep(pk, because), first=True
+    slept = background.submit_keyed(
+        ("sleep", pk), session.tenant_slug, lambda: suspend(pk, because), first=True
     )
     yield slept
     return slept.result()

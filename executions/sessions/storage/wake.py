@@ -18,19 +18,19 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from executions.capabilities.spending.service import refuse_over_budget
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.disk import refuse_when_full
 from executions.kernel.text import storable
 from executions.ledger.bound_rows import enter_row, look_at
 from executions.ledger.entry import require_ledger
 from executions.runs import heartbeat
-from executions.runs.active_runs import refuse_when_ending, refuse_when_stopping
+from executions.runs.active_runs import ensure_not_ending, ensure_not_stopping
 from executions.runs.models import Execution
-from executions.runs.provider_calls import ask
+from executions.runs.provider_calls import call_provider
 from executions.runs.routes import Step, lent
-from executions.runs.routing import floor_for, require_provider, require_sandbox
+from executions.runs.routing import require_provider, require_sandbox, required_isolation_for
 from executions.sessions import cell_order
-from executions.sessions.capacity import making_room, opened_where_there_is_room
+from executions.sessions.capacity import open_evicting, reserve_slot
 from executions.sessions.due import ends
 from executions.sessions.models import Session
 from executions.sessions.requests import Conflict, SessionClosed, refuse_ended, tenant_of
@@ -57,7 +57,7 @@ DEAD_AFTER = timedelta(seconds=RESTORE_SECONDS + 300)
 _left: set[tuple[UUID, datetime]] = set()
 
 
-def awake(session: Session, turn: int | None = None) -> Waits[None]:
+def ensure_awake(session: Session, turn: int | None = None) -> Coroutine[None]:
     """Have the session's sandbox be there, and `session` say where.
 
     `turn` is of the execution that wants it: the first after a wake says that files were restored.
@@ -72,7 +72,7 @@ def awake(session: Session, turn: int | None = None) -> Waits[None]:
     with cell_order.looking(session.pk) as pause:
         while True:
             # Before the look: what happens after it rings.
-            with cell_order.hung(session.pk) as bell:
+            with cell_order.waiter(session.pk) as bell:
                 session.refresh_from_db()
                 refuse_ended(session)
                 if session.state != Session.State.ASLEEP:
@@ -82,7 +82,7 @@ def awake(session: Session, turn: int | None = None) -> Waits[None]:
                 if time.monotonic() > until:
                     raise Conflict("The session is being woken. Try again.", retry_after=5)
                 yield within(pause(LOOK_SECONDS), bell)
-            refuse_when_ending()
+            ensure_not_ending()
         try:
             yield from _wake(session, claimed_at, turn)
         except BaseException as error:
@@ -92,11 +92,11 @@ def awake(session: Session, turn: int | None = None) -> Waits[None]:
             raise
 
 
-def _claim(session: Session) -> Waits[datetime | None]:
+def _claim(session: Session) -> Coroutine[datetime | None]:
     """When this call began to wake it; None where another does, or it is awake by now."""
     tenant = tenant_of(session)
     require_ledger()
-    refuse_when_stopping()
+    ensure_not_stopping()
     refuse_over_budget(tenant.slug)
     refuse_when_full()
     now = timezone.now()
@@ -107,9 +107,9 @@ def _claim(session: Session) -> Waits[datetime | None]:
     )
     if not free.exists():
         return None
-    mine = {"waking_since": now, "process": heartbeat.mine()}
+    mine = {"waking_since": now, "process": heartbeat.current_process_id()}
     try:
-        won = yield from making_room(tenant, lambda: free.update(**mine))
+        won = yield from reserve_slot(tenant, lambda: free.update(**mine))
     except DatabaseFailure:
         # A commit that was not answered may have been carried out.
         _give_back(session.pk, now)
@@ -139,10 +139,10 @@ def _give_back_one(session_id: UUID, claimed_at: datetime) -> None:
     mine = Session.objects.filter(pk=session_id, waking_since=claimed_at)
     mine.update(waking_since=None, process=None)
     _left.discard((session_id, claimed_at))
-    cell_order.ring(session_id)
+    cell_order.notify(session_id)
 
 
-def _wake(session: Session, claimed_at: datetime, turn: int | None) -> Waits[None]:
+def _wake(session: Session, claimed_at: datetime, turn: int | None) -> Coroutine[None]:
     tenant = tenant_of(session)
     # A save of its former sandbox that is still under way must not change what is restored.
     Workspace.objects.filter(session=session.pk).update(version=F("version") + 1)
@@ -152,12 +152,12 @@ def _wake(session: Session, claimed_at: datetime, turn: int | None) -> Waits[Non
     members = to_restore(workspace) if workspace is not None else []
     with ExitStack() as held:
         lease = yield from lent(Step(lender_of(session)), held)
-        floor = floor_for(tenant, session.api_key, session.language)
+        floor = required_isolation_for(tenant, session.api_key, session.language)
         require_provider(lease, floor)
-        sandbox = yield from opened_where_there_is_room(lease, session)
+        sandbox = yield from open_evicting(lease, session)
         try:
             isolation, _ = require_sandbox(lease, sandbox, floor)
-            mark = yield from furnished(session, lease, sandbox, members)
+            mark = yield from restore_files(session, lease, sandbox, members)
             _put(session, sandbox, isolation, mark, claimed_at, turn)
             yield from taken_over(lease, session, sandbox)
         except BaseException:
@@ -165,16 +165,16 @@ def _wake(session: Session, claimed_at: datetime, turn: int | None) -> Waits[Non
             raise
     ends.expect([session])
     logger.info("session %s is awake, with %s of its files", session.pk, len(members))
-    cell_order.ring(session.pk)
+    cell_order.notify(session.pk)
 
 
-def furnished(
+def restore_files(
     session: Session, lease: Lease, sandbox: KeptSandbox, members: Sequence[Restored]
-) -> Waits[str]:
+) -> Coroutine[str]:
     """Its files and contexts are there again. From what mark on others change them."""
 
-    def told(call: Any, check: Any, seconds: float = CALL_SECONDS) -> Waits[Any]:
-        return ask(
+    def told(call: Any, check: Any, seconds: float = CALL_SECONDS) -> Coroutine[Any]:
+        return call_provider(
             lease.provider_id,
             lambda: submit(call, may_refuse=True),
             check,

@@ -9,7 +9,7 @@ from django.core.checks import Tags
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
-from executions.ledger.baseline import take_stock
+from executions.ledger.baseline import record_baseline
 from executions.runs.worker import ensure_schedules
 from providers.errors import InvalidConfiguration
 from providers.services import two_person_rule
@@ -46,7 +46,7 @@ class Command(BaseCommand):
         except installation.DoesNotFit as error:
             raise CommandError(str(error)) from None
         is_new = not bootstrap.has_accounts()
-        found = take_stock()
+        found = record_baseline()
         created = bootstrap.ensure_accounts(settings.DATA_DIR)
         try:
             is_given = bootstrap.ensure_given_key()

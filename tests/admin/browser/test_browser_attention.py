@@ -23,7 +23,7 @@ from tests.support.browser import keep_picture
 def test_the_front_page_says_what_waits_and_a_verification_shows_itself(
     page: Page,
     complaints: list[str],
-    lease: heartbeat.Keeper,
+    lease: heartbeat.Heartbeat,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = timezone.now()

@@ -42,7 +42,7 @@ def slept(kept_here: None, caller: Caller, tmp_path: Path, settings: Any) -> Ses
     )
     taken(caller, session, name="before the merger")
     assert background.wait_for_keyed_work()
-    assert suspend.put_to_sleep(Session.objects.get().pk, "a test")
+    assert suspend.suspend(Session.objects.get().pk, "a test")
     return Session.objects.get()
 
 

@@ -14,7 +14,7 @@ from django.utils import timezone
 from executions.capabilities.reports import scope
 from executions.capabilities.reports import service as reports
 from executions.capabilities.reports.models import Report
-from executions.kernel.storage import REPORTS, kept
+from executions.kernel.storage import REPORTS, file_store
 from executions.ledger.models import LedgerEntry
 from executions.tasks import make_reports
 from tests.conftest import Caller
@@ -25,7 +25,9 @@ pytestmark = pytest.mark.django_db
 
 
 def files_of(report: Report) -> list[str]:
-    return [each.name for each in kept(REPORTS).entries() if each.name.startswith(report.pk.hex)]
+    return [
+        each.name for each in file_store(REPORTS).entries() if each.name.startswith(report.pk.hex)
+    ]
 
 
 def page_of(report: Report) -> str:

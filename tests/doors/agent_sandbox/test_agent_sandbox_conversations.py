@@ -14,11 +14,11 @@ from django.utils import timezone
 from django_q.models import Schedule
 
 from executions.doors.agent_sandbox.service import Conversation
-from executions.kernel.storage import WORKSPACES, kept
+from executions.kernel.storage import WORKSPACES, file_store
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.sessions import maintenance
-from executions.sessions.maintenance import tend
+from executions.sessions.maintenance import maintain
 from executions.sessions.models import Session
 from executions.sessions.storage import blobs
 from executions.sessions.storage.models import Blob, StoredTotal, Workspace, WorkspaceFile
@@ -153,7 +153,7 @@ def test_files_that_are_kept_are_there_when_the_conversation_goes_on(
     assert listed(alice) == ["g"]
     # Over its age it ends as well, and once more it goes on.
     aged({"id": str(second.pk)}, created_at=1801)
-    tend()
+    maintain()
     assert listed(alice) == ["g"]
     assert output(alice, "open('g').read()") == "'new'\n"
     assert Workspace.objects.filter(tenant=alice.tenant).count() == 1
@@ -173,11 +173,11 @@ def test_kept_files_are_not_lost_by_a_sandbox_that_does_not_open(
     settings.DELETE_S3_ON_CLEANUP = False
     output(alice, "_ = open('f', 'w').write('kept')")
     control(alice, "stop")
-    [entry] = kept(WORKSPACES).entries()
-    kept(WORKSPACES).replace(entry.name, b"evil")
+    [entry] = file_store(WORKSPACES).entries()
+    file_store(WORKSPACES).replace(entry.name, b"evil")
     assert "error" in execute(alice, "1").json()
     assert listed(alice) == ["f"]
-    kept(WORKSPACES).replace(entry.name, b"kept")
+    file_store(WORKSPACES).replace(entry.name, b"kept")
     assert output(alice, "open('f').read()") == "'kept'\n"
 
 
@@ -204,14 +204,14 @@ def test_unused_it_sleeps_and_wakes_with_its_files_and_without_variables(
 ) -> None:
     output(alice, "x = 1; open('f', 'w').write('kept')")
     Session.objects.update(used_at=Now() - timedelta(seconds=601))
-    tend()
+    maintain()
     assert Session.objects.get().state == "asleep"
     assert listed(alice) == ["f"]
     assert content(download_url(alice, "f").json()["download_url"]) == b"kept"
     assert Session.objects.get().state == "asleep"
     assert output(alice, "'x' in globals(), open('f').read()", inputs=["f"]) == "(False, 'kept')\n"
     Session.objects.update(created_at=Now() - timedelta(seconds=1801))
-    tend()
+    maintain()
     assert listed(alice) == []
     assert output(alice, "import os; os.path.exists('f')") == "False\n"
 
@@ -262,16 +262,16 @@ def test_sessions_are_tended_as_often_as_is_set_and_by_one(
     db: None, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tended: list[int] = []
-    monkeypatch.setattr(maintenance, "tend", lambda: tended.append(1))
-    assert not maintenance.tend_if_due(), "the schedule has not been made yet"
+    monkeypatch.setattr(maintenance, "maintain", lambda: tended.append(1))
+    assert not maintenance.maintain_if_due(), "the schedule has not been made yet"
     Schedule.objects.create(name=maintenance.TASK, func=maintenance.TASK, next_run=timezone.now())
-    assert [maintenance.tend_if_due() for _ in range(3)] == [True, False, False]
+    assert [maintenance.maintain_if_due() for _ in range(3)] == [True, False, False]
     left = Schedule.objects.get().next_run - timezone.now()
     assert timedelta(seconds=10) < left <= timedelta(seconds=15)
     settings.SANDBOX_REAPER_INTERVAL = 5
-    assert maintenance.tend_if_due(), "what was meant for a longer interval is due"
+    assert maintenance.maintain_if_due(), "what was meant for a longer interval is due"
     Schedule.objects.update(next_run=timezone.now() - timedelta(seconds=1))
-    assert maintenance.tend_if_due()
+    assert maintenance.maintain_if_due()
     assert len(tended) == 3
 
 

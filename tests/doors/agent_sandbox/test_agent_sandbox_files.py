@@ -17,7 +17,7 @@ from executions.sessions.models import Session
 from executions.sessions.session_sandbox import lent_sandbox
 from executions.sessions.storage import blobs
 from executions.sessions.storage.models import WorkspaceFile
-from executions.sessions.storage.suspend import put_to_sleep
+from executions.sessions.storage.suspend import suspend
 from tests.conftest import Caller
 from tests.support.agent_sandbox import (
     content,
@@ -92,7 +92,7 @@ def test_a_file_whose_storing_is_begun_anew_comes_whole(
     conversations: None, alice: Caller, pages: WebServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert upload(alice, b"x", path="x").status_code == 200
-    assert put_to_sleep(Session.objects.get().pk, "it is tested")
+    assert suspend(Session.objects.get().pk, "it is tested")
     pages.pages["/late.csv"] = answer(b"late")
     real, tries = blobs.store_all, []
 

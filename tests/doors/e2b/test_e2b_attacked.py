@@ -14,7 +14,7 @@ from executions.doors.e2b import filesystem
 from executions.doors.e2b.connect import messages_in
 from executions.doors.e2b.errors import Refused
 from executions.doors.e2b.filesystem import Told, WatchEvents
-from executions.kernel.coroutines import wait_for
+from executions.kernel.coroutines import run_sync
 from executions.kernel.text import uuid7
 from executions.runs.event_stream import AHEAD_BYTES
 from executions.sessions.file_events import Watch
@@ -165,7 +165,7 @@ def test_a_watch_that_nobody_asks_for_ends(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(filesystem, "UNASKED_SECONDS", -1.0)
     # There is no sandbox that could be asked.
     monkeypatch.setattr(filesystem, "_caught_up", lambda session, kept: iter(()))
-    assert wait_for(filesystem.events_of(session, number)) == []
+    assert run_sync(filesystem.events_of(session, number)) == []
     assert not watch.is_wanted
 
 
@@ -181,13 +181,13 @@ def test_a_watch_that_has_ended_tells_the_rest_and_then_says_so(
         watch.ended.set_result(None)
     else:
         watch.ended.set_exception(error)
-    (told,) = wait_for(filesystem.events_of(session, number))
+    (told,) = run_sync(filesystem.events_of(session, number))
     assert told["name"] == "last"
     with pytest.raises(Refused, match="has ended: It is gone" if error else "has ended") as caught:
-        wait_for(filesystem.events_of(session, number))
+        run_sync(filesystem.events_of(session, number))
     assert (caught.value.http_status, caught.value.word) == (404, "not_found")
     with pytest.raises(Refused, match="no such watcher"):
-        wait_for(filesystem.events_of(session, number))
+        run_sync(filesystem.events_of(session, number))
 
 
 def test_a_watch_of_another_process_is_said_to_be_that(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,14 +195,14 @@ def test_a_watch_of_another_process_is_said_to_be_that(monkeypatch: pytest.Monke
     number = filesystem.keep(session.pk, watch, Told(""))
     for wrong in (number[:-1], f"{number}0", "x", None, 5, "g" * 32, number.upper()):
         with pytest.raises(Refused, match="no such watcher"):
-            wait_for(filesystem.events_of(session, wrong))
+            run_sync(filesystem.events_of(session, wrong))
     # Nobody learns of a watch of another session.
     with pytest.raises(Refused, match="no such watcher"):
-        wait_for(filesystem.events_of(Session(id=uuid7()), number))
+        run_sync(filesystem.events_of(Session(id=uuid7()), number))
     monkeypatch.setattr(filesystem, "_HERE", "00000000")
     filesystem.remove(session.pk, number)
     with pytest.raises(Refused, match="another process"):
-        wait_for(filesystem.events_of(session, number))
+        run_sync(filesystem.events_of(session, number))
 
 
 def test_the_time_of_a_call_that_watches_ends_it() -> None:

@@ -9,10 +9,10 @@ from uuid import UUID
 import pytest
 
 from executions.doors.e2b import connect, sandboxes
-from executions.kernel.coroutines import Waits
+from executions.kernel.coroutines import Coroutine
 from executions.sessions.models import Session
 from executions.sessions.requests import Conflict, SessionAsleep, SessionClosed, SessionLost
-from executions.sessions.storage.wake import awake
+from executions.sessions.storage.wake import ensure_awake
 from executions.tenants.models import Tenant
 from tests.conftest import Caller
 from tests.support.sessions import aged
@@ -40,9 +40,9 @@ def test_who_connects_for_as_long_as_may_be_is_given_that_however_long_waking_ta
 ) -> None:
     sandbox = paused(alice, autoPause=pauses)
 
-    def slowly(session: Session) -> Waits[None]:
+    def slowly(session: Session) -> Coroutine[None]:
         aged({"id": session.pk}, created_at=600)
-        yield from awake(session)
+        yield from ensure_awake(session)
 
     monkeypatch.setattr(sandboxes, "awake", slowly)
     longest = settings.SESSION_MAX_SECONDS
@@ -75,7 +75,7 @@ def test_who_connects_when_a_second_passes_is_not_refused(
 def test_what_could_not_be_paused_is_not_told_as_paused_already(
     alice: Caller, monkeypatch: pytest.MonkeyPatch, error: Conflict, status: int
 ) -> None:
-    def refused(session: Session, because: str) -> Waits[bool]:
+    def refused(session: Session, because: str) -> Coroutine[bool]:
         raise error
         yield
 

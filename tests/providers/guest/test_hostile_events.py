@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from executions.runs.results import check
+from executions.runs.results import validate_result
 from providers.guest import wire
 from providers.pool.sandbox import Sandbox
 from providers.values import SANDBOX_ENDED, Event, ExecutionResult, RunLimits
@@ -100,4 +100,4 @@ def test_events_that_nobody_asked_for_end_the_run() -> None:
 )
 def test_an_order_is_kept_where_it_adds_up(order: Any, kept: bool) -> None:
     result = ExecutionResult("abc", "d", 0, 0.1, output_order=order)
-    assert check(result, RunLimits()).result.output_order == (order if kept else None)
+    assert validate_result(result, RunLimits()).result.output_order == (order if kept else None)

@@ -15,28 +15,35 @@ from django.core.exceptions import SuspiciousFileOperation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executions.kernel.storage import WORKSPACES, Kept, checked_key, disposition, kept, safe_type
+from executions.kernel.storage import (
+    WORKSPACES,
+    FileStore,
+    checked_key,
+    disposition,
+    file_store,
+    safe_type,
+)
 
 MIB = 1024 * 1024
 KEY = "7/ab/abcdef-0123"
 
 
 @pytest.fixture
-def folder(settings: Any, tmp_path: Path) -> Kept:
+def folder(settings: Any, tmp_path: Path) -> FileStore:
     settings.DATA_DIR = tmp_path
-    return kept(WORKSPACES)
+    return file_store(WORKSPACES)
 
 
 @pytest.fixture(params=["folder", "swift"])
-def storage(request: pytest.FixtureRequest) -> Kept:
+def storage(request: pytest.FixtureRequest) -> FileStore:
     if request.param == "folder":
-        found: Kept = request.getfixturevalue("folder")
+        found: FileStore = request.getfixturevalue("folder")
         return found
     request.getfixturevalue("on_swift")
-    return kept(WORKSPACES)
+    return file_store(WORKSPACES)
 
 
-def names(storage: Kept) -> list[str]:
+def names(storage: FileStore) -> list[str]:
     return sorted(entry.name for entry in storage.entries())
 
 
@@ -47,7 +54,7 @@ def megabytes(number: int) -> Iterator[bytes]:
 
 
 @pytest.mark.parametrize("size", [0, 1, 700_000, 9 * MIB])
-def test_what_is_streamed_in_comes_out_whole_and_in_parts(size: int, storage: Kept) -> None:
+def test_what_is_streamed_in_comes_out_whole_and_in_parts(size: int, storage: FileStore) -> None:
     content = os.urandom(size)
     step = 99_991
     pieces = (content[start : start + step] for start in range(0, size, step))
@@ -62,7 +69,7 @@ def test_what_is_streamed_in_comes_out_whole_and_in_parts(size: int, storage: Ke
     assert names(storage) == [KEY]
 
 
-def test_a_large_file_takes_little_memory_on_its_way(storage: Kept) -> None:
+def test_a_large_file_takes_little_memory_on_its_way(storage: FileStore) -> None:
     number = 45
     tracemalloc.start()
     try:
@@ -79,7 +86,7 @@ def test_a_large_file_takes_little_memory_on_its_way(storage: Kept) -> None:
 
 
 @pytest.mark.parametrize("sent", [1, 9 * MIB])
-def test_of_a_stream_that_fails_nothing_is_kept(sent: int, storage: Kept) -> None:
+def test_of_a_stream_that_fails_nothing_is_kept(sent: int, storage: FileStore) -> None:
     class Gone(Exception):
         pass
 
@@ -97,7 +104,7 @@ def test_of_a_stream_that_fails_nothing_is_kept(sent: int, storage: Kept) -> Non
         storage.open_range(KEY)
 
 
-def test_a_reader_keeps_what_it_reads_while_the_file_is_replaced(folder: Kept) -> None:
+def test_a_reader_keeps_what_it_reads_while_the_file_is_replaced(folder: FileStore) -> None:
     folder.save_stream(KEY, [b"a" * 600_000])
     reading = folder.open_range(KEY)
     first = next(reading)
@@ -106,7 +113,7 @@ def test_a_reader_keeps_what_it_reads_while_the_file_is_replaced(folder: Kept) -
 
 
 def test_what_a_killed_process_left_is_discarded_when_it_is_old(
-    folder: Kept, settings: Any
+    folder: FileStore, settings: Any
 ) -> None:
     folder.save_stream(KEY, [b"whole"])
     draft = settings.DATA_DIR / WORKSPACES / "7" / "ab" / f".abcdef-4567.{'0' * 16}"
@@ -117,7 +124,7 @@ def test_what_a_killed_process_left_is_discarded_when_it_is_old(
     assert names(folder) == [KEY]
 
 
-def test_a_folder_has_no_links_of_its_own(folder: Kept) -> None:
+def test_a_folder_has_no_links_of_its_own(folder: FileStore) -> None:
     assert folder.link(KEY, expires_in=60, filename="a", mime_type="text/plain") is None
 
 
@@ -138,15 +145,15 @@ def test_a_key_means_one_place_below_its_kind(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["", "/etc/passwd", "../a", "a/../../b", "a//b", "A", "\ufb01", "a\0", "a\n", "a" * 201]
 )
-def test_a_name_that_is_no_key_is_refused(name: str, folder: Kept) -> None:
+def test_a_name_that_is_no_key_is_refused(name: str, folder: FileStore) -> None:
     refused_before_anything_happens(folder, name)
 
 
-def test_a_name_that_is_no_key_is_refused_wherever_files_are_kept(storage: Kept) -> None:
+def test_a_name_that_is_no_key_is_refused_wherever_files_are_kept(storage: FileStore) -> None:
     refused_before_anything_happens(storage, "a/../../b")
 
 
-def refused_before_anything_happens(storage: Kept, name: str) -> None:
+def refused_before_anything_happens(storage: FileStore, name: str) -> None:
     wanted = {"expires_in": 60, "filename": "a", "mime_type": "text/plain"}
     with pytest.raises(SuspiciousFileOperation):
         storage.save_stream(name, [b"x"])

@@ -14,7 +14,7 @@ import pytest
 
 from executions.kernel import background
 from executions.ledger.verification import verify
-from executions.sessions.maintenance import tend
+from executions.sessions.maintenance import maintain
 from executions.sessions.storage import suspend
 from executions.sessions.storage.models import Workspace, WorkspaceFile
 from providers.manager import manager
@@ -104,7 +104,7 @@ secret = 1
         *("artifacts", "deep", "deep/er", "deep/er/data", "\udcff name", "run", "link", "out")
     }
     aged(session, used_at=700)
-    tend()
+    maintain()
     assert row(session).state == "asleep"
     look = """
 import os, hashlib
@@ -177,7 +177,7 @@ def test_only_what_changed_is_fetched_again(
     cell(alice, session, "open('f7', 'w').write('seven')")
     assert asked == [["f7"]]
     asked.clear()
-    assert suspend.put_to_sleep(row(session).pk, "a test")
+    assert suspend.suspend(row(session).pk, "a test")
     assert asked == []
     cell(alice, session, "open('f8', 'w').write('eight')")
     assert asked == [["f8"]]
