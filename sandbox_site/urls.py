@@ -4,6 +4,7 @@ from django.urls import include, path
 from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularSwaggerSplitView
 
+from executions.admin import pages  # noqa: F401  registers the pages
 from executions.admin.frame import mark_pages
 from executions.capabilities.dashboard.admin import figures_view, pool_view
 from executions.capabilities.playground.admin import Playground

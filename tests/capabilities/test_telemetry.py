@@ -223,7 +223,9 @@ def test_the_metrics_are_those_of_prometheus(
     for milliseconds in (20, 700):
         ended(alice, total_ms=milliseconds, run_ms=milliseconds)
     begun: list[Any] = []
-    monkeypatch.setattr("executions.tasks.begin_alone", lambda name, work: begun.append(work))
+    monkeypatch.setattr(
+        "executions.tasks.run_once_in_background", lambda name, work: begun.append(work)
+    )
     export_metrics()
     assert begun[0]() is True
     (request,) = collector.requests
@@ -255,7 +257,7 @@ def test_without_an_endpoint_nothing_is_made_or_sent(
     assert telemetry.traces is None
     telemetry.start()
     assert telemetry.traces is None
-    monkeypatch.setattr("executions.tasks.begin_alone", lambda *_: pytest.fail("sent"))
+    monkeypatch.setattr("executions.tasks.run_once_in_background", lambda *_: pytest.fail("sent"))
     export_metrics()
 
 

@@ -52,7 +52,7 @@ def storage(monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
         return BytesIO(kept[name])
 
     folder = SimpleNamespace(save_stream=save_stream, open=open_file, setting="DATA_DIR")
-    monkeypatch.setattr(payloads, "kept", lambda kind: folder)
+    monkeypatch.setattr(payloads, "file_store", lambda kind: folder)
     return kept
 
 

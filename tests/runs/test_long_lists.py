@@ -255,7 +255,7 @@ def test_the_first_line_of_a_time_is_found_without_reading_every_key(
 def test_what_most_programs_contain_is_looked_for_and_not_counted(
     auditor: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executions.capabilities.search.service.MOST_PROGRAMS", 1)
+    monkeypatch.setattr("executions.admin.executions.MOST_PROGRAMS", 1)
     found = make_rows(2, code="IMPORT os", code_hash="sha256:" + "a" * 64)
     make_rows(1, code="print(1)")
     make_rows(1, code="")

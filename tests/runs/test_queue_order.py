@@ -146,7 +146,7 @@ def test_the_disk_that_is_full_is_not_filled_from_the_queue(
     scripted: object, alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened(alice, "async")
-    monkeypatch.setattr("executions.kernel.disk.disk_problem", lambda: "full")
+    monkeypatch.setattr("executions.runs.queue.disk_problem", lambda: "full")
     assert run_queued() is None
     monkeypatch.undo()
     assert run_queued() is not None

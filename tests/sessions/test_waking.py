@@ -201,7 +201,7 @@ def test_what_a_dead_process_was_waking_is_woken_by_another(
     assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "kept\n"
 
 
-@pytest.mark.parametrize("step", ["_put", "making_room"])
+@pytest.mark.parametrize("step", ["_put", "reserve_slot"])
 def test_a_wake_that_ends_with_the_database_away_is_given_back_when_it_is_there_again(
     alice: Caller, lease: Heartbeat, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:

@@ -46,7 +46,7 @@ def open_call(execution: Execution, tool: Tool, sent: bytes) -> ToolCall:
     """Record that code has called it: to be handed out, held until somebody approves it, or
     refused, with why in its `answer`."""
     # With it comes jsonschema, for which no start of this service is to wait.
-    from executions.capabilities.tools.declarations import read_arguments
+    from executions.capabilities.tools.arguments import read_arguments
 
     arguments, problem = read_arguments(tool, sent)
     call = ToolCall(

@@ -17,6 +17,7 @@ from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 
 from executions.doors.mcp import results, tool_calls
+from executions.doors.mcp.exchange import McpLoop, Served
 from executions.doors.mcp.results import (
     DOOR,
     Call,
@@ -29,7 +30,6 @@ from executions.doors.mcp.results import (
     require,
 )
 from executions.doors.mcp.tool_calls import TOOLS
-from executions.doors.mcp.views import McpLoop, Served
 from executions.doors.native.frame import render_error
 from executions.kernel.coroutines import Coroutine, run_sync
 from executions.runs.record import Caller

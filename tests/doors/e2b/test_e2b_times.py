@@ -44,7 +44,7 @@ def test_who_connects_for_as_long_as_may_be_is_given_that_however_long_waking_ta
         aged({"id": session.pk}, created_at=600)
         yield from ensure_awake(session)
 
-    monkeypatch.setattr(sandboxes, "awake", slowly)
+    monkeypatch.setattr(sandboxes, "ensure_awake", slowly)
     longest = settings.SESSION_MAX_SECONDS
     assert told(alice, sandbox, "connect", {"timeout": longest}) == 201
     session = Session.objects.get(pk=sandbox)
