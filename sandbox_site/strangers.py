@@ -23,7 +23,7 @@ from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.http.response import HttpResponseBase
 from django.template.loader import render_to_string
 
-from executions.doors.e2b import frame as e2b_credentials
+from executions.doors.e2b import credentials as e2b_credentials
 from sandbox_site.client_address import address_of
 
 # What is not a page: the API, and the links that it gives out.

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from django.db import Error as DatabaseFailure
 
-from executions.doors.e2b import frame as e2b_credentials
+from executions.doors.e2b import credentials as e2b_credentials
 from executions.doors.native.authentication import key_text_in
 from executions.kernel.database import RETRY_SECONDS, nothing_ran, problem_of
 from executions.tenants import keys

@@ -182,7 +182,7 @@ def test_one_rule_that_fails_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> 
     def fails(*_: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("providers.models.ProviderCheckCount", None)
+    monkeypatch.setattr("executions.capabilities.alerts.rules.ProviderCheckCount", None)
     assert watch(NOW) == 1
 
 

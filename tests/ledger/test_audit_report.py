@@ -293,7 +293,9 @@ def test_a_tampered_file_is_told_by_the_command_and_offline(
     # Signed by somebody's own key.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("django.conf.settings.LEDGER_KEYS", ["A" * 43])
-        patch.setattr("executions.capabilities.reports.service.append", lambda *_: LedgerEntry(sequence=1))
+        patch.setattr(
+            "executions.capabilities.reports.service.append", lambda *_: LedgerEntry(sequence=1)
+        )
         forged_path = tmp_path / "forged.json"
         audit_report(forged_path, "--tenant", "wonderland")
     code, said = audit_report(forged_path, "--check")

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from executions.capabilities.tools.declarations import MOST_STEPS, Tool, read_arguments
+from executions.capabilities.tools.arguments import MOST_STEPS, read_arguments
+from executions.capabilities.tools.declarations import Tool
 from executions.runs.requests import ExecutionRequest
 from providers.errors import InvalidConfiguration
 from providers.guest.protocol import CALL_BYTES

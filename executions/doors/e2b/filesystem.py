@@ -27,14 +27,9 @@ from rest_framework.request import Request
 
 from executions.doors.e2b import tokens
 from executions.doors.e2b.connect import USER, message, require_user, shown, to_named, to_place
+from executions.doors.e2b.credentials import SANDBOX_HEADER
 from executions.doors.e2b.errors import Refused, file_error, invalid, no_such_file
-from executions.doors.e2b.frame import (
-    SANDBOX_HEADER,
-    SandboxAuthentication,
-    SandboxView,
-    require_basic_user,
-    valid,
-)
+from executions.doors.e2b.frame import SandboxAuthentication, SandboxView, require_basic_user, valid
 from executions.doors.e2b.processes import KeptAlive
 from executions.doors.native.downloads import ranged_download
 from executions.doors.native.frame import answered_later
