@@ -163,7 +163,7 @@ def _measure_all(watcher: Connection) -> None:
     measure("index_new_code", search.index_new_code, watcher)
     ExecutionCount.objects.all().delete()
     measure("recount", recount, watcher)
-    measure("take_stock", record_baseline, watcher)
+    measure("record_baseline", record_baseline, watcher)
     for number in range(300):
         append("setting", f"entry {number}", {})
     measure("write_checkpoint", lambda: checkpoints.write_checkpoint(verify_entries), watcher)

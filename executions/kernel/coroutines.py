@@ -1,6 +1,6 @@
 """Work that has to wait: a generator that yields each future it waits for.
 
-Written once and driven in two ways: `wait_for` waits in the calling thread, as a worker does; a
+Written once and driven in two ways: `run_sync` waits in the calling thread, as a worker does; a
 web server gives its thread back and goes on with another when the future is done.
 """
 

@@ -163,7 +163,7 @@ def end_all(seconds: float) -> None:
 
 
 def register_shutdown_step(step: Callable[[], object]) -> None:
-    """Have `finish` call this when the sandboxes have ended, after what was registered before."""
+    """Have `shutdown` call this when the sandboxes have ended, after what was registered before."""
     _shutdown_steps.append(step)
 
 

@@ -448,7 +448,7 @@ class Attempt:
         *,
         ran: bool | None,
     ) -> bool:
-        """Complete the row. Raises DatabaseAway where the journal has what came of it instead."""
+        """Complete the row. Raises DatabaseUnavailable where the journal has the result instead."""
         if self.log is not None:
             self.log.finish()
             event_log.write_rest(self.log)

@@ -1,7 +1,7 @@
-"""What came of a run and could not be recorded: kept in a file, until it can be.
+"""The result of a run that could not be recorded: kept in a file, until it can be.
 
 A run ends where it was begun, whatever became of the database or the ledger meanwhile. What
-`run.py` cannot write into the row is kept in `journal` of DATA_DIR (`journal_files.py`), and
+`runs.service` cannot write into the row is kept in `journal` of DATA_DIR (`journal_files.py`), and
 recorded later by the usual path: by this process, or by any later one of this host.
 """
 
@@ -119,7 +119,7 @@ def keep_unrun(away: DatabaseUnavailable) -> None:
 
 
 def end_unrun(execution: Execution, error: SandboxError) -> Outcome:
-    """As `close_unrun`, and in the journal where the row cannot be closed now."""
+    """As `reject`, and in the journal where the row cannot be closed now."""
     ended_at = timezone.now()
     try:
         return reject(execution, error)

@@ -232,7 +232,7 @@ def _telling_once(what: str, pk: UUID) -> Iterator[None]:
 
 
 def requeue_or_fail(execution: Execution, message: str) -> bool:
-    """Have it run by another process where none of its code was handed over, else `close_lost`."""
+    """Have it run by another process where none of its code was handed over, else `mark_lost`."""
     with _telling_once("execution", execution.pk):
         if requeue(execution):
             logger.warning("execution %s goes back to the queue; none of it ran", execution.pk)

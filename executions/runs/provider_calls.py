@@ -154,7 +154,7 @@ def _when_late(
 
 
 def guard(provider_id: str, call: Callable[[], T], *, started: bool = False) -> T:
-    """As `ask`, without a deadline: for what a provider says of itself without looking far."""
+    """Call a provider without a deadline: for what it says of itself without looking far."""
     try:
         return call()
     except SandboxError as error:

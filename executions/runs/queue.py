@@ -241,7 +241,7 @@ def _ledger_problem() -> str:
 
 
 def _claim_first(tenant_slug: str) -> Execution | None:
-    """Within `counted_alone`."""
+    """Within `tenant_lock`."""
     if not may_claim(tenant_slug):
         return None
     waiting = Execution.objects.filter(

@@ -102,8 +102,8 @@ def open_record(
     Raises RateLimited beyond the tenant's bounds or a budget and ProviderUnavailable when the disk
     is nearly full or the service stops, each before anything is recorded, and IdempotencyConflict
     when the key came with another request before. Conflict for a session that has ended.
-    DatabaseAway with an id says that there may be a row of that id all the same, of which nothing
-    was run. `beside` writes what belongs to the new row, in its transaction.
+    DatabaseUnavailable with an id says that there may be a row of that id all the same, of which
+    nothing was run. `beside` writes what belongs to the new row, in its transaction.
     """
     for _ in range(_KEY_ATTEMPTS):
         try:

@@ -32,7 +32,7 @@ _lookers: dict[UUID, object] = {}
 
 @contextmanager
 def waiter(session_id: UUID) -> Iterator[Future[None]]:
-    """A future that is done at the next `ring`."""
+    """A future that is done at the next `notify`."""
     bell: Future[None] = Future()
     with _lock:
         _waiting.setdefault(session_id, set()).add(bell)

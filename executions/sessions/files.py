@@ -199,8 +199,8 @@ def writing(
     saves: bool = True,
     metadata: Mapping[str, str] | None = None,
 ) -> Coroutine[FileEntry]:
-    """Put a file there, folders included. As `done_in`; raises QuotaExceeded for one that is more
-    than can be saved of the session. `metadata` stays with the file as long as its sandbox does.
+    """Put a file there, folders included. As `with_sandbox`; raises QuotaExceeded for one that is
+    more than can be saved of the session. `metadata` stays with the file as long as its sandbox does.
     """
     below = below_workspace(path)
     if below:

@@ -200,7 +200,7 @@ def tenant_lock(tenant_slug: str, *, wait: bool = True) -> Iterator[bool]:
 def ensure_within_bounds(tenant: Tenant, wanted: Demand) -> None:
     """Raise RateLimited if the tenant may not have one more execution like this.
 
-    Only within `counted_alone` is the answer still true when it is acted upon. What runs already
+    Only within `tenant_lock` is the answer still true when it is acted upon. What runs already
     is finished, so a day's last executions may store more than its bound; how long they may run
     is reserved before.
     """
@@ -298,7 +298,7 @@ def was_refused(tenant: Tenant) -> bool:
 
 
 def may_claim(tenant_slug: str) -> bool:
-    """Whether a queued execution of this tenant may begin to run. Within `counted_alone`."""
+    """Whether a queued execution of this tenant may begin to run. Within `tenant_lock`."""
     running = Execution.objects.filter(
         finished_at=None, tenant_slug=tenant_slug, status=Execution.Status.RUNNING
     )

@@ -140,7 +140,7 @@ def render_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
 def known_to_run(outcome: Outcome) -> Iterator[None]:
     """Have a database that goes away while an outcome is told not hide the outcome.
 
-    Raises DatabaseAway, also for an outcome that could not be recorded.
+    Raises DatabaseUnavailable, also for an outcome that could not be recorded.
     """
     if isinstance(outcome.error, DatabaseUnavailable):
         raise outcome.error

@@ -68,7 +68,7 @@ def suspend(session_id: UUID, because: str, *, only_if: Q | None = None) -> bool
 
 
 def sleeping(session: Session, because: str) -> Coroutine[bool]:
-    """`put_to_sleep`, for who does something else meanwhile."""
+    """`suspend`, for who does something else meanwhile."""
     pk = session.pk
     slept = background.submit_keyed(
         ("sleep", pk), session.tenant_slug, lambda: suspend(pk, because), first=True
