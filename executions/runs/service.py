@@ -147,7 +147,8 @@ def carry_out(
     """Run a recorded execution and complete its row, however it ends.
 
     The outcome's error is DatabaseUnavailable where the row could not be completed now (see
-    `journal`). `began` is the `perf_counter` to measure from, `waited_ms` what passed before it in a queue.
+    `journal`). `began` is the `perf_counter` to measure from, `waited_ms` what passed before it in
+    a queue.
     """
     attempt = Attempt(execution, request, began, waited_ms, log)
     with active_runs.track(attempt):

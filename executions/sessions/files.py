@@ -200,7 +200,8 @@ def writing(
     metadata: Mapping[str, str] | None = None,
 ) -> Coroutine[FileEntry]:
     """Put a file there, folders included. As `with_sandbox`; raises QuotaExceeded for one that is
-    more than can be saved of the session. `metadata` stays with the file as long as its sandbox does.
+    more than can be saved of the session. `metadata` stays with the file as long as its sandbox
+    does.
     """
     below = below_workspace(path)
     if below:

@@ -201,7 +201,7 @@ def forget(session: Session) -> None:
 def step_in(
     session: Session, context: str, env: Mapping[str, str], runs: SandboxRunner | None
 ) -> Step:
-    """What `runs.service` tries in place of a route. `runs` is how, if it is no code in `context`."""
+    """What `runs.service` tries in place of a route. `runs` is how, if not code in `context`."""
 
     @contextmanager
     def route(*, wait: bool = True) -> Iterator[Lease]:
