@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from executions.doors.agent_sandbox.service import Conversation, find
+from executions.capabilities.conversations import Conversation, find
 from executions.kernel import background
 from executions.sessions.maintenance import maintain
 from executions.sessions.models import Session

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from django.conf import settings
 from pydantic import Field
 
-from executions.doors.agent_sandbox.service import DEFAULT, Conversation
+from executions.capabilities.conversations import DEFAULT, Conversation
 from executions.kernel.declarations import (
     PATH_PART,
     WHOLE,

@@ -18,8 +18,9 @@ from rest_framework.exceptions import APIException, AuthenticationFailed, NotAut
 from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
 
+from executions.capabilities import conversations as agent_sandbox
+from executions.capabilities.conversations import Saved, path_of
 from executions.capabilities.fetching.filenames import clean_name
-from executions.doors.agent_sandbox import service as agent_sandbox
 from executions.doors.agent_sandbox.requests import (
     CONVERSATION,
     EXECUTE,
@@ -30,7 +31,6 @@ from executions.doors.agent_sandbox.requests import (
     UploadRequest,
     seconds_of,
 )
-from executions.doors.agent_sandbox.service import Saved, path_of
 from executions.doors.native import schema
 from executions.doors.native.frame import (
     CLAIMS,

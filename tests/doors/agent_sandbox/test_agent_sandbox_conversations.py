@@ -13,7 +13,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from django_q.models import Schedule
 
-from executions.doors.agent_sandbox.service import Conversation
+from executions.capabilities.conversations import Conversation
 from executions.kernel.storage import WORKSPACES, file_store
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify

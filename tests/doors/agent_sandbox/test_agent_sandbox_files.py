@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from executions.doors.agent_sandbox import service as agent_sandbox
+from executions.capabilities import conversations as agent_sandbox
 from executions.sessions.models import Session
 from executions.sessions.session_sandbox import lent_sandbox
 from executions.sessions.storage import blobs

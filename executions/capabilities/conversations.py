@@ -1,4 +1,4 @@
-"""Conversations of the agent sandbox API, and their files."""
+"""Conversations: a session of a tenant under a name of its own, and its files."""
 
 from __future__ import annotations
 
