@@ -152,7 +152,7 @@ django.setup()
 from django.conf import settings
 settings.LEDGER_CHECKPOINTS = {folder!r}
 settings.DATABASES["default"]["NAME"] = {name!r}
-from executions.ledger import append
+from executions.ledger.append import append
 for number in range(30):
     append("note", {prefix!r} + str(number), {{}})
 """

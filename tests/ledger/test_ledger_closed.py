@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.database]
 # What another host does, which has the new key already.
 ROTATED = """
 from django.test import override_settings
-from executions.ledger import append
+from executions.ledger.append import append
 with override_settings(LEDGER_KEYS={keys!r}):
     append("tenant", "elsewhere", {{"action": "changed"}})
 answer = ExecutionResult("ran", "", 0, 0.0)
