@@ -69,7 +69,7 @@ SERVICES = ("e2b", "aliyun")
 
 @pytest.fixture(autouse=True)
 def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("providers.remote.service.REQUEST_SECONDS", 3)
+    monkeypatch.setattr("providers.remote.service.REQUEST_SECONDS", 15)
     monkeypatch.setattr("providers.remote.reclaim.RECLAIM_SECONDS", (0.1, 0.5))
 
 

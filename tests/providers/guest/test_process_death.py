@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import require
+from tests.support.cgroups import groups_named
 from tests.support.sandboxes import LocalProcess, family, wait_until, wait_until_gone
 
 DAEMON = """
@@ -54,7 +55,7 @@ def test_what_a_killed_owner_has_left_is_removed_by_the_next(
     pid = owner.process.pid
     owner.process.kill()
     owner.process.wait(5)
-    left = list(Path("/sys/fs/cgroup").rglob(f"cofferdam-{pid}-*"))
+    left = groups_named(f"cofferdam-{pid}-*")
     left += (tmp_path / "run").glob(f"{launcher}-*")
     with LocalProcess(tmp_path, **config) as following:
         assert following.run("print(1)")["stdout"] == "1\n"

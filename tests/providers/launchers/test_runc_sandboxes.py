@@ -14,6 +14,7 @@ from providers.pool.launchers.runc import RuncLauncher, find_tool
 from providers.pool.pool import PoolSettings
 from providers.pool.template import Template
 from providers.values import SandboxLimits
+from tests.support.cgroups import groups_named
 from tests.support.warm_pools import WarmPool
 
 MEMORY = 64 << 20
@@ -92,7 +93,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WarmPool]:
 
 def groups(pool: WarmPool) -> list[Path]:
     name = pool.launcher._cgroups.path.name  # type: ignore[attr-defined]
-    return list(Path("/sys/fs/cgroup").rglob(f"{name}/*/cgroup.procs"))
+    return [procs for group in groups_named(name) for procs in group.glob("*/cgroup.procs")]
 
 
 def test_a_program_has_no_privilege_and_sees_nothing_of_the_machine(pool: WarmPool) -> None:

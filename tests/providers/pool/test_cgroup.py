@@ -20,6 +20,7 @@ import pytest
 
 from providers.pool.cgroup import Cgroup, CgroupParent, Evidence, memory_keeper, own_groups
 from tests.conftest import require
+from tests.support.cgroups import groups_named
 from tests.support.lent_users import COUNT, ordinary_user
 from tests.support.sandboxes import LocalProcess, wait_until
 from tests.support.without_root import without_root
@@ -189,7 +190,7 @@ def test_groups_of_who_has_process_ids_of_its_own_stay_too() -> None:
     group = ours.new(1 << 20)
     asyncio.run(group.remove())
     ours.remove()
-    assert not list(Path("/sys/fs/cgroup").rglob(ours.path.name))
+    assert not groups_named(ours.path.name)
 
 
 def test_removing_a_group_that_is_gone_is_no_error(tmp_path: Path) -> None:
@@ -209,8 +210,8 @@ def test_a_real_sandbox_has_a_group_while_it_lives(tmp_path: Path) -> None:
     require("bwrap")
     with LocalProcess(tmp_path, launcher="bubblewrap", pool_size=1) as owner:
         # Looking through all groups of a machine takes a while: the code runs after that.
-        parents = list(Path("/sys/fs/cgroup").rglob(f"cofferdam-{owner.process.pid}-*"))
+        parents = groups_named(f"cofferdam-{owner.process.pid}-*")
         owner.start("import time\ntime.sleep(3)\nprint('done')")
         wait_until(lambda: max(_sizes(parents), default=0) >= 2, seconds=60)
         assert owner.read()["stdout"] == "done\n"
-    assert not list(Path("/sys/fs/cgroup").rglob(f"cofferdam-{owner.process.pid}-*"))
+    assert not groups_named(f"cofferdam-{owner.process.pid}-*")

@@ -138,6 +138,7 @@ def test_a_run_that_provably_did_not_start_is_tried_again() -> None:
         '{"stdout": "ran", "stderr": "", "exit_code": 0, "execution_time": 0.1, "metadata": {}, '
         '"stdout_truncated": false, "stderr_truncated": false, "timed_out": false, '
         '"out_of_memory": false, "has_result": false, "result": null, "outputs": [], '
+        '"output_order": null, "exception": null, '
         '"artifacts": []}'
     )
     runs: list[bytes] = []
