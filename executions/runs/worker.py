@@ -126,7 +126,7 @@ class Runner:
             try:
                 run_claimed(execution)
             except Exception:
-                # The row stays open, and is closed as one that nothing here runs (`leases`).
+                # The row stays open, and `process_reaper` closes it as one that nothing runs.
                 logger.exception("execution %s could not be completed", execution.pk)
             finally:
                 self._count(execution.tenant_slug, -1)
