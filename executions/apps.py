@@ -22,7 +22,10 @@ class ExecutionsConfig(AppConfig):
         from executions.capabilities.retention.holds import HOLDS
         from executions.capabilities.spending.models import Budget
         from executions.kernel.audit import current_actor
+        from executions.ledger.bindings import add_check
+        from executions.ledger.verification import register_records
         from executions.runs import journal_files, payloads
+        from executions.runs.alterations import Executions
         from executions.runs.process_reaper import has_ended
         from executions.tenants.key_escalation import KEYS
         from executions.tenants.models import Tenant
@@ -33,6 +36,8 @@ class ExecutionsConfig(AppConfig):
         from providers.services.rotation import also_rotate
 
         telemetry.start()
+        register_records(Executions())
+        add_check("executions.schedule", _is_due_in_time)
         receivers.connect()
         learn_of_ends(has_ended)
         post_spawn.connect(_worker_started, dispatch_uid="queue")
@@ -48,6 +53,13 @@ class ExecutionsConfig(AppConfig):
         _compose_heartbeat()
         # The last of the apps with permissions, so that all of them are there by then.
         post_migrate.connect(ensure_roles, sender=self, dispatch_uid="roles")
+
+
+def _is_due_in_time(schedule: Any) -> str:
+    # It reads cron expressions, whose library takes a while to load.
+    from executions.capabilities.schedules.service import is_due_in_time
+
+    return is_due_in_time(schedule)
 
 
 def _compose_heartbeat() -> None:

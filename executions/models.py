@@ -5,7 +5,6 @@ from executions.capabilities.observability.models import (
     AuditExport,
     ExecutionCount,
     ExecutionLatency,
-    ExecutionTenantCount,
     ExecutionTotal,
 )
 from executions.capabilities.policies.models import Approval, Policy
@@ -17,7 +16,13 @@ from executions.capabilities.spending.models import Budget, Spending, SpendingAl
 from executions.capabilities.tools.models import ToolCall
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.ledger.models import LedgerCheck, LedgerEntry
-from executions.runs.models import Artifact, Execution, ExecutionEvent, LateResult
+from executions.runs.models import (
+    Artifact,
+    Execution,
+    ExecutionEvent,
+    ExecutionTenantCount,
+    LateResult,
+)
 from executions.runs.process_models import Process
 from executions.runs.signal_models import RunSignal
 from executions.sessions.models import Session

@@ -14,9 +14,9 @@ from executions.capabilities.search import service as search
 from executions.capabilities.spending import service as spending
 from executions.capabilities.webhooks import service as webhooks
 from executions.kernel.background import run_once_in_background
-from executions.ledger import checkpoints, checks
+from executions.ledger import checkpoints
 from executions.ledger.verification import verify_entries
-from executions.runs import active_runs, event_log, expiry
+from executions.runs import active_runs, event_log, expiry, ledger_checks
 from executions.sessions import maintenance
 from executions.sessions.storage import blobs
 
@@ -43,7 +43,7 @@ def write_ledger_checkpoint() -> int | None:
 
 
 def check_ledger() -> None:
-    checks.begin_waiting()
+    ledger_checks.begin_waiting()
 
 
 def apply_retention() -> int:

@@ -22,7 +22,8 @@ from django.views.decorators.debug import sensitive_variables
 from executions.admin.deletion_impact import revoked_key
 from executions.admin.frame import ApiKeyModelAdmin, ApiKeyModelForm, refuse_hidden, refuse_unknown
 from executions.capabilities.playground.admin import example_call
-from executions.tenants.key_escalation import CONFIGURE, refuse_used
+from executions.sessions.queries import ensure_unused
+from executions.tenants.key_escalation import CONFIGURE
 from executions.tenants.keys import create_api_key, revoke, rotate
 from executions.tenants.models import USUAL_SCOPES, WORD_BOUNDS, ApiKey, Scope, as_words
 from providers.admin.guarded import WAITS, GuardedAdmin, log_request
@@ -245,11 +246,11 @@ class ApiKeyAdmin(GuardedAdmin, ApiKeyModelAdmin):
         return revoked_key(row)
 
     def delete_model(self, request: HttpRequest, obj: ApiKey) -> None:
-        refuse_used([obj])
+        ensure_unused([obj])
         super().delete_model(request, obj)
 
     def delete_queryset(self, request: HttpRequest, queryset: QuerySet[ApiKey]) -> None:
-        refuse_used(list(queryset))
+        ensure_unused(list(queryset))
         super().delete_queryset(request, queryset)
 
     @sensitive_variables("key_text")

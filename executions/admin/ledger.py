@@ -21,9 +21,9 @@ from unfold.admin import ModelAdmin
 
 from executions.admin.display import once
 from executions.admin.frame import LedgerEntryModelAdmin
-from executions.ledger.checks import ask, close_left, ledger_state
 from executions.ledger.models import LedgerCheck, LedgerEntry
 from executions.ledger.verification import verify_entry
+from executions.runs.ledger_checks import ask, close_left, ledger_state
 from providers.admin.keyset import KeysetAdmin
 from providers.admin.list_fields import ChoiceField, ListField, MomentField
 from providers.admin.read_only import ReadOnly

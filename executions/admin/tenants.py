@@ -34,9 +34,9 @@ from executions.capabilities.webhooks.models import WebhookSecret
 from executions.runs.models import Execution
 from executions.runs.process_models import Process
 from executions.runs.requests import LIMIT_COLUMNS, default_limit
+from executions.sessions.storage.snapshots import snapshots_of
 from executions.tenants.models import ApiKey, Tenant
 from executions.tenants.quotas import COLUMNS, Quota, installed_in_column
-from executions.tenants.tenant_scope import snapshots_of
 from providers.admin.choosing import once
 from providers.admin.guarded import GuardedAdmin
 from providers.admin.read_only import ReadOnly

@@ -25,13 +25,13 @@ from executions.sessions import cell_order, files
 from executions.sessions.ending import close_if_due
 from executions.sessions.lifecycle import opening
 from executions.sessions.models import Session
+from executions.sessions.queries import sessions_of
 from executions.sessions.requests import Conflict, SessionRequest, refuse_ended
 from executions.sessions.storage import quota
 from executions.sessions.storage.background_saves import saved_behind
 from executions.sessions.storage.carry_over import kept_of
 from executions.sessions.storage.models import Workspace, WorkspaceFile
 from executions.tenants.models import Tenant
-from executions.tenants.tenant_scope import sessions_of
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.guest.names import unescape
 from providers.waiting import submit, within

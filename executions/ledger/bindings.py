@@ -5,28 +5,22 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from django.apps import apps
 from django.conf import settings
 from django.db.models import Model
-from django.utils import timezone
 
 from executions.ledger.checkpoints import Problem
-from executions.ledger.entry_format import canonical, text_hash
+from executions.ledger.entry_format import canonical, text_hash, to_canonical
 from executions.ledger.keyring import public_key_id
 from executions.ledger.models import LedgerEntry
-from executions.ledger.sealing import to_canonical
 from providers.errors import InvalidConfiguration
 from providers.fields import DecryptionError, EncryptedTextField
 from providers.services.history import config_of
 
-# More than the clocks of hosts do.
-_CLOCKS_DIFFER = timedelta(hours=1)
-_A_DAY = timedelta(days=1)
 _PERMISSION = ("content_type__app_label", "content_type__model", "codename")
 
 
@@ -73,31 +67,6 @@ def _compare_config(row: Any) -> str:
         return f"its configuration cannot be compared: {error}"
 
 
-def _is_due_in_time(row: Any) -> str:
-    """Its next time follows from its expression: whoever moves it away has nothing run meanwhile.
-
-    A clock of ours may have been ahead when it was written, or set back since. `last_at` is not
-    bound, so it excuses no more than a day.
-    """
-    from executions.capabilities.schedules.cron import next_time
-
-    if row.paused_because:
-        return "" if row.next_at is None else "it has a next run although it is paused"
-    if row.next_at is None:
-        return "it has no next run although it is not paused"
-    now = timezone.now()
-    last = min(row.last_at or row.created_at, now + _A_DAY)
-    begin = max(now, row.created_at, last) + _CLOCKS_DIFFER
-    try:
-        latest = next_time(row.cron, row.timezone, begin)
-    except (ValueError, KeyError):
-        # That it was altered is found by its hash.
-        return ""
-    if latest is not None and row.next_at <= latest:
-        return ""
-    return f"it is due at {row.next_at:%Y-%m-%d %H:%M} UTC, later than its expression says"
-
-
 def _is_its_tenants(row: Any) -> str:
     """The relation becomes null with the tenant; what it may not become is another's."""
     # That a tenant was removed behind our back is found at its own row.
@@ -111,7 +80,7 @@ def subject_of_user(user_id: int) -> str:
     return f"user {user_id}"
 
 
-BINDINGS: Mapping[str, Binding] = {
+BINDINGS: dict[str, Binding] = {
     "executions.tenant": Binding("tenant", "slug"),
     "executions.apikey": Binding(
         "api_key",
@@ -143,7 +112,6 @@ BINDINGS: Mapping[str, Binding] = {
     "executions.schedule": Binding(
         "schedule",
         shown=("tenant_id", "api_key_prefix", "cron", "timezone", "paused_because"),
-        check=_is_due_in_time,
     ),
     "executions.legalhold": Binding("legal_hold", shown=("tenant_slug",)),
     "executions.budget": Binding("setting"),
@@ -178,6 +146,12 @@ BINDINGS: Mapping[str, Binding] = {
     ),
     "sandbox_site.recoverycode": Binding("authenticator", shown=("device_id", "used_at")),
 }
+
+
+def add_check(label: str, check: Callable[[Any], str]) -> None:
+    """Have a verification of the rows of this model also call `check`. See `Binding`."""
+    BINDINGS[label] = replace(BINDINGS[label], check=check)
+
 
 _OPEN = "Open executions are not in the ledger yet. Null after the end."
 _COUNTED = "Counted from ledger-backed records. `recount_executions` counts again."

@@ -7,9 +7,15 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from json.encoder import encode_basestring
 from typing import Any
+from uuid import UUID
+
+from django.db.models.fields.files import FieldFile
+
+from executions.kernel.text import without_surrogates
 
 # The integers that a double holds exactly, all of them (RFC 8785, appendix D).
 EXACT = 2**53
@@ -232,3 +238,25 @@ CURRENT = 1
 def schema_of(stated: Mapping[str, Any]) -> Schema | None:
     """The schema an entry was sealed with; None for one that a later version brought."""
     return SCHEMAS.get(stated["schema"])
+
+
+def to_canonical(value: Any) -> Any:
+    """A column's value as JSON that has a canonical form, and one only."""
+    if value is None or isinstance(value, (bool, float)):
+        return value
+    if isinstance(value, str):
+        return value if value.isascii() else without_surrogates(value)
+    if isinstance(value, int):
+        if -EXACT <= value <= EXACT:
+            return value
+        # Some databases return 1e22 as an integer; others come from what a provider says of itself.
+        return float(value) if is_double(value) else str(value)
+    if isinstance(value, datetime):
+        return moment(value)
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, Mapping):
+        return {without_surrogates(str(name)): to_canonical(child) for name, child in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_canonical(child) for child in value]
+    return str(value) if isinstance(value, (UUID, date, FieldFile)) else value

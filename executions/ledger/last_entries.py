@@ -15,7 +15,7 @@ from typing import Any, cast
 
 from executions.ledger.bindings import ALTERED, BASELINE, BINDINGS, DELETED
 from executions.ledger.entry_format import bound_row_of, column_of, parse, row_name
-from executions.ledger.executions import authentic
+from executions.ledger.erasures import authentic
 from executions.ledger.models import LedgerEntry
 from executions.ledger.trust import configured_keys, trusted_keys
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from django.db import transaction
@@ -20,12 +20,11 @@ from executions.ledger.entry_format import (
     subject_of,
     write,
 )
-from executions.ledger.executions import Erasures, alteration_of, unentered
+from executions.ledger.erasures import Erasures
 from executions.ledger.findings import Finding, Verification
 from executions.ledger.keyring import is_signed_by
 from executions.ledger.models import LedgerEntry
 from executions.ledger.trust import trusted_keys
-from executions.runs.models import Execution
 
 __all__ = (
     "Finding",
@@ -35,6 +34,31 @@ __all__ = (
     "verify_entries",
     "verify_entry",
 )
+
+
+class SealedRecords(Protocol):
+    """The records whose ends the entries of the kind `execution` seal. The package that has them
+    registers itself with `register_records`."""
+
+    def find(self, ids: Sequence[UUID]) -> Mapping[UUID, Any]:
+        """Return the records of these ids that exist, by id."""
+
+    def alteration_of(
+        self, record: Any, stated: Mapping[str, Any], erasures: Erasures, *, artifact_bytes: bool
+    ) -> str:
+        """Return what of the record differs from its entry; "" for nothing."""
+
+    def unentered(self) -> Iterator[UUID]:
+        """Yield the ids of records that have ended and have no entry."""
+
+
+_records: list[SealedRecords] = []
+
+
+def register_records(records: SealedRecords) -> None:
+    """Have verifications compare these records with their entries."""
+    _records[:] = [records]
+
 
 CHUNK = 500
 # Each may hold several hundred kilobytes.
@@ -139,6 +163,8 @@ class _Reading:
         self.public_keys = trusted_keys()
         self.untrusted: set[str] = set()
         self.erasures = Erasures(self.public_keys, thorough=True) if records else None
+        # Without its records no verification may call the ledger whole.
+        [self.records] = _records
         self.marks = checkpoints.CheckpointComparison(self.public_keys)
         self.found.checkpoints = len(self.marks.known)
         self.expected = 1
@@ -170,7 +196,7 @@ class _Reading:
             for kind, sequence, detail in self.marks.problems(self.expected - 1):
                 self._find(kind, sequence, detail)
         if self.erasures is not None:
-            for execution_id in unentered():
+            for execution_id in self.records.unentered():
                 self._find("missing", self.expected, f"execution {execution_id} has no entry")
             if self.rows.look():
                 self._look_again()
@@ -188,11 +214,13 @@ class _Reading:
 
     def _compare_again(self, pk: UUID, stated: Mapping[str, Any], erasures: Erasures) -> str:
         """As it is now: bodies may have been erased, and tenants deleted, since we began."""
-        execution = Execution.objects.defer("pending").filter(pk=pk).first()
+        execution = self.records.find([pk]).get(pk)
         erasures.read_on()
         if execution is None:
             return "" if erasures.covers_record(stated) else "all of it was removed"
-        return alteration_of(execution, stated, erasures, artifact_bytes=self.artifact_bytes)
+        return self.records.alteration_of(
+            execution, stated, erasures, artifact_bytes=self.artifact_bytes
+        )
 
     def _look_again(self) -> None:
         """While nothing can be entered: rows may have been changed honestly since we read."""
@@ -290,13 +318,7 @@ class _Reading:
         self, entries: Sequence[tuple[LedgerEntry, dict[str, Any]]], erasures: Erasures
     ) -> None:
         wanted = [UUID(stated["subject"]) for _, stated in entries]
-        rows = (
-            Execution.objects.filter(pk__in=wanted)
-            .defer("pending")
-            .select_related("tenant", "api_key")
-            .prefetch_related("artifacts")
-        )
-        executions = {execution.pk: execution for execution in rows}
+        executions = self.records.find(wanted)
         for entry, stated in entries:
             execution = executions.get(UUID(stated["subject"]))
             self.found.executions += 1
@@ -305,7 +327,7 @@ class _Reading:
             if execution is None:
                 detail = f"the record of execution {stated['subject']} was removed"
                 self._find("missing record", entry.sequence, detail)
-            elif alteration_of(
+            elif self.records.alteration_of(
                 execution, stated, erasures, artifact_bytes=self.artifact_bytes
             ) and (difference := self._compare_again(execution.pk, stated, erasures)):
                 detail = f"in the record of execution {execution.pk}, {difference}"

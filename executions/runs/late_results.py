@@ -14,9 +14,9 @@ from executions.capabilities.observability.counters import count_used
 from executions.capabilities.retention.holds import held_of
 from executions.capabilities.spending.service import spend
 from executions.kernel.batches import keys_of, let_others_write
-from executions.ledger.sealing import artifact_content
 from executions.runs.models import Artifact, Execution, LateResult
 from executions.runs.record import used_ms
+from executions.runs.sealing import artifact_content
 from providers.errors import UNAVAILABLE
 
 _COLUMNS = (

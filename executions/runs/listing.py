@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from django.db.models import QuerySet
 from pydantic import Field
 
 from executions.capabilities.observability import telemetry
@@ -12,10 +13,9 @@ from executions.kernel.audit import SUCCESS, log_operation
 from executions.kernel.declarations import STORABLE, Id, Query, declared, newest_first, one_of
 from executions.kernel.text import from_json
 from executions.ledger.entry_format import text_hash
-from executions.runs.models import Execution, LateResult
+from executions.runs.models import Artifact, Execution, LateResult
 from executions.runs.requests import CLAIMS, Agent, ConversationName, Model, OnBehalfOf
 from executions.tenants.models import Tenant
-from executions.tenants.tenant_scope import executions_of
 from providers.values import ARTIFACTS_SKIPPED, OUTPUTS_SKIPPED
 
 DEFAULT_LIMIT = 50
@@ -208,3 +208,16 @@ def _scoped(execution: Execution, instance_id: str) -> str:
     if not instance_id:
         return ""
     return f"{execution.tenant_slug}:{execution.session_id or execution.pk}:{instance_id}"
+
+
+LARGE = ("pending", "code", "arguments")
+
+
+def executions_of(tenant: Tenant | None) -> QuerySet[Execution]:
+    found = Execution.objects.defer(*LARGE)
+    return found if tenant is None else found.filter(tenant=tenant)
+
+
+def artifacts_of(tenant: Tenant | None) -> QuerySet[Artifact]:
+    found = Artifact.objects.all()
+    return found if tenant is None else found.filter(execution__tenant=tenant)

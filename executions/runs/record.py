@@ -25,16 +25,17 @@ from executions.capabilities.webhooks.service import Webhook
 from executions.kernel.database import DatabaseUnavailable, problem_of
 from executions.kernel.disk import look_again_at_disk, refuse_when_full
 from executions.kernel.text import storable
-from executions.ledger.sealing import append_execution, execution_content
 from executions.runs import heartbeat, payloads, statements
 from executions.runs.active_runs import ensure_not_stopping
+from executions.runs.admission import Demand, ensure_within_bounds, was_refused
 from executions.runs.listing import log_execution
 from executions.runs.models import Artifact, Execution
 from executions.runs.requests import CLAIMS, ExecutionRequest, refuse_run_at, trace_id_of
+from executions.runs.sealing import append_execution, execution_content
 from executions.sessions import cell_order
 from executions.sessions.requests import Conflict
 from executions.tenants.models import ApiKey, Scope, Tenant
-from executions.tenants.quotas import Demand, ensure_within_bounds, tenant_lock, was_refused
+from executions.tenants.quotas import tenant_lock
 from providers.errors import (
     BLOCKED,
     InvalidConfiguration,

@@ -18,6 +18,7 @@ from executions.ledger.append import append
 from executions.ledger.entry import require_ledger
 from executions.runs import active_runs, heartbeat, journal, polling
 from executions.runs.active_runs import message_for
+from executions.runs.admission import Demand, ensure_within_bounds
 from executions.runs.attempt import Attempt, Cancelled
 from executions.runs.event_log import EventLog, resolve
 from executions.runs.listing import log_execution
@@ -36,7 +37,6 @@ from executions.sessions.models import Session
 from executions.sessions.requests import SessionClosed
 from executions.sessions.storage.background_saves import saved_after
 from executions.sessions.storage.wake import ensure_awake
-from executions.tenants.quotas import Demand, ensure_within_bounds
 from providers.errors import (
     InvalidConfiguration,
     KeptSandboxLost,

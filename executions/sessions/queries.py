@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
@@ -10,18 +10,20 @@ from typing import Annotated, Any, cast
 from uuid import UUID
 
 from django.db import connection
-from django.db.models import BooleanField, ExpressionWrapper, Value
+from django.db.models import BooleanField, ExpressionWrapper, QuerySet, Value
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.lookups import Exact
 
+from executions.kernel import batches
 from executions.kernel.declarations import Query, declared, newest_first, oldest_first, one_of
 from executions.kernel.text import uuid7
 from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
+from executions.runs.models import Execution
 from executions.sessions.ending import DUE, close_if_due
 from executions.sessions.models import Session
 from executions.sessions.requests import Conflict, NoSuchSession, refuse_ended
-from executions.tenants.models import Tenant
-from executions.tenants.tenant_scope import sessions_of
+from executions.tenants.models import ApiKey, Tenant
+from providers.services.guarded_rows import NotAllowed
 
 
 @declared
@@ -173,3 +175,26 @@ def expires_at(session: Session) -> datetime:
 def ends_by(session: Session) -> datetime:
     """When it has its total age."""
     return session.created_at + timedelta(seconds=session.max_seconds)
+
+
+def sessions_of(tenant: Tenant | None) -> QuerySet[Session]:
+    found = Session.objects.all()
+    return found if tenant is None else found.filter(tenant=tenant)
+
+
+def ensure_unused(api_keys: Collection[ApiKey]) -> None:
+    """Before keys are deleted in one transaction: raise NotAllowed where more records name them
+    than one transaction may write, for each of these is written then.
+    """
+    most = batches.MOST_ROWS
+    # With the tenants, by whose index sessions are found.
+    tenants = {key.tenant_id for key in api_keys}
+    found = 0
+    for model in (Execution, Session):
+        named = model.objects.filter(tenant__in=tenants, api_key__in=api_keys).order_by()
+        found += named.values("pk")[: most + 1].count()
+    if found > most:
+        raise NotAllowed(
+            f"More than {most} runs and sessions use the selected keys. Revoke them instead: a "
+            "revoked key has no access, and is deleted with its tenant."
+        )

@@ -5,18 +5,13 @@ What takes power away, and a key that opens nothing yet, waits for nobody.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from datetime import datetime
 from typing import Any
 
-from executions.kernel import batches
-from executions.runs.models import Execution
-from executions.sessions.models import Session
 from executions.tenants.models import WORD_BOUNDS, ApiKey, Scope
 from providers.errors import InvalidConfiguration
 from providers.guarded import Change, Guarded, Values
 from providers.isolation import meets
-from providers.services.guarded_rows import NotAllowed
 
 CONFIGURE = "providers.change_providerconfig"
 
@@ -35,24 +30,6 @@ def is_escalation(change: Change) -> bool:
         or not meets(after["minimum_isolation"], before["minimum_isolation"])
         or _is_later(before["expires_at"], after["expires_at"])
     )
-
-
-def refuse_used(api_keys: Collection[ApiKey]) -> None:
-    """Before keys are deleted in one transaction: raise NotAllowed where more records name them
-    than one transaction may write, for each of these is written then.
-    """
-    most = batches.MOST_ROWS
-    # With the tenants, by whose index sessions are found.
-    tenants = {key.tenant_id for key in api_keys}
-    found = 0
-    for model in (Execution, Session):
-        named = model.objects.filter(tenant__in=tenants, api_key__in=api_keys).order_by()
-        found += named.values("pk")[: most + 1].count()
-    if found > most:
-        raise NotAllowed(
-            f"More than {most} runs and sessions use the selected keys. Revoke them instead: a "
-            "revoked key has no access, and is deleted with its tenant."
-        )
 
 
 def _words(values: Values, name: str) -> set[str]:

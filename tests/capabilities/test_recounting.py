@@ -12,12 +12,8 @@ from django.db.models import Sum
 
 from executions.capabilities.observability import counter_repair
 from executions.capabilities.observability.counter_repair import Recounting, recount
-from executions.capabilities.observability.models import (
-    ExecutionCount,
-    ExecutionLatency,
-    ExecutionTenantCount,
-)
-from executions.runs.models import Execution
+from executions.capabilities.observability.models import ExecutionCount, ExecutionLatency
+from executions.runs.models import Execution, ExecutionTenantCount
 from tests.capabilities.write_transactions import write_transactions
 from tests.conftest import Caller
 from tests.support.held import ended, opened

@@ -18,7 +18,7 @@ from executions.capabilities.retention.service import apply_retention
 from executions.capabilities.tools.models import ToolCall
 from executions.kernel.text import first_uuid7, uuid7
 from executions.ledger.append import append
-from executions.ledger.executions import ERASURE
+from executions.ledger.erasures import ERASURE
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs.late_results import record_late

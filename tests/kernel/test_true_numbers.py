@@ -14,9 +14,9 @@ from django.utils import timezone
 
 from executions.capabilities.dashboard.service import figures
 from executions.capabilities.observability.counter_repair import recount
-from executions.capabilities.observability.models import ExecutionCount, ExecutionTenantCount
+from executions.capabilities.observability.models import ExecutionCount
 from executions.capabilities.spending.service import compare_providers
-from executions.runs.models import Execution
+from executions.runs.models import Execution, ExecutionTenantCount
 from tests.conftest import Caller
 from tests.support.held import ended, opened
 

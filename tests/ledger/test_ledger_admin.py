@@ -13,7 +13,7 @@ from django.test.utils import CaptureQueriesContext
 from executions.admin.ledger import KINDS
 from executions.ledger.append import append
 from executions.ledger.bindings import BASELINE, BINDINGS
-from executions.ledger.executions import ERASURE
+from executions.ledger.erasures import ERASURE
 from executions.ledger.models import LedgerEntry
 from executions.ledger.trust import KEY
 from tests.support.processes import ROOT

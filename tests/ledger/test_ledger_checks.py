@@ -18,13 +18,12 @@ from executions.capabilities.alerts.models import Alert
 from executions.capabilities.alerts.rules import RULES
 from executions.capabilities.alerts.service import watch
 from executions.kernel import background
-from executions.ledger import checks
 from executions.ledger.append import append
 from executions.ledger.checkpoints import write_checkpoint
-from executions.ledger.checks import ask, begin_waiting, carry_out, close_left
 from executions.ledger.models import LedgerCheck, LedgerEntry
 from executions.ledger.verification import verify_entries
-from executions.runs import heartbeat
+from executions.runs import heartbeat, ledger_checks
+from executions.runs.ledger_checks import ask, begin_waiting, carry_out, close_left
 from executions.tenants.service import AUDITOR
 from tests.conftest import Caller
 from tests.support.ended_runs import ended
@@ -103,13 +102,13 @@ def test_of_two_presses_one_counts_and_of_two_hosts_one_reads(
     assert not LogEntry.objects.filter(content_type__model="ledgercheck").exists()
 
     seen: list[object] = []
-    verify = checks.verify
+    verify = ledger_checks.verify
 
     def while_another_host_looks(**options: Any) -> Any:
         seen.append(carry_out())
         return verify(**options)
 
-    monkeypatch.setattr(checks, "verify", while_another_host_looks)
+    monkeypatch.setattr(ledger_checks, "verify", while_another_host_looks)
     assert carry_out() is not None
     assert seen == [None]
 
@@ -129,15 +128,15 @@ def test_what_a_dead_process_read_is_closed_and_may_be_asked_for_again(
     assert ask("ada") is not None
 
     # Whoever was taken for dead and lives writes no outcome over it.
-    monkeypatch.setattr(checks, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(ledger_checks, "TELL_SECONDS", 0.0)
     monkeypatch.setattr(
-        checks,
+        ledger_checks,
         "verify",
         lambda report: (
             LedgerCheck.objects.filter(state="running").update(
                 state="failed", active_key=None, finished_at=timezone.now()
             ),
-            report(checks.Verification(entries=7)),
+            report(ledger_checks.Verification(entries=7)),
         ),
     )
     check = carry_out()
@@ -148,16 +147,16 @@ def test_what_a_dead_process_read_is_closed_and_may_be_asked_for_again(
 def test_progress_is_stored_while_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         append("export", str(number), {})
-    monkeypatch.setattr(checks, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(ledger_checks, "TELL_SECONDS", 0.0)
     monkeypatch.setattr("executions.ledger.verification.CHUNK", 1)
     seen = []
-    telling = checks._Telling.__call__
+    telling = ledger_checks._Telling.__call__
 
     def told(self: Any, found: Any) -> None:
         telling(self, found)
         seen.append(LedgerCheck.objects.values_list("entries", "state").get())
 
-    monkeypatch.setattr(checks._Telling, "__call__", told)
+    monkeypatch.setattr(ledger_checks._Telling, "__call__", told)
     ask("ada")
     carry_out()
     assert [entries for entries, _ in seen][:3] == [1, 2, 3]
@@ -184,7 +183,7 @@ def test_a_broken_reading_says_so_without_the_rows_text(monkeypatch: pytest.Monk
     def broken(**_: Any) -> None:
         raise ValueError("a row says secret")
 
-    monkeypatch.setattr(checks, "verify", broken)
+    monkeypatch.setattr(ledger_checks, "verify", broken)
     ask("ada")
     with pytest.raises(ValueError, match="secret"):
         carry_out()
@@ -218,7 +217,7 @@ def test_what_this_process_could_not_close_is_closed_and_may_be_asked_for_again(
 
     ask("ada")
     with monkeypatch.context() as patched:
-        patched.setattr(checks, "_end", away)
+        patched.setattr(ledger_checks, "_end", away)
         with pytest.raises(OperationalError):
             carry_out()
     assert LedgerCheck.objects.get().state == "running"
@@ -234,13 +233,13 @@ def test_what_this_process_could_not_close_is_closed_and_may_be_asked_for_again(
 @pytest.mark.django_db(transaction=True)
 def test_what_this_process_still_reads_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     may_end = threading.Event()
-    verify = checks.verify
+    verify = ledger_checks.verify
 
     def slow(**options: Any) -> Any:
         may_end.wait(30)
         return verify(**options)
 
-    monkeypatch.setattr(checks, "verify", slow)
+    monkeypatch.setattr(ledger_checks, "verify", slow)
     ask("ada")
     begin()
     wait_for(lambda: LedgerCheck.objects.get().state == "running")

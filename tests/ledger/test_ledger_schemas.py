@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from executions.ledger import entry_format, sealing
+from executions.ledger import entry_format
 from executions.ledger.entry_format import CURRENT, SCHEMAS
 from executions.ledger.keyring import LedgerUnavailable, signing_key
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
+from executions.runs import sealing
 from executions.runs.models import Execution
 from tests.conftest import Caller
 from tests.support.running import run

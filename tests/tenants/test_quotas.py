@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from executions.capabilities.observability.models import ExecutionTenantCount
 from executions.kernel.coroutines import run_sync
 from executions.runs import late_results
-from executions.runs.models import Execution
+from executions.runs.admission import current_usage
+from executions.runs.models import Execution, ExecutionTenantCount
 from executions.runs.process_models import Process
 from executions.runs.process_reaper import mark_lost
 from executions.runs.service import cancelling
 from executions.sessions.storage import quota
-from executions.tenants.quotas import current_usage
 from providers.errors import RateLimited
 from tests.conftest import Caller
 from tests.support.at_once import at_once

@@ -16,13 +16,12 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from executions.capabilities.observability.counter_repair import recount
-from executions.capabilities.observability.models import ExecutionTenantCount
 from executions.capabilities.playground.service import replay
 from executions.capabilities.spending.models import Budget
 from executions.client import execute_code
 from executions.ledger.models import LedgerEntry
 from executions.runs.expiry import end_stale_executions
-from executions.runs.models import Execution
+from executions.runs.models import Execution, ExecutionTenantCount
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import COLUMNS, MIB, Quota, bound
 from executions.tenants.service import internal_tenant

@@ -23,9 +23,9 @@ from executions.capabilities.spending.models import SpendingAlert
 from executions.kernel.text import first_uuid7
 from executions.ledger.checkpoint_store import checkpoint_store
 from executions.ledger.checkpoints import newest_line
-from executions.ledger.checks import last_told, uncheckpointed_since
 from executions.ledger.keyring import LedgerUnavailable
 from executions.ledger.models import LedgerCheck, LedgerEntry
+from executions.runs.ledger_checks import last_told, uncheckpointed_since
 from executions.runs.models import Execution
 from executions.runs.process_models import Process
 from executions.runs.queue import WAITS_FOR_APPROVAL, queue_state

@@ -20,8 +20,8 @@ from executions.capabilities.policies.models import Approval
 from executions.capabilities.spending.models import Budget
 from executions.capabilities.spending.service import budgets_near
 from executions.capabilities.tools.models import ToolCall
-from executions.ledger.checks import last_told
 from executions.ledger.models import LedgerCheck
+from executions.runs.ledger_checks import last_told
 from executions.runs.models import Execution
 from executions.runs.queue import WAITS_FOR_APPROVAL, queue_state
 from providers.models import CircuitBreaker, PendingChange, ProviderConfig, ProviderHealth

@@ -13,17 +13,14 @@ from django.db.models import Case, CharField, F, QuerySet, Sum, Value, When
 from django.utils import timezone
 
 from executions.capabilities.observability.counters import LEFT, percentiles
-from executions.capabilities.observability.models import (
-    ExecutionCount,
-    ExecutionLatency,
-    ExecutionTenantCount,
-)
+from executions.capabilities.observability.models import ExecutionCount, ExecutionLatency
 from executions.kernel.database import snapshot_read
-from executions.runs.models import Execution
+from executions.runs.listing import executions_of
+from executions.runs.models import Execution, ExecutionTenantCount
 from executions.sessions.models import Session
+from executions.sessions.queries import sessions_of
 from executions.tenants.models import ApiKey, Tenant
 from executions.tenants.service import AUDITOR
-from executions.tenants.tenant_scope import executions_of, sessions_of
 from providers import errors
 from providers.models import ConfigVersion, ProviderConfig
 from providers.services.history import SYSTEM

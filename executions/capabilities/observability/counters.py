@@ -17,10 +17,9 @@ from django.utils import timezone
 from executions.capabilities.observability.models import (
     ExecutionCount,
     ExecutionLatency,
-    ExecutionTenantCount,
     ExecutionTotal,
 )
-from executions.runs.models import Execution
+from executions.runs.models import Execution, ExecutionTenantCount
 from providers.services.breaker import ILL
 
 # Upper bounds in seconds of the buckets of a duration; what is longer is in "+Inf".

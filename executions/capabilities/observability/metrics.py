@@ -26,13 +26,9 @@ from executions.capabilities.observability.counters import (
     PHASES,
     hour_of,
 )
-from executions.capabilities.observability.models import (
-    AuditExport,
-    ExecutionTenantCount,
-    ExecutionTotal,
-)
+from executions.capabilities.observability.models import AuditExport, ExecutionTotal
 from executions.ledger.models import LedgerEntry
-from executions.runs.models import Execution
+from executions.runs.models import Execution, ExecutionTenantCount
 from executions.runs.process_models import Process
 from executions.sessions.models import Session
 from providers.models import CircuitBreaker, ProviderConfig, ProviderHealth

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from executions.capabilities.retention.models import LegalHold
-from executions.ledger.executions import Holds, authentic, entries_of_holds, note_hold
+from executions.ledger.erasures import Holds, authentic, entries_of_holds, note_hold
 from executions.ledger.trust import trusted_keys
 from executions.runs.models import Execution
 from executions.tenants.models import Tenant

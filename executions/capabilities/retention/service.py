@@ -28,7 +28,7 @@ from executions.kernel.storage import ARTIFACTS, WORKSPACES, Entry, file_store
 from executions.kernel.text import first_uuid7
 from executions.ledger.append import append
 from executions.ledger.entry_format import moment
-from executions.ledger.executions import ERASURE
+from executions.ledger.erasures import ERASURE
 from executions.ledger.models import LedgerEntry
 from executions.runs import payloads
 from executions.runs.late_results import erase_late_results

@@ -7,7 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from itertools import chain, zip_longest
 from typing import Annotated, Any
 from uuid import UUID
@@ -48,7 +48,6 @@ from executions.runs.service import running
 from executions.sessions.requests import NOT_FOUND
 from executions.tenants.models import ApiKey, Scope, Tenant
 from executions.tenants.quotas import Quota, bound, tenant_lock
-from executions.tenants.tenant_scope import schedules_of
 from providers.errors import InvalidConfiguration, RateLimited, SandboxError
 from providers.fields import DecryptionError
 
@@ -360,3 +359,35 @@ def _leave_out(schedule: Schedule, following: datetime | None, problem: str) -> 
 
 def _at_its_time(schedule: Schedule) -> QuerySet[Schedule]:
     return Schedule.objects.filter(pk=schedule.pk, next_at=schedule.next_at)
+
+
+def schedules_of(tenant: Tenant) -> QuerySet[Schedule]:
+    return Schedule.objects.defer("request").filter(tenant=tenant)
+
+
+# More than the clocks of hosts do.
+_CLOCKS_DIFFER = timedelta(hours=1)
+_A_DAY = timedelta(days=1)
+
+
+def is_due_in_time(row: Schedule) -> str:
+    """Its next time follows from its expression: whoever moves it away has nothing run meanwhile.
+
+    A clock of ours may have been ahead when it was written, or set back since. `last_at` is not
+    bound, so it excuses no more than a day.
+    """
+    if row.paused_because:
+        return "" if row.next_at is None else "it has a next run although it is paused"
+    if row.next_at is None:
+        return "it has no next run although it is not paused"
+    now = timezone.now()
+    last = min(row.last_at or row.created_at, now + _A_DAY)
+    begin = max(now, row.created_at, last) + _CLOCKS_DIFFER
+    try:
+        latest = next_time(row.cron, row.timezone, begin)
+    except (ValueError, KeyError):
+        # That it was altered is found by its hash.
+        return ""
+    if latest is not None and row.next_at <= latest:
+        return ""
+    return f"it is due at {row.next_at:%Y-%m-%d %H:%M} UTC, later than its expression says"

@@ -9,10 +9,11 @@ from django.conf import settings
 
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.spending.service import budgets_of
+from executions.runs.admission import current_usage
 from executions.sessions.capacity import awake_of
 from executions.sessions.storage.models import StoredTotal
 from executions.tenants.models import Tenant
-from executions.tenants.quotas import Quota, bound, current_usage, tomorrow
+from executions.tenants.quotas import Quota, bound, tomorrow
 from executions.tenants.rate_limit import used
 
 

@@ -11,7 +11,7 @@ from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework import serializers
 from rest_framework.request import Request
 
-from executions.capabilities.tools.calls import answer_call, describe, described
+from executions.capabilities.tools.calls import answer_call, describe, described, tool_calls_of
 from executions.capabilities.tools.declarations import TOOL_ANSWER
 from executions.capabilities.tools.dispatcher import look_now
 from executions.capabilities.tools.models import ToolCall
@@ -19,7 +19,7 @@ from executions.doors.native import schema
 from executions.doors.native.frame import ApiView
 from executions.doors.native.rendering import json_response
 from executions.kernel.bodies import LARGE
-from executions.tenants.tenant_scope import executions_of, tool_calls_of
+from executions.runs.listing import executions_of
 
 EXECUTION = OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH)
 

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from executions.capabilities.policies.approvals import DECIDE, AlreadyDecided, refuse_whoever_asked
@@ -25,7 +26,7 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify_entry
 from executions.runs.models import Execution
 from executions.sessions.requests import Conflict
-from executions.tenants.models import ApiKey
+from executions.tenants.models import ApiKey, Tenant
 
 KIND = "tool_call"
 State = ToolCall.State
@@ -230,3 +231,7 @@ def _enter(call: ToolCall, step: str, actor: str, **more: Any) -> LedgerEntry:
         **more,
     }
     return append(KIND, str(call.execution_id), content)
+
+
+def tool_calls_of(tenant: Tenant) -> QuerySet[ToolCall]:
+    return ToolCall.objects.filter(execution__tenant=tenant)

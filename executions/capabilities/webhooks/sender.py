@@ -24,10 +24,9 @@ from executions.capabilities.webhooks.models import WebhookDelivery
 from executions.capabilities.webhooks.service import in_force, read_receiver, rules, signed_headers
 from executions.kernel.addresses import Budget, FetchError, Reason
 from executions.kernel.http import exchange
-from executions.ledger.sealing import receipt_of
-from executions.runs.listing import execution_summary
+from executions.runs.listing import LARGE, execution_summary
 from executions.runs.models import Execution
-from executions.tenants.tenant_scope import LARGE
+from executions.runs.sealing import receipt_of
 from providers.fields import DecryptionError
 from providers.remote.receiver import Receiver
 

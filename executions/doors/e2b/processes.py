@@ -23,6 +23,7 @@ from executions.kernel.text import storable
 from executions.runs import polling
 from executions.runs.event_log import STREAMS, EventLog, RunEvent
 from executions.runs.event_stream import EventBuffer, Listener, first_of, following, recorded
+from executions.runs.listing import executions_of
 from executions.runs.models import Execution
 from executions.runs.routing import COMMANDS, require_language
 from executions.sessions import commands, output_collector
@@ -30,7 +31,6 @@ from executions.sessions.background_commands import record_if_ended
 from executions.sessions.models import Session
 from executions.sessions.queries import has_ended
 from executions.sessions.requests import CommandRequest, TerminalSize
-from executions.tenants.tenant_scope import executions_of
 from providers.errors import InvalidConfiguration
 from providers.sandbox import Process
 from providers.slices import decoded

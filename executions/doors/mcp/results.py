@@ -27,8 +27,10 @@ from executions.runs import active_runs
 from executions.runs.event_log import EventLog
 from executions.runs.listing import (
     ExecutionFilter,
+    artifacts_of,
     error_of,
     exception_of,
+    executions_of,
     list_executions,
     omissions_of,
 )
@@ -39,7 +41,6 @@ from executions.runs.results import bundles_of
 from executions.sessions.queries import SessionFilter, list_sessions, session_of
 from executions.tenants.keys import note_refusal
 from executions.tenants.models import ApiKey, Scope, Tenant
-from executions.tenants.tenant_scope import artifacts_of, executions_of
 from providers.slices import json_text
 
 T = TypeVar("T")

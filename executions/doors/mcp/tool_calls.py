@@ -38,6 +38,7 @@ from executions.kernel.paths import to_text
 from executions.kernel.text import to_json
 from executions.runs.event_log import Broadcast, EventLog, EventSource, RunEvent
 from executions.runs.event_stream import Listener, first_of, following
+from executions.runs.listing import executions_of
 from executions.runs.models import Execution
 from executions.runs.record import Outcome
 from executions.runs.requests import CELL, RUN, ExecutionRequest, decoded
@@ -52,7 +53,6 @@ from executions.sessions.queries import LIST, list_sessions, living_session_of, 
 from executions.sessions.requests import OPEN, SIGNAL, SIGNALS, START, FileListing, FileRequest
 from executions.sessions.session_sandbox import OPERATION_SECONDS
 from executions.tenants.rate_limit import ENTRY_COUNTS_AS, take
-from executions.tenants.tenant_scope import executions_of
 from providers.errors import ProviderUnavailable
 from providers.sandbox import FileEntry
 from providers.waiting import within

@@ -23,11 +23,11 @@ from executions.doors.native.frame import RunningView, render_error, require_len
 from executions.doors.native.rendering import json_response
 from executions.kernel.bodies import BODY, CALL, TINY, BodyTooLarge, reading, require_size, value_of
 from executions.kernel.coroutines import Coroutine
+from executions.runs.listing import executions_of
 from executions.runs.models import Execution
 from executions.runs.record import Caller
 from executions.runs.service import HasEnded, cancelling
 from executions.tenants.models import ApiKey, Scope
-from executions.tenants.tenant_scope import executions_of
 from providers.errors import InvalidConfiguration
 from providers.json_reading import Read
 

@@ -62,20 +62,25 @@ from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import END, Query, Rule, declared, refuse, shown
 from executions.ledger.entry_format import DOMAIN
 from executions.ledger.keyring import keyring
-from executions.ledger.sealing import receipt_of
 from executions.runs import active_runs
 from executions.runs.event_log import EventLog
 from executions.runs.event_stream import Listener, following
-from executions.runs.listing import LIST, execution_summary, list_executions
+from executions.runs.listing import (
+    LIST,
+    artifacts_of,
+    execution_summary,
+    executions_of,
+    list_executions,
+)
 from executions.runs.models import Execution
 from executions.runs.record import Outcome
 from executions.runs.requests import RUN, ExecutionRequest, run_limits
 from executions.runs.routing import allowed_languages, languages_for
+from executions.runs.sealing import receipt_of
 from executions.runs.service import HasEnded, cancelling, running
 from executions.sessions.requests import CONFLICT
 from executions.tenants.models import ApiKey, Scope
 from executions.tenants.quotas import Quota
-from executions.tenants.tenant_scope import artifacts_of, executions_of
 from providers.errors import CODES
 
 VIEW = "executions.view_execution"

@@ -13,6 +13,7 @@ from typing import TypeVar
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import QuerySet
 
 from executions.capabilities.retention.holds import held_of
 from executions.kernel import background, batches
@@ -32,7 +33,6 @@ from executions.sessions.storage.file_saves import save
 from executions.sessions.storage.models import Snapshot, Workspace
 from executions.sessions.storage.restore import Restored, to_restore
 from executions.tenants.models import Tenant
-from executions.tenants.tenant_scope import snapshots_of
 from providers.errors import KeptSandboxLost, ProviderUnavailable, SandboxError
 from providers.remote.deadline import DeadlinePassed
 from providers.waiting import within
@@ -269,3 +269,7 @@ def remove(snapshot: Snapshot, by: str) -> bool:
 def _no_such(field: str | None) -> NoSuchSnapshot:
     named = f"{field}: " if field else ""
     return NoSuchSnapshot(f"{named}Snapshot not found.", field=field)
+
+
+def snapshots_of(tenant: Tenant) -> QuerySet[Snapshot]:
+    return Snapshot.objects.filter(tenant=tenant, workspace__isnull=False)

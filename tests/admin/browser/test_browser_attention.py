@@ -7,13 +7,12 @@ from django.utils import timezone
 from playwright.sync_api import Page, expect
 
 from executions.capabilities.alerts.models import Alert
-from executions.capabilities.observability.models import ExecutionTenantCount
-from executions.ledger import checks
-from executions.ledger.checks import carry_out
 from executions.ledger.findings import Verification
 from executions.ledger.models import LedgerCheck
 from executions.ledger.verification import verify
-from executions.runs import heartbeat
+from executions.runs import heartbeat, ledger_checks
+from executions.runs.ledger_checks import carry_out
+from executions.runs.models import ExecutionTenantCount
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import Tenant
 from providers.models import PendingChange
@@ -62,7 +61,7 @@ def test_the_front_page_says_what_waits_and_a_verification_shows_itself(
         )
         return verify()
 
-    monkeypatch.setattr(checks, "verify", seen_halfway)
+    monkeypatch.setattr(ledger_checks, "verify", seen_halfway)
     check = carry_out()
     assert check is not None
     expect(ledger).to_contain_text("Verified: no problems found")

@@ -11,11 +11,8 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import Page, expect
 
-from executions.capabilities.observability.models import (
-    ExecutionCount,
-    ExecutionLatency,
-    ExecutionTenantCount,
-)
+from executions.capabilities.observability.models import ExecutionCount, ExecutionLatency
+from executions.runs.models import ExecutionTenantCount
 from providers.models import ProviderConfig
 from providers.services.health import check_all
 from tests.conftest import Caller

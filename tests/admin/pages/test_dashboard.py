@@ -19,12 +19,8 @@ from hypothesis import strategies as st
 
 from executions.capabilities.dashboard.service import figures
 from executions.capabilities.observability import counters
-from executions.capabilities.observability.models import (
-    ExecutionCount,
-    ExecutionLatency,
-    ExecutionTenantCount,
-)
-from executions.runs.models import Execution
+from executions.capabilities.observability.models import ExecutionCount, ExecutionLatency
+from executions.runs.models import Execution, ExecutionTenantCount
 from executions.runs.record import close_record
 from tests.conftest import Caller
 from tests.support.ended_runs import ended

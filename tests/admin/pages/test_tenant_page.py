@@ -13,8 +13,8 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from executions.capabilities.dashboard.service import KEYS, newest_keys, runs_by_day
-from executions.capabilities.observability.models import ExecutionTenantCount
 from executions.capabilities.spending.models import Budget, Spending
+from executions.runs.models import ExecutionTenantCount
 from executions.sessions.models import Session
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import ApiKey, Tenant

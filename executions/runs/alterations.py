@@ -1,69 +1,23 @@
-"""The comparison of executions and legal holds with the ledger."""
+"""The comparison of executions with their entries in the ledger."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
 from django.core.exceptions import ObjectDoesNotExist, SuspiciousOperation
-from django.db.models import Exists, Max, OuterRef, Q, QuerySet
+from django.db.models import Exists, OuterRef, Q
 
-from executions.kernel.text import time_of
-from executions.ledger.bindings import ACCEPTED, ALTERED, DELETED
-from executions.ledger.entry_format import moment, parse, schema_of, signed_bytes, text_hash
-from executions.ledger.keyring import is_signed_by
+from executions.ledger.entry_format import schema_of, text_hash
+from executions.ledger.erasures import Erasures
 from executions.ledger.models import LedgerEntry
-from executions.ledger.sealing import artifact_content, body_hashes, details_hash, record_hash
 from executions.runs.models import Artifact, Execution
 from executions.runs.results import kinds_in
+from executions.runs.sealing import artifact_content, body_hashes, details_hash, record_hash
 from executions.tenants.models import ApiKey, Tenant
 
-_KIND, _MODEL = "legal_hold", "executions.legalhold"
-# By the row of each hold, its tenant and its execution; None is all of the tenant's.
-Holds = MutableMapping[str, tuple[str, str | None]]
-
-
-def of_holds(*, thorough: bool) -> Q:
-    """Entries of holds. `thorough` reads all of the ledger, for those whose columns were changed:
-    what is erased in spite of a hold is gone before a verification finds such a column.
-    """
-    by_column = Q(kind=_KIND)
-    return by_column | Q(statement__contains=f'"kind":"{_KIND}"') if thorough else by_column
-
-
-def entries_of_holds(*, thorough: bool) -> QuerySet[LedgerEntry]:
-    return LedgerEntry.objects.filter(of_holds(thorough=thorough))
-
-
-def authentic(entry: LedgerEntry, public_keys: Mapping[str, str]) -> dict[str, Any] | None:
-    """What an entry states that one of these keys signed, in its place; None for any other."""
-    stated = parse(entry.statement)
-    if stated is None or stated.get("sequence") != entry.sequence:
-        return None
-    public_key = public_keys.get(str(stated.get("key_id")), "")
-    is_signed = is_signed_by(public_key, signed_bytes(stated, entry.statement), entry.signature)
-    return stated if is_signed else None
-
-
-def note_hold(holds: Holds, stated: Mapping[str, Any]) -> None:
-    """Take in what an authentic entry says of a hold, if it is of one."""
-    if (stated.get("kind"), stated.get("model")) != (_KIND, _MODEL):
-        return
-    is_removal = stated["action"] == ACCEPTED and stated["row_hash"] is None
-    if stated["action"] == ALTERED or is_removal:
-        # Nobody who may has placed or lifted it: to lift one takes two, and its row.
-        return
-    if stated["action"] == DELETED:
-        holds.pop(stated["row"], None)
-    else:
-        # What it held first: a row that says something else by now is not as it was entered.
-        holds.setdefault(stated["row"], (stated["tenant_slug"], stated["execution"]))
-
-
-ERASURE = "erasure"
 _DATA_OF = {
     "arguments_hash": "code",
     "on_behalf_of_hash": "code",
@@ -77,74 +31,30 @@ _BYTES_AT_ONCE = 1 << 20
 _GONE = "cannot be read: there is no such file"
 
 
-@dataclass
-class Erasures:
-    """Up to when data was erased, by tenant and kind of it; read when it is first asked for.
+class Executions:
+    """The records that entries of the kind `execution` seal (`ledger.verification`)."""
 
-    Of one tenant and kind there is an erasure a day, so only that is kept of them which differs:
-    the last moment for each set of executions that was held then, by what an erasure says itself
-    and by the holds that were entered before it. One of a tenant that was held as a whole has
-    erased nothing. `thorough` reads the whole ledger for holds: see `held.of_holds`.
-    """
-
-    public_keys: Mapping[str, str]
-    thorough: bool = False
-    _until: dict[tuple[str, str], dict[frozenset[str], str]] = field(default_factory=dict)
-    _holds: Holds = field(default_factory=dict)
-    _read_to: int = 0
-
-    def read_on(self) -> None:
-        """Take in what was entered since."""
-        newest = LedgerEntry.objects.aggregate(newest=Max("sequence"))["newest"] or 0
-        entries = LedgerEntry.objects.filter(
-            Q(kind=ERASURE) | of_holds(thorough=self.thorough),
-            sequence__gt=self._read_to,
-            sequence__lte=newest,
+    def find(self, ids: Sequence[UUID]) -> Mapping[UUID, Execution]:
+        rows = (
+            Execution.objects.filter(pk__in=ids)
+            .defer("pending")
+            .select_related("tenant", "api_key")
+            .prefetch_related("artifacts")
         )
-        for entry in entries.order_by("sequence").iterator():
-            if (stated := authentic(entry, self.public_keys)) is not None:
-                note_hold(self._holds, stated)
-                self._note(stated)
-        self._read_to = newest
+        return {execution.pk: execution for execution in rows}
 
-    def _note(self, stated: Mapping[str, Any]) -> None:
-        if stated.get("kind") != ERASURE:
-            return
-        held = {pk for slug, pk in self._holds.values() if slug == stated["subject"]}
-        if None in held:
-            return
-        kept = frozenset(map(str, held)) | frozenset(stated.get("held", ()))
-        found = self._until.setdefault((stated["subject"], stated["data"]), {})
-        found[kept] = max(found.get(kept, ""), stated["created_before"])
+    def alteration_of(
+        self,
+        record: Execution,
+        stated: Mapping[str, Any],
+        erasures: Erasures,
+        *,
+        artifact_bytes: bool,
+    ) -> str:
+        return alteration_of(record, stated, erasures, artifact_bytes=artifact_bytes)
 
-    def covers(self, execution: Execution, data: str) -> bool:
-        """Whether the ledger itself says that this kind of data of an execution was erased."""
-        made = max(execution.created_at, execution.run_at or execution.created_at)
-        return self._covers(execution.tenant_slug, data, str(execution.pk), moment(made) or "")
-
-    def covers_record(self, stated: Mapping[str, Any]) -> bool:
-        """Whether the whole record was erased of which an entry states this."""
-        return self._covers(stated["tenant"], "records", stated["subject"], _made(stated))
-
-    def covers_artifacts(self, execution: Execution, stated: Mapping[str, Any]) -> bool:
-        """Whether the bytes of its artifacts were erased: by themselves, or with the record of
-        which an entry states this, whose bytes go before it does."""
-        return self.covers(execution, "artifacts") or self.covers_record(stated)
-
-    def _covers(self, tenant: str, data: str, execution_id: str, created: str) -> bool:
-        if not self._read_to:
-            self.read_on()
-        return any(
-            created < until and execution_id not in held
-            for held, until in self._until.get((tenant, data), {}).items()
-        )
-
-
-def _made(stated: Mapping[str, Any]) -> str:
-    """When the execution of this entry was made, which also of a record that is gone its id has, or
-    the later time that it was asked for at."""
-    made = moment(time_of(UUID(stated["subject"]))) or ""
-    return max(made, stated.get("run_at") or "")
+    def unentered(self) -> Iterator[UUID]:
+        return unentered()
 
 
 def alteration_of(

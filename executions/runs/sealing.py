@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from datetime import date, datetime
-from decimal import Decimal
+from collections.abc import Sequence
 from typing import Any
-from uuid import UUID
-
-from django.db.models.fields.files import FieldFile
 
 from executions.capabilities.policies.active import policy_of
-from executions.kernel.text import without_surrogates
 from executions.ledger.append import append
 from executions.ledger.entry_format import (
     CURRENT,
-    EXACT,
     SCHEMAS,
     Schema,
     canonical,
-    is_double,
     moment,
     text_hash,
+    to_canonical,
 )
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Artifact, Execution
@@ -122,28 +115,6 @@ def receipt_of(execution: Execution) -> dict[str, Any] | None:
         return None
     entry = execution.ledger_entry or LedgerEntry.objects.filter(execution_id=execution.pk).first()
     return entry.receipt if entry else None
-
-
-def to_canonical(value: Any) -> Any:
-    """A column's value as JSON that has a canonical form, and one only."""
-    if value is None or isinstance(value, (bool, float)):
-        return value
-    if isinstance(value, str):
-        return value if value.isascii() else without_surrogates(value)
-    if isinstance(value, int):
-        if -EXACT <= value <= EXACT:
-            return value
-        # Some databases return 1e22 as an integer; others come from what a provider says of itself.
-        return float(value) if is_double(value) else str(value)
-    if isinstance(value, datetime):
-        return moment(value)
-    if isinstance(value, Decimal):
-        return format(value, "f")
-    if isinstance(value, Mapping):
-        return {without_surrogates(str(name)): to_canonical(child) for name, child in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [to_canonical(child) for child in value]
-    return str(value) if isinstance(value, (UUID, date, FieldFile)) else value
 
 
 def _hash(text: str) -> str | None:
