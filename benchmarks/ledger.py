@@ -54,8 +54,8 @@ def _measure(calls: int) -> list[Figures]:
 
     from executions.ledger.append import append
     from executions.runs.models import Execution
-    from executions.runs.record import Caller, close_record, open_record
-    from executions.runs.requests import ExecutionRequest
+    from executions.runs.record import close_record, open_record
+    from executions.runs.requests import Caller, ExecutionRequest
     from executions.tenants.service import create_tenant
 
     call_command("migrate", verbosity=0)

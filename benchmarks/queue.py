@@ -87,8 +87,8 @@ def inside(name: str, calls: int) -> list[Figures]:
     from executions.kernel.text import uuid7
     from executions.runs.models import Execution
     from executions.runs.queue import claim_next
-    from executions.runs.record import Caller, close_record, open_record
-    from executions.runs.requests import ExecutionRequest
+    from executions.runs.record import close_record, open_record
+    from executions.runs.requests import Caller, ExecutionRequest
     from executions.tenants.models import Tenant
 
     tenants = [

@@ -18,15 +18,23 @@ class ExecutionsConfig(AppConfig):
             receivers,
         )
         from executions.capabilities.observability import telemetry
+        from executions.capabilities.observability.capability import Statistics
+        from executions.capabilities.policies.capability import Policies
         from executions.capabilities.policies.service import POLICIES
         from executions.capabilities.retention.holds import HOLDS
+        from executions.capabilities.schedules.capability import Schedules
+        from executions.capabilities.search.capability import CodeSearch
+        from executions.capabilities.spending.capability import Costs
         from executions.capabilities.spending.models import Budget
+        from executions.capabilities.tools.capability import ToolCalls
+        from executions.capabilities.webhooks.capability import Webhooks
         from executions.kernel.audit import current_actor
         from executions.ledger.bindings import add_check
         from executions.ledger.verification import register_records
-        from executions.runs import journal_files, payloads
+        from executions.runs import extensions, journal_files, payloads
         from executions.runs.alterations import Executions
         from executions.runs.process_reaper import has_ended
+        from executions.sessions.extension import Sessions
         from executions.tenants.key_escalation import KEYS
         from executions.tenants.models import Tenant
         from executions.tenants.service import ensure_roles
@@ -36,6 +44,16 @@ class ExecutionsConfig(AppConfig):
         from providers.services.rotation import also_rotate
 
         telemetry.start()
+        extensions.register(
+            ToolCalls(),
+            Policies(),
+            Webhooks(),
+            CodeSearch(),
+            Statistics(),
+            Costs(),
+            Schedules(),
+            Sessions(),
+        )
         register_records(Executions())
         add_check("executions.schedule", _is_due_in_time)
         receivers.connect()
@@ -69,6 +87,7 @@ def _compose_heartbeat() -> None:
     """
     from executions.runs import active_runs, heartbeat, process_reaper
     from executions.runs.heartbeat import PeriodicStep
+    from executions.sessions.ending import abort_unfinished
     from executions.sessions.storage.wake import give_back_left
 
     def create_steps() -> list[PeriodicStep]:
@@ -76,6 +95,7 @@ def _compose_heartbeat() -> None:
         return [
             PeriodicStep("signals", active_runs.deliver_requests),
             PeriodicStep("deaths", watcher.look, is_behind=lambda: watcher.is_behind),
+            PeriodicStep("unfinished sessions", lambda lease: abort_unfinished()),
             PeriodicStep("waking", lambda lease: give_back_left()),
             PeriodicStep("unattended", unattended.close, process_reaper.UNATTENDED_LOOK_SECONDS),
             PeriodicStep(

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from executions.runs.record import Caller
-from executions.runs.requests import ExecutionRequest
+from executions.runs.requests import Caller, ExecutionRequest
 from executions.runs.routes import Route
 from executions.runs.service import run_execution
 from executions.tenants.service import internal_tenant

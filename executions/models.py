@@ -7,16 +7,16 @@ from executions.capabilities.observability.models import (
     ExecutionLatency,
     ExecutionTotal,
 )
-from executions.capabilities.policies.models import Approval, Policy
+from executions.capabilities.policies.models import Policy
 from executions.capabilities.reports.models import Report
-from executions.capabilities.retention.models import LegalHold
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.search.models import CodeSearchProgress, CodeText, SavedFilter
 from executions.capabilities.spending.models import Budget, Spending, SpendingAlert
 from executions.capabilities.tools.models import ToolCall
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
-from executions.ledger.models import LedgerCheck, LedgerEntry
+from executions.ledger.models import LedgerCheck, LedgerEntry, LegalHold
 from executions.runs.models import (
+    Approval,
     Artifact,
     Execution,
     ExecutionEvent,

@@ -12,7 +12,6 @@ from django.db.models import Model
 from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete, pre_save
 
 from executions.capabilities.retention.holds import keep_held_tenant
-from executions.capabilities.retention.models import LegalHold
 from executions.capabilities.retention.tenant_removal import check_mark
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.webhooks.models import WebhookSecret
@@ -28,6 +27,7 @@ from executions.ledger.bound_rows import (
     saving,
 )
 from executions.ledger.entry import lock_ledger
+from executions.ledger.models import LegalHold
 from executions.tenants.models import ApiKey, Tenant
 from providers.signals import (
     configuration_changed,

@@ -27,14 +27,13 @@ from executions.admin.display import (
     timeline,
 )
 from executions.admin.frame import tone_of
-from executions.capabilities.policies.models import Approval
 from executions.capabilities.schedules.models import Schedule
 from executions.kernel.page_time import PageTime
 from executions.kernel.presentation import in_time, shown
 from executions.runs.event_log import STREAMS
 from executions.runs.event_stream import in_order
 from executions.runs.listing import exception_of, omission_lines
-from executions.runs.models import Execution
+from executions.runs.models import Approval, Execution
 from executions.runs.requests import CLAIMS
 from executions.runs.results import in_words
 from executions.sessions.models import Session

@@ -19,14 +19,13 @@ from executions.kernel.declarations import refuse
 from executions.kernel.paths import from_text, is_path, key_of, to_text
 from executions.kernel.text import storable
 from executions.runs.models import Execution
-from executions.runs.record import Caller
-from executions.runs.requests import ExecutionRequest
+from executions.runs.requests import Caller, Conflict, ExecutionRequest
 from executions.sessions import cell_order, files
 from executions.sessions.ending import close_if_due
 from executions.sessions.lifecycle import opening
 from executions.sessions.models import Session
 from executions.sessions.queries import sessions_of
-from executions.sessions.requests import Conflict, SessionRequest, refuse_ended
+from executions.sessions.requests import SessionRequest, refuse_ended
 from executions.sessions.storage import quota
 from executions.sessions.storage.background_saves import saved_behind
 from executions.sessions.storage.carry_over import kept_of

@@ -13,18 +13,15 @@ from uuid import UUID
 from django.db import Error as DatabaseFailure
 from django.utils import timezone
 
-from executions.capabilities.policies.active import POLICY, BlockedByPolicy
-from executions.capabilities.policies.enforcement import PolicyCheck
-from executions.capabilities.tools.dispatcher import ToolCallDispatcher
-from executions.capabilities.tools.setup import TOOL_CALLS, kept_for, offer_tools, require_tools
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.database import DatabaseUnavailable
 from executions.kernel.text import storable
 from executions.ledger.keyring import LedgerUnavailable
-from executions.runs import active_runs, event_log, heartbeat, journal
+from executions.runs import active_runs, event_log, extensions, heartbeat, journal
 from executions.runs import artifacts as artifact_service
 from executions.runs.active_runs import message_for
 from executions.runs.event_log import EventLog
+from executions.runs.extensions import RunParts
 from executions.runs.journal_files import Ended
 from executions.runs.listing import log_execution
 from executions.runs.models import Artifact, Execution
@@ -32,8 +29,14 @@ from executions.runs.provider_calls import CREATE_SECONDS, RUN_SLACK_SECONDS, ca
 from executions.runs.queue import mark_dispatched, move, requeue
 from executions.runs.record import PLACE, Outcome, error_changes
 from executions.runs.requests import ExecutionRequest, run_limits
-from executions.runs.results import ValidatedResult, kinds_in, validate_result, validate_sandbox
-from executions.runs.routes import Step
+from executions.runs.results import (
+    BlockedByPolicy,
+    ValidatedResult,
+    kinds_in,
+    validate_result,
+    validate_sandbox,
+)
+from executions.runs.routes import Host, HostClosed, Step
 from executions.runs.routing import (
     RouteTrace,
     admitted,
@@ -43,10 +46,6 @@ from executions.runs.routing import (
     required_isolation,
     seconds_at,
 )
-from executions.sessions.cells import end_of, facts_of_cell
-from executions.sessions.models import Session
-from executions.sessions.requests import SessionClosed
-from executions.sessions.storage.wake import RESTORED, is_first_after_wake, wake_is_told
 from providers import errors
 from providers.errors import ErrorCode, ProviderUnavailable, SandboxError
 from providers.manager import Lease
@@ -144,19 +143,18 @@ class Attempt:
         self.waited_ms = waited_ms
         self.log = log
         self.handed_over = False
-        self.desk: ToolCallDispatcher | None = None
         self.floor = ""
         self.limits = RunLimits()
         self.seconds = request.longest
         self.sandbox: Sandbox | None = None
-        # Whose sandbox it runs in, as it was when it was lent.
-        self.session: Session | None = None
+        # Whose sandbox it runs in, where that stays.
+        self.host: Host | None = None
         self.is_lost = False
         self.cancelled_by = ""
         self._awaited: Future[Any] | None = None
         self.changes: dict[str, Any] = {}
         self.hops = RouteTrace()
-        self.held = PolicyCheck(None)
+        self.parts = RunParts()
 
     @property
     def execution_id(self) -> UUID:
@@ -247,10 +245,9 @@ class Attempt:
             "queue_ms": self.waited_ms + _ms(self.began, leased),
         }
         require_lease(self.execution, lease)
-        require_tools(lease, self.request)
         require_provider(lease, self.floor)
-        self.held.to_lease(lease)
-        self.seconds = self.held.seconds(seconds_at(lease, self.request))
+        self.parts.check_provider(lease)
+        self.seconds = self.parts.limit_seconds(seconds_at(lease, self.request))
         self.changes["timeout"] = self.seconds
         sandbox = self.sandbox = yield from self._open(lease)
         created = perf_counter()
@@ -259,7 +256,7 @@ class Attempt:
             isolation, sharing = require_sandbox(lease, sandbox, self.floor)
             self.changes["runtime"] = _runtime(sandbox.metadata)
             self.changes |= {"isolation": isolation, "sharing": sharing}
-            self.held.to_sandbox(lease, isolation)
+            self.parts.check_sandbox(lease, isolation)
             active_runs.ensure_not_ending()
             self._hand_over()
             result = yield from self._execute(lease, sandbox)
@@ -283,13 +280,12 @@ class Attempt:
 
     def _open(self, lease: Lease) -> Coroutine[Sandbox]:
         owner = self.execution.tenant_slug
-        # The sandbox of a session has the size that it was opened with.
-        limits = None if self.session else self.held.limits
-        spec = SandboxSpec(self.request.language, limits=limits)
-        if alone := bool(self.request.tools) and self.session is None:
-            # It is closed behind this run.
-            spec = kept_for(spec, self.seconds + RUN_SLACK_SECONDS + CREATE_SECONDS)
-        with self.held.to_memory():
+        spec = SandboxSpec(self.request.language)
+        if self.host is None:
+            # A sandbox that stays is as it was opened.
+            longest = self.seconds + RUN_SLACK_SECONDS + CREATE_SECONDS
+            spec = self.parts.specify(spec, seconds=longest)
+        with self.parts.translate_errors():
             sandbox = yield from call_provider(
                 lease.provider_id,
                 lambda: lease.provider.submit_open(spec, owner),
@@ -300,7 +296,8 @@ class Attempt:
                 too_late=lambda sandbox: sandbox.submit_close(),
                 waiting=self._waiting,
             )
-        if alone:
+        if spec.kept:
+            # It is closed behind this run.
             sandbox.metadata = {**sandbox.metadata, "sharing": "execution"}
         return sandbox
 
@@ -316,8 +313,7 @@ class Attempt:
             self.limits,
         )
         emit: Emit | None = self.log.emit if self.log else None
-        if request.tools:
-            self.desk, job, emit = offer_tools(self.execution, request, job, sandbox, self.log)
+        job, emit = self.parts.prepare(job, sandbox, emit)
         try:
             return (
                 yield from call_provider(
@@ -331,8 +327,7 @@ class Attempt:
                 )
             )
         finally:
-            if self.desk is not None:
-                self.desk.close()
+            self.parts.close()
 
     def end_cancelled(self, error: SandboxError) -> Outcome:
         changes = {**self.changes, "error_message": storable(error.message)}
@@ -346,10 +341,10 @@ class Attempt:
         self._close(Execution.Status.CANCELLED, changes, ran=None if error.started else False)
         return Outcome(self.execution, error=error)
 
-    def end_with_session(self, error: SandboxError) -> Outcome:
-        """Its sandbox is gone, or the session was closed, which cancels what runs in it."""
-        told = end_of(self.session, error) if self.session is not None else error
-        if not isinstance(told, SessionClosed):
+    def end_with_host(self, error: SandboxError) -> Outcome:
+        """Its sandbox is gone, or was closed by request, which cancels what runs in it."""
+        told = self.host.end_of(error) if self.host is not None else error
+        if not isinstance(told, HostClosed):
             return self.end_with_error(told)
         return self.end_cancelled(told)
 
@@ -412,7 +407,7 @@ class Attempt:
             "stderr_truncated": result.stderr_truncated,
             "output_order": result.output_order,
             "exit_code": result.exit_code,
-            **facts_of_cell(self.execution, result, self.session),
+            **(self.host.result_values(self.execution, result) if self.host else {}),
         }
         try:
             won = self._close(status, changes, artifacts, ran=True)
@@ -426,19 +421,21 @@ class Attempt:
         if not won:
             artifact_service.remove_files(artifacts)
             return Outcome(self.execution, error=_too_late())
-        if self.session is not None and RESTORED in meta:
-            wake_is_told(self.session)
+        if self.host is not None:
+            self.host.note_recorded(meta)
         return Outcome(self.execution, result=result, error=error)
 
     def _meta(self, result: ExecutionResult) -> dict[str, Any]:
-        """What is known of the run; that files were restored for it is ours to say."""
-        told = result.metadata.items()
-        meta = {name: value for name, value in told if name not in (RESTORED, POLICY, TOOL_CALLS)}
-        if self.desk is not None:
-            meta[TOOL_CALLS] = self.desk.taken
-        if self.session is not None and is_first_after_wake(self.session, self.execution):
-            meta[RESTORED] = True
-        return meta
+        """Return the provider's metadata without the keys that are ours, and ours."""
+        ours = {key for each in extensions.installed() for key in each.metadata_keys}
+        said = {name: value for name, value in result.metadata.items() if name not in ours}
+        of_host = self.host.result_metadata(self.execution) if self.host is not None else {}
+        return {**said, **self.parts.result_metadata(), **of_host}
+
+    def _with_metadata(self, changes: dict[str, Any]) -> dict[str, Any]:
+        if not (said := self.parts.metadata()):
+            return changes
+        return {**changes, "meta": {**changes.get("meta", self.execution.meta), **said}}
 
     def _close(
         self,
@@ -456,7 +453,7 @@ class Attempt:
         values = {
             # Of the provider that is named, also where the row has an earlier one's.
             **{name: getattr(self.execution, name) for name in PLACE},
-            **self.held.into(changes, self.execution.meta),
+            **self._with_metadata(changes),
             "total_ms": total,
             "hops": self.hops.recorded,
             "finished_at": timezone.now(),

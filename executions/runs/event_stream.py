@@ -17,14 +17,12 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
-from executions.capabilities.tools.calls import was_handed_out
 from executions.kernel.coroutines import Coroutine
-from executions.runs import active_runs, event_log, polling
+from executions.runs import active_runs, event_log, extensions, output_collector, polling
 from executions.runs.event_log import STREAMS, Broadcast, EventLog, EventSource, RunEvent, resolve
 from executions.runs.models import Execution
 from executions.runs.results import bundles_of
 from executions.runs.signal_models import RunSignal
-from executions.sessions import output_collector
 from executions.tenants.models import ApiKey
 from providers.errors import RateLimited
 from providers.waiting import within
@@ -209,7 +207,8 @@ def _relaying(
 
 def _may_be_told(execution_id: UUID, entry: RunEvent) -> bool:
     """Whoever hears of a call carries it out: of one that the ledger does not know nobody does."""
-    if entry.type != "tool_call" or was_handed_out(execution_id, entry.said or {}):
+    said = entry.said or {}
+    if all(each.is_genuine(execution_id, entry.type, said) for each in extensions.installed()):
         return True
     logger.error(
         "an event of execution %s does not match the ledger",

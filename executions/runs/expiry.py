@@ -11,9 +11,8 @@ from datetime import timedelta
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from executions.capabilities.policies.models import Approval
 from executions.runs import payloads
-from executions.runs.models import Execution
+from executions.runs.models import Approval, Execution
 from executions.runs.process_reaper import mark_lost
 
 # Of a row that is no process's, whose process has no row any more, the deadline decides.

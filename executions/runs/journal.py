@@ -19,10 +19,10 @@ from django.db import Error as DatabaseFailure
 from django.db import connections
 from django.utils import timezone
 
-from executions.capabilities.spending.service import cost_of
 from executions.kernel.database import DatabaseUnavailable, problem_of
 from executions.kernel.disk import disk_problem
 from executions.ledger.keyring import LedgerUnavailable
+from executions.runs import extensions
 from executions.runs.artifacts import remove_files
 from executions.runs.journal_files import (
     CannotBeKept,
@@ -37,7 +37,7 @@ from executions.runs.journal_files import (
 from executions.runs.late_results import record_late
 from executions.runs.listing import log_execution
 from executions.runs.models import Execution
-from executions.runs.record import Outcome, complete, error_changes, reject
+from executions.runs.record import Outcome, close_record, error_changes, reject
 from providers.errors import UNAVAILABLE, SandboxError
 
 logger = logging.getLogger(__name__)
@@ -56,9 +56,9 @@ def record(execution: Execution, ended: Ended) -> bool:
     Called again after a commit that was not answered, it finds its own and returns True.
     """
     values = dict(ended.values)
-    if "cost" not in values:
-        values["cost"] = cost_of(values.get("provider", ""), values)
-    if complete(execution, ended.status, values, ended.artifacts):
+    # What was computed when it ended holds, also where it is recorded later.
+    values = extensions.end_values(values.get("provider", ""), values) | values
+    if close_record(execution, ended.status, values, ended.artifacts):
         return True
     if (execution.status, execution.finished_at) == (ended.status, values["finished_at"]):
         return True

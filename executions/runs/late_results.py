@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Mapping, Sequence
 from typing import Any
-from uuid import UUID
 
 from django.db import IntegrityError, transaction
-from django.db.models import Q
 
-from executions.capabilities.observability.counters import count_used
-from executions.capabilities.retention.holds import held_of
-from executions.capabilities.spending.service import spend
-from executions.kernel.batches import keys_of, let_others_write
+from executions.runs import extensions
 from executions.runs.models import Artifact, Execution, LateResult
 from executions.runs.record import used_ms
 from executions.runs.sealing import artifact_content
@@ -23,7 +17,6 @@ _COLUMNS = (
     *("exit_code", "error_code", "error_message", "has_result", "result", "outputs", "stdout"),
     *("stderr", "stdout_truncated", "stderr_truncated", "finished_at", "cost"),
 )
-_BODIES = ("result", "outputs", "stdout", "stderr")
 
 
 def record_late(
@@ -44,10 +37,9 @@ def record_late(
         with transaction.atomic():
             # The receiver of its signal enters it in the ledger (`executions.receivers`).
             late.save(force_insert=True)
-            if late.cost:
-                spend(execution.tenant_slug, late.cost)
-            if more_ms := _ran_on(execution, values):
-                count_used(execution.tenant_slug, more_ms)
+            more_ms = _ran_on(execution, values)
+            for each in extensions.installed():
+                each.on_late(execution, late, more_ms)
     except IntegrityError:
         return False
     return True
@@ -65,35 +57,3 @@ def late_result_of(execution: Execution) -> LateResult | None:
     if not is_lost and execution.status != Execution.Status.CANCELLED:
         return None
     return LateResult.objects.filter(execution=execution.pk).first()
-
-
-def erase_late_results(
-    tenant_slug: str, created_before: datetime, *, but_of: Collection[UUID] = ()
-) -> int:
-    """Erase what programs of the tenant printed and returned. How many rows had some of it.
-
-    Each change is entered, so that the ledger tells it from one behind our back.
-    """
-    due = LateResult.objects.filter(
-        # What was asked for at a later time is kept from then on.
-        Q(execution__run_at=None) | Q(execution__run_at__lt=created_before),
-        execution__tenant_slug=tenant_slug,
-        execution__created_at__lt=created_before,
-    ).exclude(**dict.fromkeys(_BODIES, ""))
-    due = due.exclude(execution__in=but_of)
-    erased = 0
-    # A page at a time: while something is being read, nothing else can be written here.
-    for pk in keys_of(due):
-        late = due.filter(pk=pk).first()
-        if late is None:
-            continue
-        # What was put on hold since this began.
-        held = held_of(tenant_slug)
-        if held.everything or late.execution_id in held.executions:
-            continue
-        for name in _BODIES:
-            setattr(late, name, "")
-        late.save(update_fields=_BODIES)
-        erased += 1
-        let_others_write()
-    return erased

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 from django.db.models import QuerySet
 from pydantic import Field
 
-from executions.capabilities.observability import telemetry
 from executions.kernel.audit import SUCCESS, log_operation
 from executions.kernel.declarations import STORABLE, Id, Query, declared, newest_first, one_of
 from executions.kernel.text import from_json
 from executions.ledger.entry_format import text_hash
+from executions.runs import extensions
 from executions.runs.models import Artifact, Execution, LateResult
 from executions.runs.requests import CLAIMS, Agent, ConversationName, Model, OnBehalfOf
 from executions.tenants.models import Tenant
@@ -161,8 +161,8 @@ def timings_of(execution: Execution) -> dict[str, float | None]:
 
 def log_execution(execution: Execution, instance_id: str = "") -> None:
     """Of one that has ended. `instance_id` is what its provider calls the sandbox."""
-    if telemetry.traces is not None:
-        telemetry.traces.ended(execution)
+    for each in extensions.installed():
+        each.after_end(execution)
     peak = execution.meta.get("memory_peak_bytes")
     entry = execution.ledger_entry
     has_succeeded = execution.status == Execution.Status.SUCCEEDED

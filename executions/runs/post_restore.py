@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from django.db.models.functions import Now
-
-from executions.capabilities.schedules.models import Schedule
-from executions.capabilities.schedules.service import pause
-from executions.runs import journal
+from executions.runs import extensions, journal
 from executions.runs.listing import log_execution
 from executions.runs.models import Execution
 from executions.runs.record import close_record, error_changes
 from providers.errors import UNAVAILABLE
-
-RESTORED = "The database was restored from a backup. Resume it."
 
 
 class Settled(NamedTuple):
@@ -33,7 +27,9 @@ def close_after_restore(made_at: str) -> Settled:
     """
     # What is known of what was open, before the rest is given up.
     recorded = journal.record_kept()
-    return Settled(recorded, end_open_executions(made_at), pause_schedules())
+    ended = end_open_executions(made_at)
+    paused = sum(each.after_restore() for each in extensions.installed())
+    return Settled(recorded, ended, paused)
 
 
 def end_open_executions(made_at: str) -> int:
@@ -54,11 +50,3 @@ def end_open_executions(made_at: str) -> int:
             log_execution(execution)
             ended += 1
     return ended
-
-
-def pause_schedules() -> int:
-    """Pause what has come due since the backup: it may have been begun before the restore. How many
-    were paused. Raises LedgerUnavailable.
-    """
-    due = Schedule.objects.defer("request").filter(next_at__lte=Now())
-    return sum(pause(schedule, RESTORED) for schedule in due)

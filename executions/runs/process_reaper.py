@@ -27,9 +27,8 @@ from django.db import Error as DatabaseFailure
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
-from executions.capabilities.tools import calls
 from executions.kernel.batches import delete_in_batches
-from executions.runs import active_runs
+from executions.runs import active_runs, extensions
 from executions.runs.heartbeat import LOOK_SECONDS, clock
 from executions.runs.journal_files import kept_ids
 from executions.runs.listing import log_execution
@@ -37,8 +36,6 @@ from executions.runs.models import Execution
 from executions.runs.process_models import Process
 from executions.runs.queue import requeue
 from executions.runs.record import close_record, error_changes
-from executions.sessions.ending import abort_opening
-from executions.sessions.models import Session
 from providers.errors import UNAVAILABLE
 from providers.remote.owner import has_ended_here, lives_here
 from sandbox_site.standby import HELD_SECONDS
@@ -97,7 +94,6 @@ class Watcher:
         """
         died = sum(self._record_death(pk, beat) for pk, beat in self._certain(own))
         self.is_behind = self._close_left_open(own)
-        _give_up_unfinished()
         return died
 
     def _certain(self, own: UUID | None) -> list[tuple[UUID, int]]:
@@ -210,16 +206,8 @@ def _left_open() -> QuerySet[Execution]:
     return left.select_related("process").defer("pending", "code", "arguments").order_by()
 
 
-def _give_up_unfinished() -> None:
-    """The sessions that ended processes were opening or waking."""
-    left = Session.objects.filter(process__isnull=False, process__ended_at__isnull=False)
-    for session in left.defer("env")[:_AT_ONCE]:
-        with _telling_once("session", session.pk):
-            abort_opening(session)
-
-
 @contextmanager
-def _telling_once(what: str, pk: UUID) -> Iterator[None]:
+def log_once(what: str, pk: UUID) -> Iterator[None]:
     """One that cannot be closed, for whatever reason but the database's, keeps no others open."""
     try:
         yield
@@ -233,7 +221,7 @@ def _telling_once(what: str, pk: UUID) -> Iterator[None]:
 
 def requeue_or_fail(execution: Execution, message: str) -> bool:
     """Have it run by another process where none of its code was handed over, else `mark_lost`."""
-    with _telling_once("execution", execution.pk):
+    with log_once("execution", execution.pk):
         if requeue(execution):
             logger.warning("execution %s goes back to the queue; none of it ran", execution.pk)
             return True
@@ -251,7 +239,8 @@ def mark_lost(execution: Execution, message: str, *, retryable: bool = False) ->
         changes["meta"] = {**execution.meta, "process": str(execution.process)}
     if not close_record(execution, Execution.Status.ERROR, changes, only_if=execution.status):
         return False
-    calls.give_up(execution.pk)
+    for each in extensions.installed():
+        each.on_lost(execution)
     log_execution(execution)
     return True
 

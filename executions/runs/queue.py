@@ -17,14 +17,13 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from django.utils.translation import ngettext
 
-from executions.capabilities.policies.models import Approval
 from executions.kernel.database import NOW
 from executions.kernel.disk import disk_problem
 from executions.ledger.entry import require_ledger
 from executions.ledger.keyring import LedgerUnavailable
 from executions.runs import heartbeat, payloads
 from executions.runs.admission import may_claim
-from executions.runs.models import Execution
+from executions.runs.models import Approval, Execution
 from executions.runs.process_models import Process
 from executions.runs.record import QUEUE_ALLOWANCE, deadline_after
 from executions.tenants.quotas import bound_on_running, tenant_lock

@@ -10,31 +10,29 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
-from uuid import UUID
 
 from django.conf import settings
 from django.db import IntegrityError, OperationalError, transaction
 from django.utils import timezone
 
-from executions.capabilities.observability import counters
-from executions.capabilities.policies.active import POLICY, rules_for
-from executions.capabilities.search.service import forget_code
-from executions.capabilities.spending.service import cost_of, refuse_over_budget, spend
-from executions.capabilities.webhooks import service as webhooks
-from executions.capabilities.webhooks.service import Webhook
 from executions.kernel.database import DatabaseUnavailable, problem_of
 from executions.kernel.disk import look_again_at_disk, refuse_when_full
 from executions.kernel.text import storable
-from executions.runs import heartbeat, payloads, statements
+from executions.runs import extensions, heartbeat, payloads, statements
 from executions.runs.active_runs import ensure_not_stopping
 from executions.runs.admission import Demand, ensure_within_bounds, was_refused
 from executions.runs.listing import log_execution
 from executions.runs.models import Artifact, Execution
-from executions.runs.requests import CLAIMS, ExecutionRequest, refuse_run_at, trace_id_of
+from executions.runs.requests import (
+    CLAIMS,
+    Caller,
+    Conflict,
+    ExecutionRequest,
+    refuse_run_at,
+    trace_id_of,
+)
 from executions.runs.sealing import append_execution, execution_content
-from executions.sessions import cell_order
-from executions.sessions.requests import Conflict
-from executions.tenants.models import ApiKey, Scope, Tenant
+from executions.tenants.models import Scope, Tenant
 from executions.tenants.quotas import tenant_lock
 from providers.errors import (
     BLOCKED,
@@ -61,22 +59,6 @@ class IdempotencyConflict(InvalidConfiguration):
     @property
     def http_status(self) -> int:
         return 409
-
-
-@dataclass(frozen=True)
-class Caller:
-    """Who asks. Code run from within this process has a tenant and no key."""
-
-    tenant: Tenant
-    api_key: ApiKey | None = None
-    request_id: str = ""
-    client_address: str = ""
-    replay_of: Execution | None = None
-    schedule_id: UUID | None = None
-
-    @classmethod
-    def of_key(cls, api_key: ApiKey, *, request_id: str = "", client_address: str = "") -> Caller:
-        return cls(api_key.tenant, api_key, request_id, client_address)
 
 
 @dataclass
@@ -139,20 +121,21 @@ def _insert(request: ExecutionRequest, caller: Caller, beside: Beside | None) ->
     size = payloads.size_of(request) if queued else 0
     wanted = Demand(status, request.longest, size, request.background)
     ensure_not_stopping()
-    refuse_over_budget(caller.tenant.slug)
+    extensions.ensure_allowance(caller.tenant.slug)
     refuse_when_full()
     if size > payloads.LARGE_BYTES or was_refused(caller.tenant):
         # Before anything is hashed or written for it.
         ensure_within_bounds(caller.tenant, wanted)
-    if request.webhook is not None:
-        webhooks.refuse_unsigned(caller.tenant)
+    extensions.ensure_served(request)
+    for each in extensions.installed():
+        each.ensure_accepted(request, caller.tenant)
     if request.run_at is not None:
         refuse_run_at(request.run_at, caller.api_key)
     execution = _unsaved(request, caller, status)
     try:
         if queued:
             payloads.keep(execution, request)
-        _save_within_bounds(execution, caller.tenant, wanted, beside, request.webhook)
+        _save_within_bounds(execution, caller.tenant, wanted, request, beside)
     except BaseException:
         if queued:
             payloads.forget(execution.pk)
@@ -164,22 +147,20 @@ def _save_within_bounds(
     execution: Execution,
     tenant: Tenant,
     wanted: Demand,
+    request: ExecutionRequest,
     beside: Beside | None,
-    webhook: Webhook | None,
 ) -> None:
     is_committing = False
     try:
         with tenant_lock(tenant.slug):
             ensure_within_bounds(tenant, wanted)
-            if execution.session_id is not None:
-                cell_order.enqueue(execution)
+            for each in extensions.installed():
+                each.before_insert(execution)
             statements.insert(execution)
-            if webhook is not None:
-                webhooks.expect_end(execution, tenant, webhook)
+            for each in extensions.installed():
+                each.on_insert(execution, request, wanted.payload_bytes)
             if beside is not None:
                 beside(execution)
-            if wanted.payload_bytes:
-                counters.count_stored(tenant.slug, wanted.payload_bytes)
             is_committing = True
     except OperationalError as error:
         look_again_at_disk()
@@ -225,7 +206,7 @@ def _unsaved(request: ExecutionRequest, caller: Caller, status: Execution.Status
         input_files=[file_facts(file) for file in request.files],
         replay_of=caller.replay_of,
         schedule_id=caller.schedule_id,
-        meta=_policy(caller),
+        meta=_first_metadata(caller),
         timeout=request.longest,
         session_id=request.session,
         context=request.context,
@@ -240,11 +221,11 @@ def _unsaved(request: ExecutionRequest, caller: Caller, status: Execution.Status
     )
 
 
-def _policy(caller: Caller) -> dict[str, Any]:
-    """Which one it is asked for under. The one that it runs under is said when it has ended."""
+def _first_metadata(caller: Caller) -> dict[str, Any]:
     owner = caller.replay_of or caller.tenant
-    rules = rules_for(owner.tenant_slug if isinstance(owner, Execution) else owner.slug)
-    return {POLICY: rules.stated} if rules is not None else {}
+    slug = owner.tenant_slug if isinstance(owner, Execution) else owner.slug
+    found = (each.first_metadata(slug) for each in extensions.installed())
+    return {name: value for said in found for name, value in said.items()}
 
 
 def _deadline(request: ExecutionRequest, queued: bool, now: datetime) -> datetime:
@@ -300,16 +281,13 @@ def close_record(
     with transaction.atomic():
         won = statements.end(execution, values, only_if=only_if)
         if won:
-            if ended.mode == Execution.Mode.ASYNC:
-                webhooks.come_due(ended.pk)
             for artifact in artifacts:
                 artifact.save(force_insert=True)
-            is_taken_in = ended.run_at is not None or ended.background
-            if is_taken_in and execution.code and not ended.code:
-                # While it was open (`index_new_code`). Before the ledger, as retention does.
-                forget_code({ended.code_hash}, but_of=(ended.pk,))
+            for each in extensions.installed():
+                each.before_seal(ended, had_code=bool(execution.code))
             entry = append_execution(content, ended)
-            counters.count(ended, size, ran_ms)
+            for each in extensions.installed():
+                each.on_end(ended, size, ran_ms)
     if won and ended.mode == Execution.Mode.ASYNC and payloads.may_have_file(execution):
         # Behind the transaction that this is in: where it is taken back, the run is still to come.
         transaction.on_commit(partial(payloads.forget, execution.pk))
@@ -390,25 +368,6 @@ def _recorded(caller: Caller, request: ExecutionRequest) -> Execution | None:
     return recorded
 
 
-def complete(
-    execution: Execution,
-    status: Execution.Status,
-    values: Mapping[str, Any],
-    artifacts: Sequence[Artifact] = (),
-    *,
-    only_if: str = "",
-) -> bool:
-    """Close what ran and count what it cost. As `close_record`."""
-    cost = values.get("cost")
-    if not cost:
-        return close_record(execution, status, values, artifacts, only_if=only_if)
-    with transaction.atomic():
-        won = close_record(execution, status, values, artifacts, only_if=only_if)
-        if won:
-            spend(execution.tenant_slug, cost)
-    return won
-
-
 def complete_externally(
     execution: Execution, status: Execution.Status, changes: Mapping[str, Any], *, only_if: str = ""
 ) -> bool:
@@ -417,7 +376,8 @@ def complete_externally(
     What runs in the background costs its time until now: nobody measures it but who closes its
     record. What the rest cost is told, and spent, by who runs it (`late_results`).
     """
-    return complete(execution, status, {**changes, **_until_now(execution)}, only_if=only_if)
+    values = {**changes, **_until_now(execution)}
+    return close_record(execution, status, values, only_if=only_if)
 
 
 def _until_now(execution: Execution) -> dict[str, Any]:
@@ -426,5 +386,6 @@ def _until_now(execution: Execution) -> dict[str, Any]:
         return {}
     ran = timezone.now() - execution.created_at
     milliseconds = round(ran.total_seconds() * 1000, 3)
-    cost = cost_of(execution.provider, {"start_ms": 0.0, "run_ms": milliseconds})
-    return {"run_ms": milliseconds, "total_ms": milliseconds, "cost": cost}
+    timings = {"start_ms": 0.0, "run_ms": milliseconds}
+    more = extensions.end_values(execution.provider, timings)
+    return {"run_ms": milliseconds, "total_ms": milliseconds, **more}

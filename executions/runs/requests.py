@@ -10,16 +10,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Annotated, Any
+from uuid import UUID
 
+import httpx
 from django.conf import settings
 from django.utils import timezone
 from pydantic import BaseModel, BeforeValidator, Field, GetCoreSchemaHandler, WithJsonSchema
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_wrap_validator_function
 
-from executions.capabilities.spending.service import refuse_over_budget
-from executions.capabilities.tools.declarations import Tools, stored
-from executions.capabilities.webhooks.service import Webhook
+from executions.kernel.addresses import Destinations, FetchError, Reason, read_url
 from executions.kernel.declarations import (
     END,
     STORABLE,
@@ -43,9 +43,11 @@ from executions.kernel.declarations import (
 )
 from executions.kernel.text import is_storable, to_json
 from executions.runs.models import Execution
-from executions.tenants.models import ApiKey, Scope, Tenant
+from executions.runs.tool_schemas import Tools, stored
+from executions.tenants.models import ApiKey, Tenant
 from providers import slices
-from providers.errors import ProviderUnavailable
+from providers.addresses import Allowed
+from providers.errors import ErrorCode, SandboxError
 from providers.guest.names import problem
 from providers.json_reading import Base64
 from providers.languages import normalize_language
@@ -208,6 +210,59 @@ OnBehalfOf = Annotated[
 Traceparent = Annotated[
     str, Rule(read_traceparent), Field(description="W3C trace context. An invalid one is ignored.")
 ]
+
+
+WEBHOOK_CHARACTERS = 2048
+
+
+def webhook_destinations() -> Destinations:
+    """Those of the deployment."""
+    allowed = tuple(map(Allowed.parse, settings.WEBHOOK_ALLOWED_NETWORKS))
+    return Destinations(allowed, (), "WEBHOOK_ALLOWED_NETWORKS")
+
+
+def read_receiver(text: str) -> httpx.URL:
+    """The URL that a webhook is sent to. Raises FetchError; names are not resolved."""
+    url = read_url(text, webhook_destinations())
+    if url.scheme != "https" and not settings.WEBHOOK_PLAIN_HTTP:
+        raise FetchError(Reason.URL, "Plain http is not allowed here.")
+    return url
+
+
+def origin_of(url: httpx.URL) -> str:
+    """What may be shown of it: path and query may be a secret."""
+    return str(url.copy_with(path="/", query=None, fragment=None)).rstrip("/")
+
+
+def _checked_receiver(text: str) -> str:
+    try:
+        read_receiver(text)
+    except FetchError:
+        schemes = "http or https" if settings.WEBHOOK_PLAIN_HTTP else "https"
+        raise ValueError(
+            f"Its url must be {schemes}, without user and password, and lead to the internet."
+        ) from None
+    return text
+
+
+def _receiver_schema() -> dict[str, str]:
+    """What JSON Schema can say of such a URL."""
+    scheme = "[Hh][Tt][Tt][Pp]" + ("[Ss]?" if settings.WEBHOOK_PLAIN_HTTP else "[Ss]")
+    plain = r"\\\u0000-\u001f\u007f-\u009f"
+    rest = rf"[^/?#@\s{plain}]+([/?#][^{plain}]*)?"
+    return {"format": "uri", "pattern": rf"^\s*{scheme}://{rest}$"}
+
+
+class Webhook(BaseModel):
+    """The receiver of the webhook."""
+
+    model_config = STRICT
+
+    url: Annotated[
+        str,
+        Field(min_length=1, max_length=WEBHOOK_CHARACTERS),
+        Rule(_checked_receiver, _receiver_schema),
+    ]
 
 
 MAX_ARGUMENTS_BYTES = 1024 * 1024
@@ -550,27 +605,26 @@ def refuse_run_at(run_at: datetime, api_key: ApiKey | None) -> None:
         refuse("run_at", "The key will have expired by then. Use one that is valid for longer.")
 
 
-def refuse_begin(execution: Execution, request: ExecutionRequest) -> None:
-    """Raise what keeps a claimed execution from beginning.
+@dataclass(frozen=True)
+class Caller:
+    """Who asks. Code run from within this process has a tenant and no key."""
 
-    What may have changed while it waited is asked again: ProviderUnavailable where its key was
-    revoked, or may not run code in this language. What had a time of its own is also not begun
-    with a key that has expired, and raises RateLimited where a budget is used up. The
-    request is encrypted and the row is not: whoever changes the time there has nothing run sooner,
-    and later only by changing it back.
-    """
-    if execution.run_at != request.run_at:
-        raise ProviderUnavailable(
-            "The stored run time is not the requested one; nothing was run. Send the request again."
-        )
-    had_a_time = request.run_at is not None or execution.schedule_id is not None
-    if (key := execution.api_key) is not None:
-        if key.revoked_at is not None or (had_a_time and not key.is_valid(timezone.now())):
-            raise ProviderUnavailable(
-                "The key of the request was revoked or has expired meanwhile."
-            )
-        language = normalize_language(request.language)
-        if not (key.has_scope(Scope.EXECUTE) and key.allows("languages", language)):
-            raise ProviderUnavailable(f"The key of the request may no longer run {language}.")
-    if had_a_time:
-        refuse_over_budget(execution.tenant_slug)
+    tenant: Tenant
+    api_key: ApiKey | None = None
+    request_id: str = ""
+    client_address: str = ""
+    replay_of: Execution | None = None
+    schedule_id: UUID | None = None
+
+    @classmethod
+    def of_key(cls, api_key: ApiKey, *, request_id: str = "", client_address: str = "") -> Caller:
+        return cls(api_key.tenant, api_key, request_id, client_address)
+
+
+CONFLICT = ErrorCode("conflict", "Conflict", "Check the session: it has ended, or it is busy.", 409)
+
+
+class Conflict(SandboxError):
+    """What was asked for does not go together with the state that the session is in."""
+
+    entry = CONFLICT

@@ -10,7 +10,8 @@ from typing import Any
 
 from executions.kernel.text import from_json, storable, to_json, without_nan, without_surrogates
 from executions.runs.models import Execution
-from providers.errors import CreationFailed, ProviderUnavailable
+from providers.errors import BLOCKED, CreationFailed, ProviderUnavailable, SandboxError
+from providers.guest import advice
 from providers.guest.names import Omissions, problem, too_large, too_many
 from providers.observations import KINDS, OBSERVATIONS, checked, note
 from providers.sandbox import Sandbox
@@ -469,3 +470,36 @@ def _decoded(value: Any) -> bytes:
         return base64.b64decode(value, validate=True) if isinstance(value, str) else b""
     except (binascii.Error, ValueError):
         return b""
+
+
+# The key of a record's metadata under which it says which policy held, and what it warned of.
+POLICY = "policy"
+
+
+class BlockedByPolicy(SandboxError):
+    """A policy does not allow it. Nothing ran."""
+
+    entry = BLOCKED
+
+
+def policy_of(execution: Execution) -> dict[str, Any] | None:
+    """Which one held, what was found in the code, and who had to approve it and did.
+
+    Where no policy looked, the remarks count that the sandbox made because its provider is
+    configured with `enable_ast_analysis`: that is `warn`.
+    """
+    stated = execution.meta.get(POLICY)
+    remarks, _ = advice.checked(execution.meta.get("advice") or [])
+    warnings: list[Any] = [
+        {"line": line, "kind": "remark", "name": f"{name}: {what}"} for line, name, what in remarks
+    ]
+    if isinstance(stated, Mapping):
+        return {
+            "id": stated.get("id"),
+            "version": stated.get("version"),
+            "warnings": stated.get("warnings") or warnings,
+            "approved": stated.get("approved"),
+        }
+    if not warnings:
+        return None
+    return {"id": None, "version": None, "warnings": warnings, "approved": None}

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from executions.kernel.coroutines import Coroutine
 from executions.runs import active_runs
-from executions.sessions.models import Session
+from executions.runs.models import Execution
+from executions.runs.results import ValidatedResult
+from providers.errors import SandboxError
 from providers.manager import LOAD_SECONDS, Lease, StillStarting
 from providers.named import lease_of
+from providers.values import ExecutionResult
 from providers.waiting import within
 
 
@@ -22,16 +25,48 @@ class Route(Protocol):
     def __call__(self, *, wait: bool = True) -> AbstractContextManager[Lease]: ...
 
 
+class HostClosed(SandboxError):
+    """The sandbox was closed by request, before or while something ran in it."""
+
+
+class Host(Protocol):
+    """The owner of a sandbox that stays: what it does around each run there."""
+
+    @property
+    def provider(self) -> str:
+        """The id of the provider that has the sandbox."""
+
+    def run(
+        self, execution: Execution, run: Callable[[], Coroutine[ValidatedResult]]
+    ) -> Coroutine[ValidatedResult]:
+        """Call `run`, once the sandbox is there; again where it was gone before code ran."""
+
+    def end_of(self, error: SandboxError) -> SandboxError:
+        """Return what to tell of a run whose sandbox is gone; HostClosed where it was closed."""
+
+    def result_values(self, execution: Execution, result: ExecutionResult) -> dict[str, Any]:
+        """Return columns that a record has of its place in the sandbox."""
+
+    def result_metadata(self, execution: Execution) -> Mapping[str, Any]:
+        """Return what the metadata of a record with a result says of the sandbox."""
+
+    def note_recorded(self, metadata: Mapping[str, Any]) -> None:
+        """Note that a result with this metadata was recorded."""
+
+    def after_run(self, execution: Execution) -> Coroutine[None]:
+        """Do what follows each run there, before it is answered."""
+
+
 @dataclass(frozen=True)
 class Step:
     """A provider to try. Without an id it is whichever is active, or one the caller chose.
 
-    `session` is the one whose sandbox it lends, where it does.
+    `host` is the owner of the sandbox that it lends, where that stays.
     """
 
     route: Route
     provider_id: str = ""
-    session: Session | None = None
+    host: Host | None = None
 
 
 def lender(provider_id: str) -> Route:

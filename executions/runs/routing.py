@@ -12,14 +12,14 @@ from typing import Any
 from django.conf import settings
 from django.db import DatabaseError
 
-from executions.capabilities.policies.active import BlockedByPolicy, isolation_of
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
 from executions.kernel.text import storable
+from executions.runs import extensions
 from executions.runs.models import Execution
 from executions.runs.provider_calls import guard
-from executions.runs.record import Caller
-from executions.runs.requests import ExecutionRequest
+from executions.runs.requests import Caller, ExecutionRequest
+from executions.runs.results import BlockedByPolicy
 from executions.runs.routes import Route, Step, lender, lent
 from executions.tenants.keys import note_refusal
 from executions.tenants.models import ApiKey, Tenant
@@ -93,7 +93,7 @@ def required_isolation_for(tenant: Tenant, api_key: ApiKey | None, language: str
     return strictest(
         settings.MINIMUM_ISOLATION,
         tenant.minimum_isolation,
-        *isolation_of(tenant.slug),
+        *_of_extensions(tenant.slug),
         api_key.minimum_isolation if api_key is not None else "",
         route_minimum(tenant.slug, language),
     )
@@ -123,7 +123,12 @@ def _demands(tenant: Tenant | None, execution: Execution) -> tuple[str, ...]:
     # Nobody knows any more what a tenant demanded that is gone.
     own = tenant.minimum_isolation if tenant is not None else MICROVM
     slug = execution.tenant_slug
-    return own, route_minimum(slug, execution.language), *isolation_of(slug)
+    return own, route_minimum(slug, execution.language), *_of_extensions(slug)
+
+
+def _of_extensions(tenant_slug: str) -> list[str]:
+    installed = extensions.installed()
+    return [least for each in installed for least in each.minimum_isolation(tenant_slug)]
 
 
 def _demand_of_key(execution: Execution) -> str:
@@ -520,8 +525,8 @@ def require_known_key(execution: Execution) -> None:
 
 
 def _provider_of(step: Step) -> str:
-    if step.session is not None:
-        return step.session.provider
+    if step.host is not None:
+        return step.host.provider
     return step.provider_id or manager.in_force() or ""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from executions.capabilities.policies.active import policy_of
 from executions.ledger.append import append
 from executions.ledger.entry_format import (
     CURRENT,
@@ -18,6 +17,7 @@ from executions.ledger.entry_format import (
 )
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Artifact, Execution
+from executions.runs.results import policy_of
 
 
 def append_execution(content: dict[str, Any], execution: Execution) -> LedgerEntry:

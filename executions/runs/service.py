@@ -8,35 +8,23 @@ from time import perf_counter
 
 from django.db import transaction
 
-from executions.capabilities.observability import telemetry
-from executions.capabilities.policies.active import rules_for
-from executions.capabilities.policies.approvals import ask_for
-from executions.capabilities.policies.enforcement import PolicyCheck
 from executions.kernel.coroutines import Coroutine, run_sync
 from executions.kernel.database import DatabaseUnavailable, problem_of
 from executions.ledger.append import append
 from executions.ledger.entry import require_ledger
-from executions.runs import active_runs, heartbeat, journal, polling
+from executions.runs import active_runs, extensions, heartbeat, journal, polling
 from executions.runs.active_runs import message_for
-from executions.runs.admission import Demand, ensure_within_bounds
 from executions.runs.attempt import Attempt, Cancelled
 from executions.runs.event_log import EventLog, resolve
+from executions.runs.extensions import Placement, Review
 from executions.runs.listing import log_execution
 from executions.runs.models import Execution
-from executions.runs.record import Beside, Caller, Outcome, complete_externally, open_record
-from executions.runs.requests import ExecutionRequest
+from executions.runs.record import Beside, Outcome, complete_externally, open_record
+from executions.runs.requests import Caller, ExecutionRequest
 from executions.runs.results import ValidatedResult
-from executions.runs.routes import Route, Step
+from executions.runs.routes import HostClosed, Route, Step
 from executions.runs.routing import allowed_steps, ensure_supported, steps_for
 from executions.runs.signal_models import RunSignal
-from executions.sessions import cell_order
-from executions.sessions.cells import cell_of
-from executions.sessions.command_ends import stopping
-from executions.sessions.ending import mark_lost
-from executions.sessions.models import Session
-from executions.sessions.requests import SessionClosed
-from executions.sessions.storage.background_saves import saved_after
-from executions.sessions.storage.wake import ensure_awake
 from providers.errors import (
     InvalidConfiguration,
     KeptSandboxLost,
@@ -79,49 +67,46 @@ def running(
     steps: Sequence[Step]
     if step is not None:
         steps = [step]
-    elif request.session is not None:
-        request, steps = cell_of(request.session, request, caller)
+    elif placed := _placed(request, caller):
+        request, steps = placed
     else:
         steps = steps_for(request.language, caller.tenant.slug, route, chosen=request.provider)
     steps = allowed_steps(caller, request.language, steps)
     if step is None and request.session is None:
         ensure_supported(request.language, steps)
     require_ledger()
-    request, ask = yield from _to_be_approved(
-        request, caller, waits and route is None and step is None
-    )
+    review = None
+    may_wait = waits and route is None and step is None
+    if (may_wait or request.mode == Execution.Mode.ASYNC) and caller.replay_of is None:
+        review = yield from _reviewed(request, caller)
+    if review is not None:
+        request, beside = review.request, _both(beside, review.on_insert)
     try:
-        execution, is_new = open_record(request, caller, _both(beside, ask))
+        execution, is_new = open_record(request, caller, beside)
     except DatabaseUnavailable as away:
         journal.keep_unrun(away)
         raise
     if not is_new:
         return Outcome(execution)
-    if telemetry.traces is not None:
-        telemetry.traces.admitted(execution, began)
+    for each in extensions.installed():
+        each.after_insert(execution, began)
     if request.mode == Execution.Mode.ASYNC:
         # Its committed row is all that a worker needs to find it.
         return Outcome(execution)
     return (yield from carry_out(execution, request, steps, began=began, log=log))
 
 
-def _to_be_approved(
-    request: ExecutionRequest, caller: Caller, may_wait: bool
-) -> Coroutine[tuple[ExecutionRequest, Beside | None]]:
-    """The request as it is recorded, and what else is where somebody has to approve it first."""
-    if not (may_wait or request.mode == Execution.Mode.ASYNC) or caller.replay_of is not None:
-        return request, None
-    held = PolicyCheck(rules_for(caller.tenant.slug), caller.tenant.slug)
-    if not held.asks:
-        return request, None
-    if request.idempotency_key is None:
-        # No code is looked at for a tenant that may have no more anyway.
-        ensure_within_bounds(caller.tenant, Demand(Execution.Status.QUEUED, request.longest))
-    found = yield from held.asking(request)
-    if found is None:
-        return request, None
-    queued = request.queued()
-    return queued, lambda execution: ask_for(execution, queued, found)
+def _placed(request: ExecutionRequest, caller: Caller) -> Placement | None:
+    found = (each.place(request, caller) for each in extensions.installed())
+    return next((placed for placed in found if placed is not None), None)
+
+
+def _reviewed(request: ExecutionRequest, caller: Caller) -> Coroutine[Review | None]:
+    """Return how the request waits for an approval; None where it needs none."""
+    for each in extensions.installed():
+        if (review := (yield from each.review(request, caller))) is not None:
+            return review
+    return None
 
 
 def _both(first: Beside | None, second: Beside | None) -> Beside | None:
@@ -162,45 +147,32 @@ def carry_out(
             if log is not None:
                 log.finish()
                 resolve([log.closed])
-            cell_order.ended(execution)
-        if attempt.session is not None:
-            yield from saved_after(execution, attempt.session)
+            for each in extensions.installed():
+                each.after_run(execution)
+        if attempt.host is not None:
+            yield from attempt.host.after_run(execution)
         return outcome
 
 
 def _run(attempt: Attempt, steps: Sequence[Step]) -> Coroutine[ValidatedResult]:
-    """Run it; in a session that sleeps, in the sandbox that it is woken with."""
-    session = attempt.session = steps[0].session if steps else None
-    if session is None:
+    host = attempt.host = steps[0].host if steps else None
+    if host is None:
         return (yield from attempt.run(steps))
-    if session.state == Session.State.ASLEEP:
-        yield from ensure_awake(session, attempt.execution.turn)
-    try:
-        return (yield from attempt.run(steps))
-    except KeptSandboxLost as error:
-        if error.started:
-            raise
-        # Nothing ran, and nothing is lost of what was saved.
-        mark_lost(session, error.message)
-        if not session.is_living:
-            raise
-        yield from ensure_awake(session, attempt.execution.turn)
-        return (yield from attempt.run(steps))
+    return (yield from host.run(attempt.execution, lambda: attempt.run(steps)))
 
 
 def _ended(attempt: Attempt, steps: Sequence[Step]) -> Coroutine[Outcome]:
     try:
-        attempt.held = PolicyCheck.of_execution(attempt.execution)
-        yield from attempt.held.to_request(attempt.request, attempt.execution, attempt.in_line)
-        steps = attempt.held.steps(steps)
-        yield from cell_order.wait_turn(attempt.execution, attempt.in_line)
+        attempt.parts = extensions.begin(attempt.execution, attempt.request, attempt.log)
+        yield from attempt.parts.admit(attempt.request, attempt.execution, attempt.in_line)
+        steps = attempt.parts.select(steps)
         return attempt.end_with_result((yield from _run(attempt, steps)))
     except DatabaseUnavailable:
         raise
     except Cancelled as error:
         return attempt.end_cancelled(error)
-    except (SessionClosed, KeptSandboxLost) as error:
-        return attempt.end_with_session(error)
+    except (HostClosed, KeptSandboxLost) as error:
+        return attempt.end_with_host(error)
     except SandboxError as error:
         return attempt.end_with_error(error)
     except heartbeat.OwnershipLost as error:
@@ -242,7 +214,7 @@ def cancelling(execution: Execution, asked_by: str) -> Coroutine[Execution]:
     if execution.is_open:
         _ask(execution, asked_by)
         if execution.background:
-            yield from stopping(execution)
+            yield from _stopping(execution)
             execution.refresh_from_db()
         else:
             yield from polling.until_ended(execution.pk, PATIENCE_SECONDS)
@@ -253,6 +225,12 @@ def cancelling(execution: Execution, asked_by: str) -> Coroutine[Execution]:
     if execution.status != Execution.Status.CANCELLED:
         raise HasEnded(f"The execution has ended: {execution.status}.")
     return execution
+
+
+def _stopping(execution: Execution) -> Coroutine[None]:
+    """Have the sandbox's owner end a process that nobody waits for."""
+    for each in extensions.installed():
+        yield from each.stop_process(execution)
 
 
 def _ask(execution: Execution, asked_by: str) -> None:

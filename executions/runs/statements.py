@@ -9,13 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
-from uuid import UUID
 
 from django.db import connection
 
-from executions.kernel.database import NOW
 from executions.runs.models import Execution
-from executions.sessions.models import Session
 
 _TABLE = Execution._meta.db_table
 _FIELDS = Execution._meta.concrete_fields
@@ -28,27 +25,6 @@ _INSERT = (
 
 # Columns of an open row that are written, and with which of them others are that stay.
 _CHANGES = ("deadline", "process_id", "pid")
-
-_SESSIONS = Session._meta.db_table
-# Something begins or ends that may change its files.
-_TOUCH = (
-    "touched = touched + 1, unsaved_since ="
-    " CASE WHEN saves = 'never' THEN NULL ELSE COALESCE(unsaved_since, {now}) END"
-)
-_TAKE_TURN = (
-    f"UPDATE {_SESSIONS} SET turns = turns + 1, used_at = {{now}}, {_TOUCH}"  # noqa: S608
-    " WHERE id = %s AND closed_at IS NULL AND (ref IS NOT NULL OR state = 'asleep')"
-    " RETURNING turns"
-)
-# A statement of its own: it sees what was committed while the one above waited for the row.
-_IS_HELD = (
-    f"SELECT EXISTS (SELECT 1 FROM {_TABLE} WHERE session_id = %s AND finished_at IS NULL"  # noqa: S608
-    " AND context = %s AND NOT background)"
-)
-_USE = (
-    f"UPDATE {_SESSIONS} SET used_at = {{now}}, {_TOUCH}"  # noqa: S608
-    " WHERE id = %s AND closed_at IS NULL"
-)
 
 
 def insert(execution: Execution) -> None:
@@ -90,36 +66,3 @@ def _update(names: tuple[str, ...], with_status: bool, known: tuple[str, ...]) -
     more += "".join(f" AND {name} = %s" for name in known)
     more += "".join(f" AND {name} IS NULL" for name in _CHANGES if name not in known)
     return f"UPDATE {_TABLE} SET {columns} WHERE id = %s AND finished_at IS NULL{more}"  # noqa: S608
-
-
-def take_turn(session_id: UUID, context: str) -> tuple[int, bool] | None:
-    """The next turn of an open session, and whether an earlier one still holds its context.
-
-    Within the transaction that inserts the execution, so that nobody comes in between. None for a
-    session that is not open.
-    """
-    key = _COLUMNS["id"].get_db_prep_save(session_id, connection)
-    with connection.cursor() as cursor:
-        cursor.execute(_TAKE_TURN.format(now=NOW[connection.vendor]), [key])
-        taken = cursor.fetchone()
-        if taken is None:
-            return None
-        if not context:
-            return taken[0], False
-        cursor.execute(_IS_HELD, [key, context])
-        return taken[0], bool(cursor.fetchone()[0])
-
-
-def use_session(session_id: UUID, wakes: int | None = None) -> bool:
-    """Count the idle time of a session that is open from now; what it has may be unsaved by now.
-
-    With `wakes` only if it has the sandbox that it has had since it was woken so often. Whether it
-    was so.
-    """
-    key = _COLUMNS["id"].get_db_prep_save(session_id, connection)
-    sql, values = _USE.format(now=NOW[connection.vendor]), [key]
-    if wakes is not None:
-        sql, values = f"{sql} AND state = 'open' AND wakes = %s", [key, wakes]
-    with connection.cursor() as cursor:
-        cursor.execute(sql, values)
-        return bool(cursor.rowcount == 1)

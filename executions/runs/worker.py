@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from time import perf_counter
 from typing import Any
@@ -21,22 +21,21 @@ from django.utils import timezone
 from django_q.models import Schedule
 from django_q.tasks import async_task
 
-from executions.capabilities.webhooks.sender import send_in_background
 from executions.kernel.coroutines import run_sync
 from executions.kernel.database import nothing_ran, problem_of
-from executions.runs import active_runs, heartbeat, journal, payloads
+from executions.runs import active_runs, extensions, heartbeat, journal, payloads
 from executions.runs.event_log import EventLog
 from executions.runs.models import Execution
 from executions.runs.process_models import Process
 from executions.runs.queue import claim_next
 from executions.runs.record import Outcome
-from executions.runs.requests import ExecutionRequest, refuse_begin, run_limits
-from executions.runs.routing import require_known_key
+from executions.runs.requests import ExecutionRequest, run_limits
+from executions.runs.routes import Step
+from executions.runs.routing import require_known_key, steps_for
 from executions.runs.service import carry_out
-from executions.sessions import due
-from executions.sessions.cells import steps_of
-from executions.sessions.maintenance import maintain_in_background
+from executions.tenants.models import Scope
 from providers.errors import ProviderUnavailable, SandboxError
+from providers.languages import normalize_language
 from providers.services.ahead import start_ahead
 from sandbox_site import draining
 from sandbox_site.postgresql import expect_answers_within
@@ -61,8 +60,8 @@ def run_claimed(execution: Execution) -> Outcome:
             raise ProviderUnavailable("The tenant was removed or made inactive meanwhile.")
         require_known_key(execution)
         request = ExecutionRequest.from_stored(payloads.read(execution))
-        refuse_begin(execution, request)
-        steps = steps_of(request, execution.tenant_slug)
+        ensure_may_begin(execution, request)
+        steps = _steps_of(request, execution.tenant_slug)
     except SandboxError as error:
         # The limits may have been lowered since it was queued.
         return journal.end_unrun(execution, error)
@@ -80,6 +79,13 @@ def run_claimed(execution: Execution) -> Outcome:
             log=EventLog(run_limits()),
         )
     )
+
+
+def _steps_of(request: ExecutionRequest, tenant_slug: str) -> Sequence[Step]:
+    for each in extensions.installed():
+        if (steps := each.place_queued(request)) is not None:
+            return steps
+    return steps_for(request.language, tenant_slug, chosen=request.provider)
 
 
 class Runner:
@@ -194,9 +200,8 @@ def run_queue_in_background(**signal: Any) -> None:
         heartbeat.begin(Process.Kind.WORKER)
         _runner = Runner(settings.Q_THREADS, _goes_on)
         _runner.start()
-        due.begin()
-        maintain_in_background(_goes_on)
-        send_in_background(_goes_on)
+        for each in extensions.installed():
+            each.start_worker(_goes_on)
         # Not a daemon: the process is there until this is done.
         threading.Thread(target=_runner.stop_in_time, name="queue-stop").start()
         expect_answers_within(_ANSWER_SECONDS)
@@ -312,3 +317,29 @@ def _remove_unknown() -> None:
             extra={"alert": "unknown_schedule", "task": repr(func)[:200]},
         )
         Schedule.objects.filter(pk=pk).delete()
+
+
+def ensure_may_begin(execution: Execution, request: ExecutionRequest) -> None:
+    """Raise what keeps a claimed execution from beginning.
+
+    What may have changed while it waited is asked again: ProviderUnavailable where its key was
+    revoked, or may not run code in this language. What had a time of its own is also not begun
+    with a key that has expired, and raises RateLimited where a budget is used up. The
+    request is encrypted and the row is not: whoever changes the time there has nothing run sooner,
+    and later only by changing it back.
+    """
+    if execution.run_at != request.run_at:
+        raise ProviderUnavailable(
+            "The stored run time is not the requested one; nothing was run. Send the request again."
+        )
+    had_a_time = request.run_at is not None or execution.schedule_id is not None
+    if (key := execution.api_key) is not None:
+        if key.revoked_at is not None or (had_a_time and not key.is_valid(timezone.now())):
+            raise ProviderUnavailable(
+                "The key of the request was revoked or has expired meanwhile."
+            )
+        language = normalize_language(request.language)
+        if not (key.has_scope(Scope.EXECUTE) and key.allows("languages", language)):
+            raise ProviderUnavailable(f"The key of the request may no longer run {language}.")
+    if had_a_time:
+        extensions.ensure_allowance(execution.tenant_slug)

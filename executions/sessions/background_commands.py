@@ -1,4 +1,4 @@
-"""Processes that nobody waits for: their output is taken, and their end recorded."""
+"""What a process of a session puts out, as far as it is kept."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from typing import Any
 from django.db import connection
 
 from executions.kernel.coroutines import Coroutine, run_sync
-from executions.runs import event_log
+from executions.runs import event_log, output_collector
 from executions.runs.active_runs import canceller_of, message_for
-from executions.runs.event_log import EventLog, resolve
+from executions.runs.event_log import STREAMS, EventLog, resolve
 from executions.runs.listing import log_execution
 from executions.runs.models import Execution
 from executions.runs.record import complete_externally, error_changes
-from executions.sessions import output_collector
-from executions.sessions.command_output import Output
+from executions.runs.requests import run_limits
 from executions.sessions.models import Session
 from executions.sessions.session_sandbox import call_sandbox, checked_processes, lent_sandbox
 from providers.errors import (
@@ -28,6 +27,35 @@ from providers.errors import (
     SandboxError,
 )
 from providers.sandbox import KeptSandbox, Process
+from providers.values import Event
+
+
+class Output:
+    """Both streams as they came, as far as they are kept."""
+
+    def __init__(self) -> None:
+        limits = run_limits()
+        self.log = EventLog(limits)
+        self._most = limits.output_bytes
+        self._seen = dict.fromkeys(STREAMS, 0)
+
+    def take(self, event: Event) -> None:
+        if event.type in self._seen:
+            self._seen[event.type] += len(event.data)
+            self.log.emit(event)
+
+    @property
+    def position(self) -> int:
+        """How many bytes of both streams were seen."""
+        return sum(self._seen.values())
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            **{name: self.log.printed(name) for name in STREAMS},
+            **{f"{name}_truncated": seen > self._most for name, seen in self._seen.items()},
+            "output_order": self.log.order(),
+        }
+
 
 logger = logging.getLogger(__name__)
 

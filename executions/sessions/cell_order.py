@@ -11,14 +11,17 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
+from django.db import connection
 from django.db.models import OuterRef, Subquery
 
 from executions.kernel.coroutines import Coroutine
-from executions.runs import active_runs, polling, statements
+from executions.kernel.database import NOW
+from executions.runs import active_runs, polling
 from executions.runs.event_log import Broadcast, resolve
 from executions.runs.models import Execution
+from executions.runs.requests import Conflict
 from executions.sessions.models import Session
-from executions.sessions.requests import Conflict, refuse_ended
+from executions.sessions.requests import refuse_ended
 from providers.waiting import within
 
 # How often those look who leave it to another.
@@ -84,7 +87,7 @@ def enqueue(execution: Execution) -> None:
     """
     if (session_id := execution.session_id) is None:
         return
-    taken = statements.take_turn(session_id, execution.context)
+    taken = take_turn(session_id, execution.context)
     if taken is None:
         session = Session.objects.defer("env", "ref").get(pk=session_id)
         refuse_ended(session)
@@ -150,5 +153,69 @@ def _first_of(bell: Future[None], end: Broadcast) -> Future[None]:
 def ended(execution: Execution) -> None:
     """Let the next one go on, and count the session's idle time from now."""
     if execution.session_id is not None:
-        statements.use_session(execution.session_id)
+        use_session(execution.session_id)
         notify(execution.session_id)
+
+
+_EXECUTIONS = Execution._meta.db_table
+_SESSIONS = Session._meta.db_table
+
+
+# Something begins or ends that may change its files.
+_TOUCH = (
+    "touched = touched + 1, unsaved_since ="
+    " CASE WHEN saves = 'never' THEN NULL ELSE COALESCE(unsaved_since, {now}) END"
+)
+
+
+_TAKE_TURN = (
+    f"UPDATE {_SESSIONS} SET turns = turns + 1, used_at = {{now}}, {_TOUCH}"  # noqa: S608
+    " WHERE id = %s AND closed_at IS NULL AND (ref IS NOT NULL OR state = 'asleep')"
+    " RETURNING turns"
+)
+
+
+# A statement of its own: it sees what was committed while the one above waited for the row.
+_IS_HELD = (
+    f"SELECT EXISTS (SELECT 1 FROM {_EXECUTIONS} WHERE session_id = %s AND finished_at IS NULL"  # noqa: S608
+    " AND context = %s AND NOT background)"
+)
+
+
+_USE = (
+    f"UPDATE {_SESSIONS} SET used_at = {{now}}, {_TOUCH}"  # noqa: S608
+    " WHERE id = %s AND closed_at IS NULL"
+)
+
+
+def take_turn(session_id: UUID, context: str) -> tuple[int, bool] | None:
+    """The next turn of an open session, and whether an earlier one still holds its context.
+
+    Within the transaction that inserts the execution, so that nobody comes in between. None for a
+    session that is not open.
+    """
+    key = Session._meta.pk.get_db_prep_save(session_id, connection)
+    with connection.cursor() as cursor:
+        cursor.execute(_TAKE_TURN.format(now=NOW[connection.vendor]), [key])
+        taken = cursor.fetchone()
+        if taken is None:
+            return None
+        if not context:
+            return taken[0], False
+        cursor.execute(_IS_HELD, [key, context])
+        return taken[0], bool(cursor.fetchone()[0])
+
+
+def use_session(session_id: UUID, wakes: int | None = None) -> bool:
+    """Count the idle time of a session that is open from now; what it has may be unsaved by now.
+
+    With `wakes` only if it has the sandbox that it has had since it was woken so often. Whether it
+    was so.
+    """
+    key = Session._meta.pk.get_db_prep_save(session_id, connection)
+    sql, values = _USE.format(now=NOW[connection.vendor]), [key]
+    if wakes is not None:
+        sql, values = f"{sql} AND state = 'open' AND wakes = %s", [key, wakes]
+    with connection.cursor() as cursor:
+        cursor.execute(sql, values)
+        return bool(cursor.rowcount == 1)

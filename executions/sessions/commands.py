@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -13,38 +14,30 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from executions.capabilities.policies.enforcement import PolicyCheck
 from executions.kernel.coroutines import Coroutine
 from executions.ledger.entry import require_ledger
+from executions.runs import extensions, polling
 from executions.runs.event_log import EventLog
 from executions.runs.models import Execution
-from executions.runs.record import Caller, Outcome, open_record, reject
-from executions.runs.requests import ExecutionRequest
+from executions.runs.record import Outcome, open_record, reject
+from executions.runs.requests import Caller, Conflict, ExecutionRequest
 from executions.runs.routes import Step, lent
 from executions.runs.routing import allowed_steps, require_isolation, required_isolation
 from executions.runs.service import running
-from executions.runs.statements import use_session
-from executions.sessions.background_commands import Follower
-from executions.sessions.cells import PID
-from executions.sessions.command_output import Output
+from executions.sessions.background_commands import Follower, Output, record_if_ended
+from executions.sessions.cell_order import use_session
+from executions.sessions.cells import PID, step_in
 from executions.sessions.control import with_sandbox
 from executions.sessions.ending import end_leftovers
 from executions.sessions.models import Session
 from executions.sessions.queries import ends_by
-from executions.sessions.requests import (
-    CommandRequest,
-    Conflict,
-    SessionAsleep,
-    named_as,
-    refuse_ended,
-)
+from executions.sessions.requests import CommandRequest, SessionAsleep, named_as, refuse_ended
 from executions.sessions.session_sandbox import (
     MOST_PID,
     SHARING,
     checked_pid,
     checked_processes,
     lender_of,
-    step_in,
 )
 from providers.errors import (
     SandboxError,
@@ -138,16 +131,16 @@ def _within_policy(
 ) -> Coroutine[Callable[[], None]]:
     """Hold it to policy and floor, as `Attempt` does what somebody waits for. What is returned
     raises where the sandbox that the session then has is not as they demand."""
-    held = PolicyCheck.of_execution(execution)
-    yield from held.to_request(request, execution)
+    parts = extensions.begin(execution, request, None)
+    yield from parts.admit(request, execution)
     floor = required_isolation(execution)
     with ExitStack() as lending:
         lease = yield from lent(Step(lender_of(session)), lending)
-        held.to_lease(lease)
+        parts.check_provider(lease)
 
     def refuse() -> None:
         require_isolation(lease, session.isolation, floor)
-        held.to_sandbox(lease, session.isolation)
+        parts.check_sandbox(lease, session.isolation)
 
     return refuse
 
@@ -284,3 +277,35 @@ def _as_execution(session: Session, wanted: CommandRequest) -> ExecutionRequest:
         on_behalf_of=wanted.on_behalf_of,
         traceparent=wanted.traceparent,
     )
+
+
+logger = logging.getLogger(__name__)
+
+# What it may take to end by itself, and what the kernel and its follower may take after that.
+TERM_SECONDS = 3.0
+KILL_SECONDS = 2.0
+# What its follower may need to record the end of one that had ended before.
+RECORD_SECONDS = 0.05
+
+
+def stop_command(execution: Execution) -> Coroutine[None]:
+    """SIGTERM to it and its group, then SIGKILL. It has a signal that says who wanted it.
+
+    Its record is closed where it was seen to end.
+    """
+    session, pid = execution.session, execution.pid
+    if session is None or pid is None:
+        return
+    try:
+        for name, seconds in (("SIGTERM", TERM_SECONDS), ("SIGKILL", KILL_SECONDS)):
+            ran = yield from with_sandbox(session, _signal(pid, name), bool, is_use=False)
+            yield from polling.until_ended(execution.pk, seconds if ran else RECORD_SECONDS)
+            if not Execution.objects.filter(pk=execution.pk, finished_at=None).exists():
+                return
+        yield from record_if_ended(session, execution)
+    except SandboxError as error:
+        logger.warning("execution %s could not be ended: %s", execution.pk, error.message)
+
+
+def _signal(pid: int, name: str) -> Callable[[KeptSandbox], bool]:
+    return lambda kept: kept.processes.signal(pid, name)

@@ -13,18 +13,13 @@ from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
 from executions.kernel.text import storable
 from executions.ledger.bound_rows import enter_row, look_at
-from executions.runs.statements import use_session
-from executions.sessions import output_collector
+from executions.runs import output_collector
+from executions.runs.requests import Conflict
+from executions.sessions.cell_order import use_session
 from executions.sessions.due import ends
 from executions.sessions.ending import end_leftovers, in_background, mark_lost
 from executions.sessions.models import Session
-from executions.sessions.requests import (
-    Conflict,
-    ContextRequest,
-    SessionAsleep,
-    SessionChanges,
-    refuse_ended,
-)
+from executions.sessions.requests import ContextRequest, SessionAsleep, SessionChanges, refuse_ended
 from executions.sessions.session_sandbox import OPERATION_SECONDS, call_sandbox
 from executions.sessions.storage.background_saves import saved_behind
 from executions.sessions.storage.wake import ensure_awake

@@ -16,11 +16,12 @@ from django.db.models.functions import Now
 from executions.kernel import background
 from executions.kernel.coroutines import Coroutine
 from executions.ledger.bound_rows import enter_row, look_at
-from executions.runs import polling
+from executions.runs import output_collector, polling
 from executions.runs.listing import log_execution
 from executions.runs.models import Execution
+from executions.runs.process_reaper import log_once
 from executions.runs.record import complete_externally
-from executions.sessions import cell_order, output_collector
+from executions.sessions import cell_order
 from executions.sessions.models import Session
 from executions.sessions.session_sandbox import call_sandbox, forget
 from executions.sessions.storage.carry_over import clean, give_back
@@ -304,3 +305,14 @@ def _until_ended(session: Session) -> Coroutine[None]:
     until = time.monotonic() + PATIENCE_SECONDS
     for execution_id in list(running.values_list("pk", flat=True)):
         yield from polling.until_ended(execution_id, max(0.0, until - time.monotonic()))
+
+
+_AT_ONCE = 100
+
+
+def abort_unfinished() -> None:
+    """End the sessions that processes were opening or waking which have ended."""
+    left = Session.objects.filter(process__isnull=False, process__ended_at__isnull=False)
+    for session in left.defer("env")[:_AT_ONCE]:
+        with log_once("session", session.pk):
+            abort_opening(session)

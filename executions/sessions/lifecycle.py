@@ -14,19 +14,16 @@ from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from executions.capabilities.policies.active import rules_for
-from executions.capabilities.policies.enforcement import PolicyCheck
-from executions.capabilities.spending.service import refuse_over_budget
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
 from executions.kernel.disk import refuse_when_full
 from executions.kernel.text import storable
 from executions.ledger.bound_rows import enter_row, look_at
 from executions.ledger.entry import require_ledger
-from executions.runs import heartbeat
+from executions.runs import extensions, heartbeat
 from executions.runs.active_runs import ensure_not_stopping
-from executions.runs.record import Caller
-from executions.runs.requests import ExecutionRequest
+from executions.runs.extensions import RunParts
+from executions.runs.requests import Caller, Conflict, ExecutionRequest
 from executions.runs.routes import Step, lender, lent
 from executions.runs.routing import (
     ProviderIncompatible,
@@ -45,7 +42,7 @@ from executions.sessions.control import change
 from executions.sessions.due import ends
 from executions.sessions.ending import fail
 from executions.sessions.models import Session
-from executions.sessions.requests import Conflict, SessionChanges, SessionRequest, refuse_ended
+from executions.sessions.requests import SessionChanges, SessionRequest, refuse_ended
 from executions.sessions.session_sandbox import SHARING, lender_of, taken_over
 from executions.sessions.storage.carry_over import inherit, kept_session
 from executions.sessions.storage.models import Workspace
@@ -84,9 +81,9 @@ def opening(
     steps: Sequence[Step] = _steps(request, slug, may_choose)
     require_template(caller, request.template)
     steps = allowed_steps(caller, request.language, steps)
-    held = PolicyCheck(rules_for(slug))
-    held.to_language(request.language)
-    steps = held.steps(steps)
+    parts = extensions.begin_session(slug)
+    parts.check_language(request.language)
+    steps = parts.select(steps)
     ensure_supported(request.language, steps)
     former = kept_session(caller.tenant, request.source) if request.source else None
     snapshot = None
@@ -94,7 +91,7 @@ def opening(
         snapshot = snapshot_of(caller.tenant, request.source, "from")
     require_ledger()
     ensure_not_stopping()
-    refuse_over_budget(slug)
+    extensions.ensure_allowance(slug)
     refuse_when_full()
     if request.offline:
         steps = yield from _without_network(steps)
@@ -104,7 +101,7 @@ def opening(
             members = yield from beginning_with(session, snapshot)
         else:
             members = inherit(session, former)
-        yield from _place(session, caller.tenant, request, steps, members, held)
+        yield from _place(session, caller.tenant, request, steps, members, parts)
     except BaseException as error:
         problem = error.message if isinstance(error, SandboxError) else "the service failed"
         fail(session, f"it could not be opened: {storable(problem)}")
@@ -189,7 +186,7 @@ def _place(
     request: SessionRequest,
     steps: Sequence[Step],
     members: Sequence[Restored],
-    held_to: PolicyCheck,
+    parts: RunParts,
 ) -> Coroutine[None]:
     floor = required_isolation_for(tenant, session.api_key, request.language)
     probe = ExecutionRequest("pass", request.language)
@@ -207,12 +204,12 @@ def _place(
                         f"{lease.provider_id} does not guarantee sandboxes without network."
                     )
                 require_provider(lease, floor)
-                held_to.to_lease(lease)
+                parts.check_provider(lease)
                 sandbox = yield from open_evicting(lease, session, is_last=number == len(steps))
                 started = perf_counter()
                 try:
                     isolation, _ = require_sandbox(lease, sandbox, floor)
-                    held_to.to_sandbox(lease, isolation)
+                    parts.check_sandbox(lease, isolation)
                     mark = ""
                     if members:
                         mark = yield from restore_files(session, lease, sandbox, members)

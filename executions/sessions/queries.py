@@ -19,9 +19,10 @@ from executions.kernel.declarations import Query, declared, newest_first, oldest
 from executions.kernel.text import uuid7
 from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.runs.models import Execution
+from executions.runs.requests import Conflict
 from executions.sessions.ending import DUE, close_if_due
 from executions.sessions.models import Session
-from executions.sessions.requests import Conflict, NoSuchSession, refuse_ended
+from executions.sessions.requests import NoSuchSession, refuse_ended
 from executions.tenants.models import ApiKey, Tenant
 from providers.services.guarded_rows import NotAllowed
 

@@ -42,7 +42,15 @@ from executions.kernel.declarations import (
     storable_members,
 )
 from executions.kernel.text import is_storable, to_json
-from executions.runs.requests import Agent, ConversationName, Model, OnBehalfOf, Traceparent
+from executions.runs.requests import (
+    Agent,
+    Conflict,
+    ConversationName,
+    Model,
+    OnBehalfOf,
+    Traceparent,
+)
+from executions.runs.routes import HostClosed
 from executions.sessions.models import Session
 from executions.tenants.models import Tenant
 from providers.errors import ErrorCode, InvalidConfiguration, SandboxError
@@ -352,15 +360,6 @@ MOVE = Body(MoveRequest, "Move")
 MKDIR = Body(FileRequest, "Mkdir")
 
 
-CONFLICT = ErrorCode("conflict", "Conflict", "Check the session: it has ended, or it is busy.", 409)
-
-
-class Conflict(SandboxError):
-    """What was asked for does not go together with the state that the session is in."""
-
-    entry = CONFLICT
-
-
 class SessionLost(Conflict):
     """Its sandbox is gone, and all that it held."""
 
@@ -369,7 +368,7 @@ class SessionAsleep(Conflict):
     """Its sandbox is gone, or was let go of. What was saved of its files is kept."""
 
 
-class SessionClosed(Conflict):
+class SessionClosed(Conflict, HostClosed):
     """It was closed, before or while this ran."""
 
 

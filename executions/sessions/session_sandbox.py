@@ -17,11 +17,10 @@ from weakref import WeakKeyDictionary
 
 from django.conf import settings
 
-from executions.capabilities.policies.active import rules_for
-from executions.capabilities.policies.enforcement import PolicyCheck
 from executions.kernel.coroutines import Coroutine
+from executions.runs import extensions
 from executions.runs.provider_calls import CREATE_SECONDS, call_provider
-from executions.runs.routes import Step, lent
+from executions.runs.routes import Route, Step, lent
 from executions.sessions.models import Session
 from providers.base import Health, SandboxProvider
 from providers.errors import (
@@ -198,10 +197,10 @@ def forget(session: Session) -> None:
             sandboxes.pop(session.pk, None)
 
 
-def step_in(
+def route_in(
     session: Session, context: str, env: Mapping[str, str], runs: SandboxRunner | None
-) -> Step:
-    """What `runs.service` tries in place of a route. `runs` is how, if not code in `context`."""
+) -> Route:
+    """Return the route to the session's sandbox. `runs` is what runs, if not code in `context`."""
 
     @contextmanager
     def route(*, wait: bool = True) -> Iterator[Lease]:
@@ -209,20 +208,20 @@ def step_in(
             place = _SessionProvider(lease.provider, session, context, env, runs)
             yield Lease(place, lease.provider_id, lease.config_version)
 
-    return Step(route, session=session)
+    return route
 
 
 def opened_by(lease: Lease, session: Session) -> Coroutine[KeptSandbox]:
     """A new sandbox for a session, which nobody knows of yet. Raises SandboxError."""
-    held = PolicyCheck(rules_for(session.tenant_slug))
-    spec = SandboxSpec(
+    parts = extensions.begin_session(session.tenant_slug)
+    wanted = SandboxSpec(
         session.template or session.language,
         kept=True,
-        limits=held.limits,
         environment=dict(session.env or {}),
         seconds=NEW_SECONDS,
     )
-    with held.to_memory():
+    spec = parts.specify(wanted, seconds=NEW_SECONDS)
+    with parts.translate_errors():
         sandbox = yield from call_provider(
             lease.provider_id,
             lambda: lease.provider.submit_open(spec, session.tenant_slug),

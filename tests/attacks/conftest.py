@@ -16,10 +16,10 @@ from django_otp.plugins.otp_totp.models import TOTPDevice
 
 from executions.capabilities.playground.service import replay
 from executions.capabilities.policies.models import Policy
-from executions.capabilities.retention.models import LegalHold
 from executions.capabilities.spending.models import Budget
 from executions.capabilities.webhooks.service import create_secret
 from executions.ledger.baseline import record_baseline
+from executions.ledger.models import LegalHold
 from executions.ledger.verification import verify
 from executions.runs.models import Execution, LateResult
 from executions.sessions.models import Session

@@ -11,14 +11,13 @@ from django.test import Client
 from django.urls import reverse
 
 from executions.capabilities.policies.approvals import AskedBySame, refuse_whoever_asked
-from executions.capabilities.policies.models import Approval
 from executions.capabilities.tools import calls
-from executions.capabilities.tools.declarations import Tool
 from executions.capabilities.tools.models import ToolCall
-from executions.runs.models import Execution
-from executions.runs.record import Caller as By
+from executions.runs.models import Approval, Execution
 from executions.runs.record import open_record
+from executions.runs.requests import Caller as By
 from executions.runs.requests import ExecutionRequest
+from executions.runs.tool_schemas import Tool
 from executions.tenants.models import ApiKey, Tenant
 from providers.services.approvers import hold
 from tests.attacks.administrators import signed_in, superuser

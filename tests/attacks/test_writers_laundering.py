@@ -17,14 +17,13 @@ from django.urls import reverse
 from django_otp.oath import totp
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
-from executions.capabilities.retention.holds import held_by_ledger
-from executions.capabilities.retention.models import LegalHold
 from executions.capabilities.schedules.models import Schedule
 from executions.ledger.baseline import record_baseline
 from executions.ledger.bindings import ALTERED, BASELINE, BINDINGS, model_of
 from executions.ledger.bound_rows import enter_row, look_at
 from executions.ledger.entry_format import write
-from executions.ledger.models import LedgerEntry
+from executions.ledger.legal_holds import held_by_ledger
+from executions.ledger.models import LedgerEntry, LegalHold
 from executions.ledger.verification import verify
 from executions.sessions.models import Session
 from executions.tenants.models import Tenant

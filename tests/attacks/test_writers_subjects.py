@@ -14,7 +14,6 @@ from django.test import Client
 from django.utils import timezone
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
-from executions.capabilities.policies.models import Approval
 from executions.capabilities.reports.scope import Scope
 from executions.capabilities.reports.service import make
 from executions.ledger.baseline import record_baseline
@@ -22,7 +21,7 @@ from executions.ledger.bindings import subject_of_user
 from executions.ledger.last_entries import rows_called
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.runs.models import Execution
+from executions.runs.models import Approval, Execution
 from executions.sessions.manual_runs import key_made_by
 from executions.tenants.models import ApiKey
 from sandbox_site.accounts import was_altered_outside

@@ -19,11 +19,10 @@ from executions.capabilities.alerts.models import Alert
 from executions.capabilities.alerts.rules import RULES
 from executions.capabilities.alerts.service import watch_without_workers
 from executions.capabilities.dashboard.inbox import MOST, attention
-from executions.capabilities.policies.models import Approval
 from executions.capabilities.spending.models import Budget, Spending
 from executions.capabilities.tools.models import ToolCall
 from executions.ledger.models import LedgerCheck
-from executions.runs.models import Execution
+from executions.runs.models import Approval, Execution
 from executions.runs.process_models import Process
 from executions.runs.queue import queue_state
 from executions.tenants.models import Tenant

@@ -11,11 +11,10 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.utils import timezone
 
-from executions.capabilities.policies.models import Approval
 from executions.capabilities.spending.models import Budget, Spending
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.runs.models import Execution
+from executions.runs.models import Approval, Execution
 from executions.tenants.service import ADMINISTRATOR, AUDITOR, OPERATOR
 from providers.models import ConfigVersion, PendingChange, ProviderConfig
 from providers.services.approvers import hold

@@ -13,12 +13,11 @@ from django.utils import timezone
 
 from executions.capabilities.schedules import service as schedules
 from executions.capabilities.schedules.models import Schedule
-from executions.capabilities.schedules.service import begin_due
+from executions.capabilities.schedules.service import RESTORED, begin_due, pause_schedules
 from executions.ledger.bindings import BINDINGS
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs.models import Execution
-from executions.runs.post_restore import RESTORED, pause_schedules
 from executions.tasks import begin_schedules
 from executions.tenants.keys import create_api_key, revoke
 from executions.tenants.models import Tenant

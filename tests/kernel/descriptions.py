@@ -11,11 +11,11 @@ import jsonschema
 from drf_spectacular.generators import SchemaGenerator
 
 from executions.capabilities.schedules import service as recurring_requests
-from executions.capabilities.tools import declarations as tool_requests
 from executions.doors.agent_sandbox import requests as agent_sandbox_requests
 from executions.doors.native import admin_sandbox, executions, frame
 from executions.kernel.declarations import Body
 from executions.runs import listing, requests
+from executions.runs import tool_schemas as tool_requests
 from executions.sessions import queries
 from executions.sessions import requests as session_requests
 from executions.sessions.storage import snapshots

@@ -29,11 +29,10 @@ from executions.capabilities.tools.models import ToolCall
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.doors.native.authentication import NEEDS
 from executions.kernel import background, batches
-from executions.runs import worker
+from executions.runs import output_collector, worker
 from executions.runs.models import Execution, ExecutionEvent
 from executions.runs.process_models import Process
 from executions.runs.signal_models import RunSignal
-from executions.sessions import output_collector
 from executions.sessions.models import Session
 from executions.sessions.storage import blobs, drafts, file_saves
 from executions.sessions.storage.models import (

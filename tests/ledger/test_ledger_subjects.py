@@ -12,7 +12,6 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from executions.capabilities.policies import approvals
-from executions.capabilities.policies.models import Approval
 from executions.capabilities.reports.reading import entry_of
 from executions.capabilities.reports.scope import Scope
 from executions.capabilities.reports.service import make
@@ -23,7 +22,7 @@ from executions.ledger.last_entries import rows_called
 from executions.ledger.models import LedgerEntry
 from executions.ledger.trust import trusted_keys
 from executions.ledger.verification import verify
-from executions.runs.models import Execution
+from executions.runs.models import Approval, Execution
 from executions.runs.requests import ExecutionRequest
 from executions.sessions.manual_runs import key_made_by
 from tests.conftest import Caller

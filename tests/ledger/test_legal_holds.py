@@ -18,12 +18,11 @@ from django.utils import timezone
 from executions.capabilities.observability.counter_repair import recount
 from executions.capabilities.observability.counters import KEYS
 from executions.capabilities.retention import service as retention
-from executions.capabilities.retention.holds import Held, OnHold
-from executions.capabilities.retention.models import LegalHold
 from executions.capabilities.retention.service import apply_retention
 from executions.capabilities.spending.models import Budget
 from executions.kernel.audit import acting_as
-from executions.ledger.models import LedgerEntry
+from executions.ledger.legal_holds import Held, OnHold
+from executions.ledger.models import LedgerEntry, LegalHold
 from executions.ledger.verification import verify
 from executions.runs.late_results import record_late
 from executions.runs.models import Execution, LateResult

@@ -16,11 +16,10 @@ from executions.capabilities.reports import document, reading
 from executions.capabilities.reports.reading import Reading
 from executions.capabilities.reports.scope import Scope
 from executions.capabilities.reports.service import make
-from executions.capabilities.retention.models import LegalHold
 from executions.capabilities.retention.service import apply_retention
 from executions.kernel.text import uuid7
 from executions.ledger.append import append
-from executions.ledger.models import LedgerEntry
+from executions.ledger.models import LedgerEntry, LegalHold
 from executions.ledger.verification import verify
 from executions.runs.models import Artifact, Execution
 from executions.tenants.models import Tenant

@@ -22,7 +22,7 @@ from django.test import Client
 
 from executions.runs import active_runs
 from executions.runs.models import Execution
-from executions.runs.record import Caller as RecordCaller
+from executions.runs.requests import Caller as RecordCaller
 from executions.runs.requests import ExecutionRequest
 from executions.runs.service import run_execution
 from providers import registry

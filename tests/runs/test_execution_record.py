@@ -16,8 +16,8 @@ from django.utils import timezone
 
 from executions.kernel.text import uuid7
 from executions.runs.models import Execution
-from executions.runs.record import Caller as By
 from executions.runs.record import close_record, open_record
+from executions.runs.requests import Caller as By
 from executions.runs.requests import ExecutionRequest
 from executions.runs.results import ValidatedResult
 from executions.runs.service import run_execution

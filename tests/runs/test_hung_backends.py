@@ -12,7 +12,7 @@ from django.db import connection
 from executions.kernel.coroutines import run_sync
 from executions.runs import active_runs
 from executions.runs.models import Execution
-from executions.runs.record import Caller as By
+from executions.runs.requests import Caller as By
 from executions.runs.requests import ExecutionRequest
 from executions.runs.service import running
 from providers.errors import ConnectionFailed

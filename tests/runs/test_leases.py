@@ -22,7 +22,7 @@ from executions.runs.models import Execution
 from executions.runs.process_models import Process
 from executions.runs.process_reaper import UnattendedRuns
 from executions.runs.queue import claim_next
-from executions.runs.record import Caller as By
+from executions.runs.requests import Caller as By
 from executions.runs.requests import ExecutionRequest
 from executions.runs.service import run_execution
 from providers.manager import Lease, manager

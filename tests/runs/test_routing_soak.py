@@ -12,8 +12,7 @@ import pytest
 from django.db import connection
 
 from executions.runs.models import Execution
-from executions.runs.record import Caller
-from executions.runs.requests import ExecutionRequest
+from executions.runs.requests import Caller, ExecutionRequest
 from executions.runs.service import run_execution
 from providers.errors import CreationFailed
 from providers.local.provider import LocalProvider, LocalSandbox

@@ -14,8 +14,8 @@ from executions.runs.expiry import end_stale_executions
 from executions.runs.heartbeat import Heartbeat
 from executions.runs.models import Execution
 from executions.runs.queue import claim
-from executions.runs.record import Caller as By
 from executions.runs.record import open_record
+from executions.runs.requests import Caller as By
 from executions.runs.requests import ExecutionRequest
 from executions.runs.worker import ensure_schedules
 from executions.tasks import end_stale_executions as scheduled

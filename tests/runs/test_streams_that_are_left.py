@@ -16,11 +16,10 @@ from executions.doors.e2b.filesystem import Told, WatchEvents
 from executions.doors.e2b.processes import ProcessEvents, told_of
 from executions.doors.native.deferred import NDJSON, EventStream
 from executions.kernel.coroutines import Coroutine
-from executions.runs import active_runs, event_stream
+from executions.runs import active_runs, event_stream, output_collector
 from executions.runs.event_log import Broadcast, EventLog, resolve
 from executions.runs.event_stream import Listener
 from executions.runs.models import Execution
-from executions.sessions import output_collector
 from executions.sessions.file_events import Watch
 from providers.values import Event, RunLimits
 from tests.conftest import Caller

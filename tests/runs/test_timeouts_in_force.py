@@ -9,7 +9,7 @@ import pytest
 
 from executions.capabilities.playground.service import recorded_request
 from executions.runs.models import Execution
-from executions.runs.record import Caller as Asker
+from executions.runs.requests import Caller as Asker
 from executions.runs.requests import ExecutionRequest
 from executions.runs.service import run_execution
 from providers.manager import manager

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from executions.kernel import background
-from executions.sessions import output_collector
+from executions.runs import output_collector
 from executions.sessions.maintenance import maintain
 from providers.manager import manager
 from providers.named import close_all

@@ -9,15 +9,10 @@ import pytest
 
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
+from executions.runs import output_collector
 from executions.runs.heartbeat import Heartbeat
 from executions.runs.models import Execution
-from executions.sessions import (
-    background_commands,
-    ending,
-    maintenance,
-    output_collector,
-    session_sandbox,
-)
+from executions.sessions import background_commands, ending, maintenance, session_sandbox
 from executions.sessions.ending import mark_lost
 from executions.sessions.maintenance import maintain
 from executions.sessions.models import Session

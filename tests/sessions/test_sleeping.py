@@ -12,12 +12,13 @@ from executions.kernel.coroutines import run_sync as carry_out
 from executions.kernel.storage import WORKSPACES, file_store
 from executions.ledger.verification import verify
 from executions.runs.models import Execution
-from executions.runs.record import Caller as Asker
+from executions.runs.requests import Caller as Asker
+from executions.runs.requests import Conflict
 from executions.sessions.ending import mark_lost
 from executions.sessions.lifecycle import opening
 from executions.sessions.maintenance import OPENING_SECONDS, maintain
 from executions.sessions.models import Session
-from executions.sessions.requests import Conflict, SessionRequest
+from executions.sessions.requests import SessionRequest
 from executions.sessions.storage import blobs, file_saves, suspend
 from executions.sessions.storage.models import Workspace
 from providers.sandbox import Process

@@ -6,10 +6,10 @@ import re
 
 import pytest
 
+from executions.capabilities.schedules.service import RESTORED
 from executions.ledger.verification import verify
 from executions.runs.journal_files import waiting, write
 from executions.runs.models import Execution
-from executions.runs.post_restore import RESTORED
 from tests.conftest import Caller
 from tests.support.held import opened
 from tests.support.later_runs import later

@@ -8,8 +8,7 @@ from django.contrib.auth.models import Permission, User
 from django.test import Client
 from django.urls import reverse
 
-from executions.capabilities.policies.models import Approval
-from executions.runs.models import Execution
+from executions.runs.models import Approval, Execution
 
 ANSWER = "answer = ExecutionResult('', '', 0, 0.0)"
 ASKED = f"print('x')\n{ANSWER}"

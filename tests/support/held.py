@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from executions.runs.models import Execution
-from executions.runs.record import Caller as By
 from executions.runs.record import close_record, open_record
+from executions.runs.requests import Caller as By
 from executions.runs.requests import ExecutionRequest
 from tests.conftest import Caller
 

@@ -15,14 +15,14 @@ from django.utils import timezone
 
 from executions.capabilities.alerts.models import Alert
 from executions.capabilities.observability.models import AuditExport
-from executions.capabilities.policies.models import Approval, Policy
+from executions.capabilities.policies.models import Policy
 from executions.capabilities.reports.models import Report
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.spending.models import Budget, Spending
 from executions.capabilities.tools.models import ToolCall
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.ledger.models import LedgerCheck, LedgerEntry
-from executions.runs.models import Execution
+from executions.runs.models import Approval, Execution
 from executions.runs.process_models import Process
 from executions.sessions.models import Session
 from executions.sessions.storage.models import Snapshot, Workspace

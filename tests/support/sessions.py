@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 from executions.kernel import background
 from executions.ledger.bindings import NOT_PROVEN
 from executions.ledger.bound_rows import enter_row, look_at
-from executions.sessions import output_collector
+from executions.runs import output_collector
 from executions.sessions.models import Session
 from providers import registry
 from providers.manager import manager

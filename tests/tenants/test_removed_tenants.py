@@ -12,9 +12,8 @@ from django.urls import reverse
 from django.utils import timezone
 
 from executions.capabilities.retention import tenant_removal
-from executions.capabilities.retention.models import LegalHold
 from executions.kernel.storage import WORKSPACES, file_store
-from executions.ledger.models import LedgerEntry
+from executions.ledger.models import LedgerEntry, LegalHold
 from executions.runs.models import Execution
 from executions.sessions.models import Session
 from executions.sessions.storage.models import Blob, Snapshot, Workspace

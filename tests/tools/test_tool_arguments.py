@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from executions.capabilities.tools.arguments import MOST_STEPS, read_arguments
-from executions.capabilities.tools.declarations import Tool
 from executions.runs.requests import ExecutionRequest
+from executions.runs.tool_schemas import Tool
 from providers.errors import InvalidConfiguration
 from providers.guest.protocol import CALL_BYTES
 

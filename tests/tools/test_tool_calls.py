@@ -22,7 +22,7 @@ from executions.capabilities.tools.dispatcher import ToolCallDispatcher
 from executions.capabilities.tools.models import ToolCall
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.runs import process_reaper, record
+from executions.runs import process_reaper, record, requests
 from executions.runs.event_log import EventLog
 from executions.runs.models import Execution, ExecutionEvent
 from executions.runs.requests import ExecutionRequest, run_limits
@@ -76,7 +76,7 @@ class At:
 
 @pytest.fixture
 def at(alice: Caller) -> Iterator[At]:
-    execution, _ = record.open_record(ExecutionRequest("1"), record.Caller.of_key(alice.api_key))
+    execution, _ = record.open_record(ExecutionRequest("1"), requests.Caller.of_key(alice.api_key))
     found = At(execution)
     yield found
     found.desk.close()
@@ -368,7 +368,9 @@ def test_a_tenant_whose_calls_never_end_keeps_nobody_from_an_answer(
     at: At, alice: Caller, charlie: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One thread records for all: while one tenant's calls come faster than they are recorded."""
-    of_charlie, _ = record.open_record(ExecutionRequest("1"), record.Caller.of_key(charlie.api_key))
+    of_charlie, _ = record.open_record(
+        ExecutionRequest("1"), requests.Caller.of_key(charlie.api_key)
+    )
     greedy = At(of_charlie)
     at.call(1)
     call = at.until(1)

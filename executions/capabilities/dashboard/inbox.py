@@ -16,13 +16,12 @@ from django.db.models.functions import Left
 from django.utils import timezone
 
 from executions.capabilities.alerts.models import Alert
-from executions.capabilities.policies.models import Approval
 from executions.capabilities.spending.models import Budget
 from executions.capabilities.spending.service import budgets_near
 from executions.capabilities.tools.models import ToolCall
 from executions.ledger.models import LedgerCheck
 from executions.runs.ledger_checks import last_told
-from executions.runs.models import Execution
+from executions.runs.models import Approval, Execution
 from executions.runs.queue import WAITS_FOR_APPROVAL, queue_state
 from providers.models import CircuitBreaker, PendingChange, ProviderConfig, ProviderHealth
 from providers.services.kept import Kept

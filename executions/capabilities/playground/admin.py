@@ -22,13 +22,12 @@ from executions.admin.execution_page import CANCEL
 from executions.admin.executions import told
 from executions.admin.sessions import OPERATE, transcript_of
 from executions.capabilities.playground.service import KEY, opening_by_hand, playing, snippets_of
-from executions.capabilities.policies.models import Approval
 from executions.doors.native.deferred import answer
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.database import DatabaseUnavailable
 from executions.kernel.declarations import refuse
 from executions.kernel.text import from_json
-from executions.runs.models import Execution
+from executions.runs.models import Approval, Execution
 from executions.runs.requests import API_ENTRYPOINTS, CELL, MAX_FILES_BYTES, RUN, ExecutionRequest
 from executions.sessions.models import Session
 from executions.sessions.queries import session_of

@@ -20,8 +20,8 @@ from executions.kernel.page_time import PageTime
 from executions.kernel.text import from_json, is_storable
 from executions.ledger.append import append
 from executions.runs.models import Execution
-from executions.runs.record import Caller, Outcome
-from executions.runs.requests import ExecutionRequest
+from executions.runs.record import Outcome
+from executions.runs.requests import Caller, ExecutionRequest
 from executions.runs.routes import Route
 from executions.runs.routing import choices_for, require_choice
 from executions.runs.service import running

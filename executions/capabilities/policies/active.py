@@ -11,21 +11,11 @@ from django.db.models import Max
 
 from executions.capabilities.policies.models import Policy
 from executions.runs.models import Execution
-from providers.errors import BLOCKED, SandboxError
-from providers.guest import advice
 from providers.models import ConfigVersion
 from providers.services.kept import Kept
 from providers.values import SandboxLimits
 
-# The key of a record's metadata under which it says which policy held, and what it warned of.
-POLICY = "policy"
 _UNBOUNDED = 1 << 62
-
-
-class BlockedByPolicy(SandboxError):
-    """A policy does not allow it. Nothing ran."""
-
-    entry = BLOCKED
 
 
 @dataclass(frozen=True)
@@ -118,26 +108,3 @@ def _load() -> dict[str, Rules]:
 
 
 _in_force = Kept(_load, Policy, ConfigVersion)
-
-
-def policy_of(execution: Execution) -> dict[str, Any] | None:
-    """Which one held, what was found in the code, and who had to approve it and did.
-
-    Where no policy looked, the remarks count that the sandbox made because its provider is
-    configured with `enable_ast_analysis`: that is `warn`.
-    """
-    stated = execution.meta.get(POLICY)
-    remarks, _ = advice.checked(execution.meta.get("advice") or [])
-    warnings: list[Any] = [
-        {"line": line, "kind": "remark", "name": f"{name}: {what}"} for line, name, what in remarks
-    ]
-    if isinstance(stated, Mapping):
-        return {
-            "id": stated.get("id"),
-            "version": stated.get("version"),
-            "warnings": stated.get("warnings") or warnings,
-            "approved": stated.get("approved"),
-        }
-    if not warnings:
-        return None
-    return {"id": None, "version": None, "warnings": warnings, "approved": None}

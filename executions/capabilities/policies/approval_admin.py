@@ -8,11 +8,11 @@ from django.contrib import admin
 
 from executions.capabilities.policies.admin import DecidedByHand
 from executions.capabilities.policies.approvals import decide, request_of
-from executions.capabilities.policies.models import Approval
-from executions.capabilities.tools.declarations import stored
 from executions.kernel.text import to_json
+from executions.runs.models import Approval
 from executions.runs.record import file_facts
 from executions.runs.requests import ExecutionRequest
+from executions.runs.tool_schemas import stored
 from providers.errors import SandboxError
 from providers.fields import DecryptionError
 from providers.hidden_characters import visible

@@ -16,7 +16,6 @@ from django.db.models import Value
 from django.db.models.functions import Coalesce, Greatest
 from django.utils import timezone
 
-from executions.capabilities.policies.models import Approval
 from executions.capabilities.webhooks import service as webhooks
 from executions.ledger.append import append
 from executions.ledger.entry_format import parse
@@ -24,7 +23,7 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify_entry
 from executions.runs import payloads
 from executions.runs.listing import log_execution
-from executions.runs.models import Execution
+from executions.runs.models import Approval, Execution
 from executions.runs.record import QUEUE_ALLOWANCE, close_record, error_changes
 from executions.runs.requests import ExecutionRequest
 from executions.sessions.manual_runs import initiators, key_made_by

@@ -6,33 +6,29 @@ What is refused here is recorded as `blocked`, with SB007 and a receipt: nothing
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
-from executions.capabilities.policies.active import (
-    POLICY,
-    BlockedByPolicy,
-    Rules,
-    rules_for,
-    rules_of,
-)
+from executions.capabilities.policies.active import Rules, rules_for
 from executions.capabilities.policies.analysis import LOOKED, MOST_BYTES, UNPARSED
 from executions.capabilities.policies.analyzer_pool import submit_look
 from executions.capabilities.policies.approvals import approved
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.text import storable
+from executions.runs.extensions import RunPart, Waiting
 from executions.runs.models import Execution
 from executions.runs.provider_calls import guard
 from executions.runs.requests import ExecutionRequest
+from executions.runs.results import POLICY, BlockedByPolicy
 from executions.runs.routes import Step
 from executions.runs.routing import COMMANDS
 from providers.errors import InvalidConfiguration
 from providers.isolation import NONE
 from providers.languages import language_of, normalize_language
 from providers.manager import Lease
-from providers.values import SandboxLimits
+from providers.values import SandboxLimits, SandboxSpec
 
 MOST_WARNINGS = 50
 _MOST_TOLD = 10
@@ -51,7 +47,7 @@ _TAKES_APPROVAL = (
 Remark = dict[str, Any]
 
 
-class PolicyCheck:
+class PolicyCheck(RunPart):
     """One run and the policy that holds for it; without one, nothing is asked."""
 
     def __init__(self, rules: Rules | None, tenant_slug: str = "") -> None:
@@ -59,13 +55,8 @@ class PolicyCheck:
         self.warnings: list[Remark] = []
         self.approval: dict[str, str] | None = None
 
-    @classmethod
-    def of_execution(cls, execution: Execution) -> PolicyCheck:
-        return cls(rules_of(execution), execution.tenant_slug)
-
-    @property
-    def stated(self) -> dict[str, Any]:
-        """What the record's metadata has of it."""
+    def metadata(self) -> Mapping[str, Any]:
+        """Return which policy held, what it warned of and who approved the run."""
         if self.rules is None:
             return {}
         said = {"warnings": self.warnings, "approved": self.approval}
@@ -80,11 +71,8 @@ class PolicyCheck:
     def limits(self) -> SandboxLimits | None:
         return self.rules.limits if self.rules else None
 
-    def to_request(
-        self,
-        request: ExecutionRequest,
-        execution: Execution,
-        waiting: Callable[[Future[Any]], AbstractContextManager[Any]] = nullcontext,
+    def admit(
+        self, request: ExecutionRequest, execution: Execution, waiting: Waiting = nullcontext
     ) -> Coroutine[None]:
         """Raises BlockedByPolicy for what is not allowed wherever it runs, and for what somebody
         has to approve and nobody has."""
@@ -103,8 +91,8 @@ class PolicyCheck:
         if self.approval is None:
             raise BlockedByPolicy(f"{_TAKES_APPROVAL} {_in_words(found)}".rstrip(), field="code")
 
-    def asking(self, request: ExecutionRequest) -> Coroutine[list[Remark] | None]:
-        """What somebody has to approve before this may run; None where nobody need. Raises
+    def review(self, request: ExecutionRequest) -> Coroutine[list[Remark] | None]:
+        """Return what somebody has to approve before this may run; None where nobody need. Raises
         RateLimited for a tenant of whose code enough is being looked at.
         """
         rules = self.rules
@@ -119,7 +107,7 @@ class PolicyCheck:
         self,
         rules: Rules,
         request: ExecutionRequest,
-        waiting: Callable[[Future[Any]], AbstractContextManager[Any]] = nullcontext,
+        waiting: Waiting = nullcontext,
     ) -> Coroutine[list[Remark]]:
         if not rules.looks or not may_be_python(request.language):
             return []
@@ -130,11 +118,11 @@ class PolicyCheck:
         self.warnings = told(*looked.result())
         return [each for each in self.warnings if each["kind"] != "note"]
 
-    def to_language(self, language: str) -> None:
+    def check_language(self, language: str) -> None:
         if self.rules and (why := refused_of_request(self.rules, language, None)):
             raise BlockedByPolicy(why[1], field=why[0])
 
-    def steps(self, steps: Sequence[Step]) -> Sequence[Step]:
+    def select(self, steps: Sequence[Step]) -> Sequence[Step]:
         """Those that may be taken; one whose provider is not known yet is looked at later."""
         providers = self.rules.providers if self.rules else None
         if not providers:
@@ -144,7 +132,7 @@ class PolicyCheck:
             raise self._elsewhere()
         return left
 
-    def to_lease(self, lease: Lease) -> None:
+    def check_provider(self, lease: Lease) -> None:
         if self.rules is None:
             return
         if self.rules.providers and lease.provider_id not in self.rules.providers:
@@ -154,18 +142,21 @@ class PolicyCheck:
             if promised != self.rules.policy.network:
                 raise _networked(lease.provider_id)
 
-    def to_sandbox(self, lease: Lease, isolation: str) -> None:
+    def check_sandbox(self, lease: Lease, isolation: str) -> None:
         """What is not isolated may reach whatever its host does."""
         if self.rules is not None and self.rules.policy.network and isolation == NONE:
             raise _networked(lease.provider_id)
 
-    def seconds(self, seconds: float) -> float:
+    def limit_seconds(self, seconds: float) -> float:
         longest = self.rules.policy.max_timeout if self.rules else None
         return seconds if longest is None else min(seconds, longest)
 
+    def specify(self, spec: SandboxSpec, *, seconds: float) -> SandboxSpec:
+        return replace(spec, limits=self.limits) if self.limits else spec
+
     @contextmanager
-    def to_memory(self) -> Iterator[None]:
-        """Around asking for a sandbox of these `limits`, for which a provider may have none."""
+    def translate_errors(self) -> Iterator[None]:
+        """Surround the request for a sandbox of `limits`, which a provider may not have."""
         try:
             yield
         except InvalidConfiguration as error:
@@ -175,12 +166,6 @@ class PolicyCheck:
             raise BlockedByPolicy(
                 f"The policy allows {mib} MiB of memory. {error.message}", field="memory"
             ) from None
-
-    def into(self, changes: dict[str, Any], meta: Mapping[str, Any]) -> dict[str, Any]:
-        """What a record is closed with, and which policy held. `meta` is what it has so far."""
-        if self.rules is None:
-            return changes
-        return {**changes, "meta": {**changes.get("meta", meta), **self.stated}}
 
     def _elsewhere(self) -> BlockedByPolicy:
         allowed = self.rules.policy.providers if self.rules else ""
@@ -212,7 +197,7 @@ def _is_asked(rules: Rules, found: Sequence[Remark]) -> bool:
 
 
 def _provider_of(step: Step) -> str:
-    return step.session.provider if step.session is not None else step.provider_id
+    return step.host.provider if step.host is not None else step.provider_id
 
 
 def may_be_python(language: str) -> bool:

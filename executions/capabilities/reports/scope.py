@@ -11,10 +11,9 @@ from uuid import UUID
 from django.db.models import Exists, Max, Min, OuterRef, Q, QuerySet, Sum, Value
 from django.db.models.functions import Coalesce, Length
 
-from executions.capabilities.retention.models import LegalHold
 from executions.kernel.text import first_uuid7
 from executions.ledger.entry_format import column_of, moment
-from executions.ledger.models import LedgerEntry
+from executions.ledger.models import LedgerEntry, LegalHold
 from executions.runs.models import Artifact, Execution
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration

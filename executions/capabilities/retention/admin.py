@@ -11,7 +11,7 @@ from django.http import HttpRequest
 from unfold.admin import ModelAdmin
 
 from executions.capabilities.retention.holds import check_hold
-from executions.capabilities.retention.models import LegalHold
+from executions.ledger.models import LegalHold
 from providers.admin.guarded import GuardedAdmin
 from providers.errors import InvalidConfiguration
 

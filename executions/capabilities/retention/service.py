@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import reduce
@@ -19,20 +19,18 @@ from django.db import connection, transaction
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
-from executions.capabilities.policies.models import Approval
-from executions.capabilities.retention.holds import Held, held_by_ledger, held_of
 from executions.capabilities.search.service import forget_code
 from executions.capabilities.tools.models import ToolCall
-from executions.kernel.batches import delete_in_batches, let_others_write
+from executions.kernel.batches import delete_in_batches, keys_of, let_others_write
 from executions.kernel.storage import ARTIFACTS, WORKSPACES, Entry, file_store
 from executions.kernel.text import first_uuid7
 from executions.ledger.append import append
 from executions.ledger.entry_format import moment
 from executions.ledger.erasures import ERASURE
+from executions.ledger.legal_holds import Held, held_by_ledger, held_of
 from executions.ledger.models import LedgerEntry
 from executions.runs import payloads
-from executions.runs.late_results import erase_late_results
-from executions.runs.models import Artifact, Execution, ExecutionEvent
+from executions.runs.models import Approval, Artifact, Execution, ExecutionEvent, LateResult
 from executions.sessions.storage.models import Blob, LooseFile
 from executions.tenants.models import Tenant
 from sandbox_site.database import JOURNAL_BYTES
@@ -457,3 +455,38 @@ def _shorten_log() -> None:
             cursor.fetchall()
         finally:
             cursor.execute(f"PRAGMA busy_timeout = {patience}")
+
+
+_BODIES = ("result", "outputs", "stdout", "stderr")
+
+
+def erase_late_results(
+    tenant_slug: str, created_before: datetime, *, but_of: Collection[UUID] = ()
+) -> int:
+    """Erase what programs of the tenant printed and returned. How many rows had some of it.
+
+    Each change is entered, so that the ledger tells it from one behind our back.
+    """
+    due = LateResult.objects.filter(
+        # What was asked for at a later time is kept from then on.
+        Q(execution__run_at=None) | Q(execution__run_at__lt=created_before),
+        execution__tenant_slug=tenant_slug,
+        execution__created_at__lt=created_before,
+    ).exclude(**dict.fromkeys(_BODIES, ""))
+    due = due.exclude(execution__in=but_of)
+    erased = 0
+    # A page at a time: while something is being read, nothing else can be written here.
+    for pk in keys_of(due):
+        late = due.filter(pk=pk).first()
+        if late is None:
+            continue
+        # What was put on hold since this began.
+        held = held_of(tenant_slug)
+        if held.everything or late.execution_id in held.executions:
+            continue
+        for name in _BODIES:
+            setattr(late, name, "")
+        late.save(update_fields=_BODIES)
+        erased += 1
+        let_others_write()
+    return erased

@@ -16,10 +16,11 @@ from django.db import transaction
 from django.db.models import ManyToOneRel, Model, QuerySet
 from django.utils import timezone
 
-from executions.capabilities.retention.holds import held_of, keep_held_tenant
+from executions.capabilities.retention.holds import keep_held_tenant
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.kernel import batches
+from executions.ledger.legal_holds import held_of
 from executions.runs.models import Execution
 from executions.sessions.models import Session
 from executions.sessions.storage import blobs, drafts

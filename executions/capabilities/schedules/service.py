@@ -42,7 +42,7 @@ from executions.kernel.declarations import (
 )
 from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.runs.models import Execution
-from executions.runs.record import Caller
+from executions.runs.requests import Caller
 from executions.runs.routing import BeyondKey
 from executions.runs.service import running
 from executions.sessions.requests import NOT_FOUND
@@ -391,3 +391,14 @@ def is_due_in_time(row: Schedule) -> str:
     if latest is not None and row.next_at <= latest:
         return ""
     return f"it is due at {row.next_at:%Y-%m-%d %H:%M} UTC, later than its expression says"
+
+
+RESTORED = "The database was restored from a backup. Resume it."
+
+
+def pause_schedules() -> int:
+    """Pause what has come due since the backup: it may have been begun before the restore. How many
+    were paused. Raises LedgerUnavailable.
+    """
+    due = Schedule.objects.defer("request").filter(next_at__lte=Now())
+    return sum(pause(schedule, RESTORED) for schedule in due)

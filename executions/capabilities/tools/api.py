@@ -12,7 +12,6 @@ from rest_framework import serializers
 from rest_framework.request import Request
 
 from executions.capabilities.tools.calls import answer_call, describe, described, tool_calls_of
-from executions.capabilities.tools.declarations import TOOL_ANSWER
 from executions.capabilities.tools.dispatcher import look_now
 from executions.capabilities.tools.models import ToolCall
 from executions.doors.native import schema
@@ -20,6 +19,7 @@ from executions.doors.native.frame import ApiView
 from executions.doors.native.rendering import json_response
 from executions.kernel.bodies import LARGE
 from executions.runs.listing import executions_of
+from executions.runs.tool_schemas import TOOL_ANSWER
 
 EXECUTION = OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH)
 

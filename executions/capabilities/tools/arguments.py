@@ -18,8 +18,8 @@ from jsonschema.validators import extend
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from executions.capabilities.tools.declarations import KEYWORDS, Tool
 from executions.kernel.text import from_json, to_json
+from executions.runs.tool_schemas import KEYWORDS, Tool
 from providers.guest.protocol import CALL_BYTES
 
 # Of one check: a moment of a processor. A step is a keyword that is applied, some values that are

@@ -17,7 +17,6 @@ from django.db.models import QuerySet
 from django.utils import timezone
 
 from executions.capabilities.policies.approvals import DECIDE, AlreadyDecided, refuse_whoever_asked
-from executions.capabilities.tools.declarations import Tool
 from executions.capabilities.tools.models import ToolCall
 from executions.kernel.text import from_json, to_json, uuid7
 from executions.ledger.append import append
@@ -25,7 +24,8 @@ from executions.ledger.entry_format import parse
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify_entry
 from executions.runs.models import Execution
-from executions.sessions.requests import Conflict
+from executions.runs.requests import Conflict
+from executions.runs.tool_schemas import Tool
 from executions.tenants.models import ApiKey, Tenant
 
 KIND = "tool_call"

@@ -21,7 +21,6 @@ from django.db import close_old_connections, connection
 
 from executions.capabilities.tools import calls
 from executions.capabilities.tools.calls import describe
-from executions.capabilities.tools.declarations import Tool
 from executions.capabilities.tools.models import ToolCall
 from executions.capabilities.webhooks.models import WebhookDelivery
 from executions.capabilities.webhooks.sender import MOST, MOST_OF_ONE, Message, NotSent, send
@@ -29,6 +28,7 @@ from executions.capabilities.webhooks.service import in_force, signed_headers
 from executions.kernel.text import from_json, to_json
 from executions.runs.event_log import EventLog
 from executions.runs.models import Execution
+from executions.runs.tool_schemas import Tool
 from providers import waiting
 from providers.fields import DecryptionError
 from providers.guest.protocol import MOST_CALLS, MOST_WAITING_CALLS

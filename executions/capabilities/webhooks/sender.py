@@ -21,11 +21,12 @@ from django.views.decorators.debug import sensitive_variables
 
 from executions.capabilities.webhooks import service as webhooks
 from executions.capabilities.webhooks.models import WebhookDelivery
-from executions.capabilities.webhooks.service import in_force, read_receiver, rules, signed_headers
+from executions.capabilities.webhooks.service import in_force, signed_headers
 from executions.kernel.addresses import Budget, FetchError, Reason
 from executions.kernel.http import exchange
 from executions.runs.listing import LARGE, execution_summary
 from executions.runs.models import Execution
+from executions.runs.requests import read_receiver, webhook_destinations
 from executions.runs.sealing import receipt_of
 from providers.fields import DecryptionError
 from providers.remote.receiver import Receiver
@@ -102,7 +103,7 @@ def send(message: Message) -> int:
     budget = Budget(time.monotonic() + TRY_SECONDS, _PAUSE_SECONDS)
     try:
         url = read_receiver(message.url)
-        receiver = Receiver(rules())
+        receiver = Receiver(webhook_destinations())
         with exchange(url, receiver, budget, "POST", message.headers, message.body) as answer:
             return answer.status
     except FetchError as error:

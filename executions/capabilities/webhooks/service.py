@@ -9,80 +9,23 @@ import random
 import secrets
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Any
 from uuid import UUID
 
-import httpx
-from django.conf import settings
 from django.db import connection, transaction
 from django.db.models import DateTimeField, ExpressionWrapper, F, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
-from pydantic import BaseModel, Field
 
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
-from executions.kernel.addresses import Destinations, FetchError, Reason, read_url
 from executions.kernel.batches import delete_in_batches
 from executions.kernel.database import NOW
-from executions.kernel.declarations import STRICT, Rule, refuse
+from executions.kernel.declarations import refuse
 from executions.ledger.bound_rows import enter_row, look_at
 from executions.runs.models import Execution
+from executions.runs.requests import Webhook, origin_of, read_receiver
 from executions.tenants.models import Tenant
-from providers.addresses import Allowed
-
-MOST_CHARACTERS = 2048
-
-
-def rules() -> Destinations:
-    """Those of the deployment."""
-    allowed = tuple(map(Allowed.parse, settings.WEBHOOK_ALLOWED_NETWORKS))
-    return Destinations(allowed, (), "WEBHOOK_ALLOWED_NETWORKS")
-
-
-def read_receiver(text: str) -> httpx.URL:
-    """The URL that a webhook is sent to. Raises FetchError; names are not resolved."""
-    url = read_url(text, rules())
-    if url.scheme != "https" and not settings.WEBHOOK_PLAIN_HTTP:
-        raise FetchError(Reason.URL, "Plain http is not allowed here.")
-    return url
-
-
-def origin_of(url: httpx.URL) -> str:
-    """What may be shown of it: path and query may be a secret."""
-    return str(url.copy_with(path="/", query=None, fragment=None)).rstrip("/")
-
-
-def _checked(text: str) -> str:
-    try:
-        read_receiver(text)
-    except FetchError:
-        schemes = "http or https" if settings.WEBHOOK_PLAIN_HTTP else "https"
-        raise ValueError(
-            f"Its url must be {schemes}, without user and password, and lead to the internet."
-        ) from None
-    return text
-
-
-def _says() -> dict[str, str]:
-    """What JSON Schema can say of such a URL."""
-    scheme = "[Hh][Tt][Tt][Pp]" + ("[Ss]?" if settings.WEBHOOK_PLAIN_HTTP else "[Ss]")
-    plain = r"\\\u0000-\u001f\u007f-\u009f"
-    rest = rf"[^/?#@\s{plain}]+([/?#][^{plain}]*)?"
-    return {"format": "uri", "pattern": rf"^\s*{scheme}://{rest}$"}
-
-
-class Webhook(BaseModel):
-    """The receiver of the webhook."""
-
-    model_config = STRICT
-
-    url: Annotated[
-        str,
-        Field(min_length=1, max_length=MOST_CHARACTERS),
-        Rule(_checked, _says),
-    ]
-
 
 PREFIX = "whsec_"
 

@@ -26,8 +26,7 @@ from executions.kernel.declarations import Body, at_most, declared, refuse, show
 from executions.kernel.text import from_json
 from executions.runs import active_runs
 from executions.runs.event_log import EventLog
-from executions.runs.record import Caller
-from executions.runs.requests import API_ENTRYPOINTS, ExecutionRequest, run_limits
+from executions.runs.requests import API_ENTRYPOINTS, Caller, ExecutionRequest, run_limits
 from executions.runs.routes import Route, lender
 from executions.runs.routing import BeyondKey
 from executions.runs.service import running

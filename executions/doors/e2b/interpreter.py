@@ -27,13 +27,13 @@ from executions.runs import active_runs
 from executions.runs.event_log import EventLog, RunEvent
 from executions.runs.listing import exception_of, executions_of, omission_lines
 from executions.runs.models import Execution
-from executions.runs.requests import ExecutionRequest, run_limits
+from executions.runs.requests import Conflict, ExecutionRequest, run_limits
 from executions.runs.routing import allowed_languages, require_language, supported_languages
 from executions.runs.service import running
 from executions.sessions import control
 from executions.sessions.models import Session
 from executions.sessions.queries import has_ended
-from executions.sessions.requests import Conflict, ContextRequest
+from executions.sessions.requests import ContextRequest
 from executions.sessions.session_sandbox import lender_of
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.guest.notebook import is_quiet, plain

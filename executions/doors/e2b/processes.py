@@ -20,13 +20,13 @@ from executions.doors.native.deferred import EventStream
 from executions.doors.native.frame import answered_later
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.text import storable
-from executions.runs import polling
+from executions.runs import output_collector, polling
 from executions.runs.event_log import STREAMS, EventLog, RunEvent
 from executions.runs.event_stream import EventBuffer, Listener, first_of, following, recorded
 from executions.runs.listing import executions_of
 from executions.runs.models import Execution
 from executions.runs.routing import COMMANDS, require_language
-from executions.sessions import commands, output_collector
+from executions.sessions import commands
 from executions.sessions.background_commands import record_if_ended
 from executions.sessions.models import Session
 from executions.sessions.queries import has_ended

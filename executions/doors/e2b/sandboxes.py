@@ -21,6 +21,7 @@ from executions.doors.native.frame import answered_later
 from executions.doors.native.rendering import json_response
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.text import is_storable
+from executions.runs.requests import Conflict
 from executions.sessions import control
 from executions.sessions.ending import close
 from executions.sessions.inspection import inspecting
@@ -34,7 +35,6 @@ from executions.sessions.queries import (
     session_of,
 )
 from executions.sessions.requests import (
-    Conflict,
     NoSuchSession,
     SessionAsleep,
     SessionClosed,

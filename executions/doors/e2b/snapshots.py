@@ -15,9 +15,10 @@ from executions.doors.native.frame import answered_later
 from executions.doors.native.rendering import json_response
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.text import is_storable
+from executions.runs.requests import Conflict
 from executions.sessions.lifecycle import is_without_network, opening
 from executions.sessions.models import Session
-from executions.sessions.requests import Conflict, SessionRequest
+from executions.sessions.requests import SessionRequest
 from executions.sessions.storage import snapshots
 from executions.sessions.storage.models import Snapshot
 from executions.sessions.storage.snapshots import NoSuchSnapshot, SnapshotRequest

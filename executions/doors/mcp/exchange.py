@@ -27,7 +27,7 @@ from executions.doors.mcp.results import DOOR, Run
 from executions.doors.native.deferred import SSE, EventStream
 from executions.kernel.coroutines import Coroutine
 from executions.runs.event_log import resolve
-from executions.runs.record import Caller
+from executions.runs.requests import Caller
 
 logger = logging.getLogger(__name__)
 

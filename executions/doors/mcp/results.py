@@ -35,8 +35,7 @@ from executions.runs.listing import (
     omissions_of,
 )
 from executions.runs.models import Artifact, Execution
-from executions.runs.record import Caller
-from executions.runs.requests import run_limits
+from executions.runs.requests import Caller, run_limits
 from executions.runs.results import bundles_of
 from executions.sessions.queries import SessionFilter, list_sessions, session_of
 from executions.tenants.keys import note_refusal

@@ -32,7 +32,7 @@ from executions.doors.mcp.results import (
 from executions.doors.mcp.tool_calls import TOOLS
 from executions.doors.native.frame import render_error
 from executions.kernel.coroutines import Coroutine, run_sync
-from executions.runs.record import Caller
+from executions.runs.requests import Caller
 from executions.tenants import keys
 from executions.tenants.rate_limit import take
 from executions.tenants.service import require_active

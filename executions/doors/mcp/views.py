@@ -25,7 +25,7 @@ from executions.kernel.bodies import BODY, CALL, TINY, BodyTooLarge, reading, re
 from executions.kernel.coroutines import Coroutine
 from executions.runs.listing import executions_of
 from executions.runs.models import Execution
-from executions.runs.record import Caller
+from executions.runs.requests import Caller
 from executions.runs.service import HasEnded, cancelling
 from executions.tenants.models import ApiKey, Scope
 from providers.errors import InvalidConfiguration

@@ -74,11 +74,10 @@ from executions.runs.listing import (
 )
 from executions.runs.models import Execution
 from executions.runs.record import Outcome
-from executions.runs.requests import RUN, ExecutionRequest, run_limits
+from executions.runs.requests import CONFLICT, RUN, ExecutionRequest, run_limits
 from executions.runs.routing import allowed_languages, languages_for
 from executions.runs.sealing import receipt_of
 from executions.runs.service import HasEnded, cancelling, running
-from executions.sessions.requests import CONFLICT
 from executions.tenants.models import ApiKey, Scope
 from executions.tenants.quotas import Quota
 from providers.errors import CODES

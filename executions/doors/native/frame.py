@@ -43,9 +43,10 @@ from executions.kernel.bodies import BODY, SMALL, BodyTooLarge, reading, request
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.database import DatabaseUnavailable, nothing_ran, problem_of
 from executions.kernel.declarations import Body, Query, declared, refuse
-from executions.runs.record import Caller, Outcome
+from executions.runs.record import Outcome
 from executions.runs.requests import (
     Agent,
+    Caller,
     ConversationName,
     IdempotencyKey,
     Model,

@@ -11,12 +11,11 @@ from django.http import HttpResponse
 from django.urls import reverse
 from rest_framework.request import Request
 
-from executions.capabilities.policies.active import policy_of
 from executions.kernel.text import from_json
 from executions.runs.late_results import late_result_of
 from executions.runs.listing import error_of, omissions_of, place_of, plan_of, timings_of
 from executions.runs.models import Artifact, Execution
-from executions.runs.results import observations_of
+from executions.runs.results import observations_of, policy_of
 from executions.runs.sealing import receipt_of
 from executions.sessions.models import Session
 from executions.sessions.queries import expires_at

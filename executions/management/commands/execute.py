@@ -9,8 +9,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from executions.doors.native.rendering import execution_detail
 from executions.kernel.text import from_json
 from executions.runs.models import Execution
-from executions.runs.record import Caller
-from executions.runs.requests import API_ENTRYPOINTS, ExecutionRequest
+from executions.runs.requests import API_ENTRYPOINTS, Caller, ExecutionRequest
 from executions.runs.service import run_execution
 from executions.tenants.service import internal_tenant
 from providers.checks import BEFORE_WORK

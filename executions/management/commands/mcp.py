@@ -7,7 +7,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from executions.runs.record import Caller
+from executions.runs.requests import Caller
 from executions.tenants import keys
 from executions.tenants.models import Tenant
 from executions.tenants.service import require_active

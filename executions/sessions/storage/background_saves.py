@@ -14,9 +14,9 @@ from executions.kernel import background
 from executions.kernel.coroutines import Coroutine
 from executions.runs import active_runs
 from executions.runs.models import Execution
+from executions.runs.requests import Conflict
 from executions.sessions.ending import mark_lost
 from executions.sessions.models import Session
-from executions.sessions.requests import Conflict
 from executions.sessions.storage.file_saves import Saved, save
 from providers.errors import KeptSandboxLost, SandboxError
 from providers.waiting import within

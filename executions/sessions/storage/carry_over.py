@@ -9,10 +9,10 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import F, QuerySet
 
-from executions.capabilities.retention.holds import held_of
 from executions.ledger.bound_rows import enter_row, look_at
+from executions.ledger.legal_holds import held_of
+from executions.runs.requests import Conflict
 from executions.sessions.models import Session
-from executions.sessions.requests import Conflict
 from executions.sessions.storage import blobs, drafts
 from executions.sessions.storage.models import Workspace
 from executions.sessions.storage.restore import Restored, to_restore

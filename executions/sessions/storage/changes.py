@@ -19,8 +19,9 @@ from executions.kernel import background, batches
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.paths import MOST_BYTES, from_text, is_name
 from executions.runs import active_runs
+from executions.runs.requests import Conflict
 from executions.sessions.models import Session
-from executions.sessions.requests import Conflict, tenant_of
+from executions.sessions.requests import tenant_of
 from executions.sessions.storage import blobs, quota, tar
 from executions.sessions.storage.file_saves import workspace_of
 from executions.sessions.storage.models import Blob, Workspace

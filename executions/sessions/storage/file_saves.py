@@ -20,8 +20,9 @@ from executions.kernel.paths import from_text, key_of, to_text
 from executions.kernel.text import storable
 from executions.runs.models import Execution
 from executions.runs.provider_calls import guard
+from executions.runs.requests import Conflict
 from executions.sessions.models import Session
-from executions.sessions.requests import Conflict, refuse_ended
+from executions.sessions.requests import refuse_ended
 from executions.sessions.session_sandbox import lent_sandbox
 from executions.sessions.storage import blobs, drafts, quota, tar
 from executions.sessions.storage.models import Workspace, WorkspaceFile

@@ -15,18 +15,18 @@ from uuid import UUID
 from django.db import transaction
 from django.db.models import QuerySet
 
-from executions.capabilities.retention.holds import held_of
 from executions.kernel import background, batches
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import Body, Query, declared, newest_first
 from executions.ledger.bindings import DELETED
 from executions.ledger.bound_rows import enter_row, look_at
+from executions.ledger.legal_holds import held_of
 from executions.runs import active_runs
 from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
-from executions.runs.record import Caller
+from executions.runs.requests import Caller, Conflict
 from executions.sessions.ending import mark_lost
 from executions.sessions.models import Session
-from executions.sessions.requests import NOT_FOUND, Conflict, SessionName, refuse_ended
+from executions.sessions.requests import NOT_FOUND, SessionName, refuse_ended
 from executions.sessions.storage import blobs, drafts, quota
 from executions.sessions.storage.changes import storing
 from executions.sessions.storage.file_saves import save

@@ -17,23 +17,23 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from executions.capabilities.spending.service import refuse_over_budget
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.disk import refuse_when_full
 from executions.kernel.text import storable
 from executions.ledger.bound_rows import enter_row, look_at
 from executions.ledger.entry import require_ledger
-from executions.runs import heartbeat
+from executions.runs import extensions, heartbeat
 from executions.runs.active_runs import ensure_not_ending, ensure_not_stopping
 from executions.runs.models import Execution
 from executions.runs.provider_calls import call_provider
+from executions.runs.requests import Conflict
 from executions.runs.routes import Step, lent
 from executions.runs.routing import require_provider, require_sandbox, required_isolation_for
 from executions.sessions import cell_order
 from executions.sessions.capacity import open_evicting, reserve_slot
 from executions.sessions.due import ends
 from executions.sessions.models import Session
-from executions.sessions.requests import Conflict, SessionClosed, refuse_ended, tenant_of
+from executions.sessions.requests import SessionClosed, refuse_ended, tenant_of
 from executions.sessions.session_sandbox import LEASE_SECONDS, lender_of, taken_over
 from executions.sessions.storage.models import Workspace
 from executions.sessions.storage.restore import Restored, archive_of, to_restore
@@ -97,7 +97,7 @@ def _claim(session: Session) -> Coroutine[datetime | None]:
     tenant = tenant_of(session)
     require_ledger()
     ensure_not_stopping()
-    refuse_over_budget(tenant.slug)
+    extensions.ensure_allowance(tenant.slug)
     refuse_when_full()
     now = timezone.now()
     free = Session.objects.filter(

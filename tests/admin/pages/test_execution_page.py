@@ -18,9 +18,8 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.capabilities.policies.models import Approval
 from executions.kernel.presentation import MAX_CHARACTERS, MAX_LINE, shown
-from executions.runs.models import Artifact, Execution
+from executions.runs.models import Approval, Artifact, Execution
 from providers.hidden_characters import visible
 from tests.admin.pages.execution_pages import page_of
 from tests.conftest import Caller

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import pytest
 from django.utils import timezone
 
-from executions.capabilities.retention.models import LegalHold
+from executions.ledger.models import LegalHold
 from executions.sessions.models import Session
 from executions.sessions.storage.models import Snapshot
 from providers.manager import manager

@@ -10,8 +10,9 @@ import pytest
 
 from executions.doors.e2b import connect, sandboxes
 from executions.kernel.coroutines import Coroutine
+from executions.runs.requests import Conflict
 from executions.sessions.models import Session
-from executions.sessions.requests import Conflict, SessionAsleep, SessionClosed, SessionLost
+from executions.sessions.requests import SessionAsleep, SessionClosed, SessionLost
 from executions.sessions.storage.wake import ensure_awake
 from executions.tenants.models import Tenant
 from tests.conftest import Caller

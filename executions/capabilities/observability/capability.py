@@ -1,0 +1,31 @@
+"""Observability as a capability: counters of ends, and traces over OTLP."""
+
+from __future__ import annotations
+
+from executions.capabilities.observability import counters, telemetry
+from executions.runs.extensions import Extension
+from executions.runs.models import Execution, LateResult
+from executions.runs.requests import ExecutionRequest
+
+
+class Statistics(Extension):
+    def on_insert(
+        self, execution: Execution, request: ExecutionRequest, payload_bytes: int
+    ) -> None:
+        if payload_bytes:
+            counters.count_stored(execution.tenant_slug, payload_bytes)
+
+    def after_insert(self, execution: Execution, began: float) -> None:
+        if telemetry.traces is not None:
+            telemetry.traces.admitted(execution, began)
+
+    def on_end(self, ended: Execution, stored_bytes: int, ran_ms: int) -> None:
+        counters.count(ended, stored_bytes, ran_ms)
+
+    def on_late(self, execution: Execution, late: LateResult, more_ms: int) -> None:
+        if more_ms:
+            counters.count_used(execution.tenant_slug, more_ms)
+
+    def after_end(self, execution: Execution) -> None:
+        if telemetry.traces is not None:
+            telemetry.traces.ended(execution)

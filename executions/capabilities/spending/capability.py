@@ -1,0 +1,26 @@
+"""Spending as a capability: the cost of each run, and budgets that stop new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from executions.capabilities.spending.service import cost_of, refuse_over_budget, spend
+from executions.runs.extensions import Extension
+from executions.runs.models import Execution, LateResult
+
+
+class Costs(Extension):
+    def ensure_allowance(self, tenant_slug: str) -> None:
+        refuse_over_budget(tenant_slug)
+
+    def end_values(self, provider_id: str, timings: Mapping[str, Any]) -> Mapping[str, Any]:
+        return {"cost": cost_of(provider_id, timings)}
+
+    def on_end(self, ended: Execution, stored_bytes: int, ran_ms: int) -> None:
+        if ended.cost:
+            spend(ended.tenant_slug, ended.cost)
+
+    def on_late(self, execution: Execution, late: LateResult, more_ms: int) -> None:
+        if late.cost:
+            spend(execution.tenant_slug, late.cost)

@@ -1,0 +1,303 @@
+"""What sessions and capabilities add to runs: hooks at fixed places on the path of a run.
+
+The core imports no capability. A capability subclasses `Extension`, overrides the hooks it needs,
+and is registered at start (`executions.apps`), in the order of INSTALLED_CAPABILITIES. Each hook
+does nothing by default. For what concerns one run alone, `Extension.begin` returns a `RunPart`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from executions.kernel.coroutines import Coroutine
+from executions.kernel.declarations import refuse
+from executions.runs.event_log import EventLog
+from executions.runs.models import Execution, LateResult
+from executions.runs.requests import Caller, ExecutionRequest
+from executions.runs.routes import Step
+from executions.tenants.models import Tenant
+from providers.manager import Lease
+from providers.sandbox import Sandbox
+from providers.values import Emit, Job, SandboxSpec
+
+# Surrounds waiting for a future. It may cancel the future, and raise.
+Waiting = Callable[[Future[Any]], AbstractContextManager[Any]]
+OnInsert = Callable[[Execution], None]
+
+
+class Placement(NamedTuple):
+    """A request as it runs in its session, and the steps that lend the session's sandbox."""
+
+    request: ExecutionRequest
+    steps: Sequence[Step]
+
+
+class Review(NamedTuple):
+    """A request that somebody has to approve: how it is queued, and what is written with it."""
+
+    request: ExecutionRequest
+    on_insert: OnInsert
+
+
+class RunPart:
+    """An extension's part in one run, or in the opening of one session."""
+
+    def admit(
+        self, request: ExecutionRequest, execution: Execution, waiting: Waiting = nullcontext
+    ) -> Coroutine[None]:
+        """Wait for what has to come before the run. Raises SandboxError where it must not run."""
+        return
+        yield
+
+    def check_language(self, language: str) -> None:
+        """Raises SandboxError for a session that must not be opened in this language."""
+
+    def select(self, steps: Sequence[Step]) -> Sequence[Step]:
+        """Return the steps that may be taken. Raises SandboxError where none is left."""
+        return steps
+
+    def check_provider(self, lease: Lease) -> None:
+        """Raises SandboxError for a provider that must not run it."""
+
+    def limit_seconds(self, seconds: float) -> float:
+        """Return the timeout in force, at most `seconds`."""
+        return seconds
+
+    def specify(self, spec: SandboxSpec, *, seconds: float) -> SandboxSpec:
+        """Return the sandbox to ask for. The run may take `seconds`."""
+        return spec
+
+    @contextmanager
+    def translate_errors(self) -> Iterator[None]:
+        """Surround the creation of a sandbox, whose errors may be due to `specify`."""
+        yield
+
+    def check_sandbox(self, lease: Lease, isolation: str) -> None:
+        """Raises SandboxError for a sandbox of this isolation that must not run it."""
+
+    def prepare(self, job: Job, sandbox: Sandbox, emit: Emit | None) -> tuple[Job, Emit | None]:
+        """Return the job as it is sent, and the receiver of its events."""
+        return job, emit
+
+    def close(self) -> None:
+        """Give back what `prepare` took. Called once the run has ended."""
+
+    def result_metadata(self) -> Mapping[str, Any]:
+        """Return what the record's metadata says of a run with a result."""
+        return {}
+
+    def metadata(self) -> Mapping[str, Any]:
+        """Return what the record's metadata says of the run, however it ended."""
+        return {}
+
+
+class RunParts(RunPart):
+    """The parts of all extensions, one after another."""
+
+    def __init__(self, parts: Sequence[RunPart] = ()) -> None:
+        self._parts = parts
+
+    def admit(
+        self, request: ExecutionRequest, execution: Execution, waiting: Waiting = nullcontext
+    ) -> Coroutine[None]:
+        for part in self._parts:
+            yield from part.admit(request, execution, waiting)
+
+    def check_language(self, language: str) -> None:
+        for part in self._parts:
+            part.check_language(language)
+
+    def select(self, steps: Sequence[Step]) -> Sequence[Step]:
+        for part in self._parts:
+            steps = part.select(steps)
+        return steps
+
+    def check_provider(self, lease: Lease) -> None:
+        for part in self._parts:
+            part.check_provider(lease)
+
+    def limit_seconds(self, seconds: float) -> float:
+        for part in self._parts:
+            seconds = part.limit_seconds(seconds)
+        return seconds
+
+    def specify(self, spec: SandboxSpec, *, seconds: float) -> SandboxSpec:
+        for part in self._parts:
+            spec = part.specify(spec, seconds=seconds)
+        return spec
+
+    @contextmanager
+    def translate_errors(self) -> Iterator[None]:
+        with ExitStack() as stack:
+            for part in self._parts:
+                stack.enter_context(part.translate_errors())
+            yield
+
+    def check_sandbox(self, lease: Lease, isolation: str) -> None:
+        for part in self._parts:
+            part.check_sandbox(lease, isolation)
+
+    def prepare(self, job: Job, sandbox: Sandbox, emit: Emit | None) -> tuple[Job, Emit | None]:
+        for part in self._parts:
+            job, emit = part.prepare(job, sandbox, emit)
+        return job, emit
+
+    def close(self) -> None:
+        for part in self._parts:
+            part.close()
+
+    def result_metadata(self) -> Mapping[str, Any]:
+        return {
+            name: value for part in self._parts for name, value in part.result_metadata().items()
+        }
+
+    def metadata(self) -> Mapping[str, Any]:
+        return _merge(part.metadata() for part in self._parts)
+
+
+class Extension:
+    """What one package adds to runs. The hooks are in the order in which a run meets them."""
+
+    # Fields of a request that nothing but this extension serves.
+    fields: tuple[str, ...] = ()
+    # Keys of a record's metadata that it alone sets: what a provider says under them is dropped.
+    metadata_keys: tuple[str, ...] = ()
+
+    def place(self, request: ExecutionRequest, caller: Caller) -> Placement | None:
+        """Return where the request runs; None leaves that to the tenant's route."""
+        return None
+
+    def place_queued(self, request: ExecutionRequest) -> Sequence[Step] | None:
+        """As `place`, of a request that was queued."""
+        return None
+
+    def review(self, request: ExecutionRequest, caller: Caller) -> Coroutine[Review | None]:
+        """Return how the request waits for an approval; None where it needs none."""
+        return None
+        yield
+
+    def ensure_allowance(self, tenant_slug: str) -> None:
+        """Raises RateLimited for a tenant that may not begin anything now."""
+
+    def ensure_accepted(self, request: ExecutionRequest, tenant: Tenant) -> None:
+        """Raises InvalidConfiguration for a request that could not be served."""
+
+    def first_metadata(self, tenant_slug: str) -> Mapping[str, Any]:
+        """Return what a new record's metadata says of the tenant whose code it runs."""
+        return {}
+
+    def before_insert(self, execution: Execution) -> None:
+        """Set columns of a new row, in its transaction. Raises SandboxError to refuse it."""
+
+    def on_insert(
+        self, execution: Execution, request: ExecutionRequest, payload_bytes: int
+    ) -> None:
+        """Write what belongs to a new row, in its transaction. `payload_bytes` it stores now."""
+
+    def after_insert(self, execution: Execution, began: float) -> None:
+        """Note a new record. `began` is the `perf_counter` at which its request came."""
+
+    def minimum_isolation(self, tenant_slug: str) -> Sequence[str]:
+        """Return the isolations that runs of this tenant must have at least."""
+        return ()
+
+    def begin(
+        self, execution: Execution, request: ExecutionRequest, log: EventLog | None
+    ) -> RunPart | None:
+        """Return the part in one run, which is about to be tried."""
+        return None
+
+    def begin_session(self, tenant_slug: str) -> RunPart | None:
+        """Return the part in the opening of a session or of its sandbox."""
+        return None
+
+    def end_values(self, provider_id: str, timings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return columns that follow from where and how long it ran."""
+        return {}
+
+    def before_seal(self, ended: Execution, *, had_code: bool) -> None:
+        """Write what must precede the ledger entry of an end, in its transaction. The record
+        `had_code` until now."""
+
+    def on_end(self, ended: Execution, stored_bytes: int, ran_ms: int) -> None:
+        """Write what follows the ledger entry of an end, in its transaction."""
+
+    def on_late(self, execution: Execution, late: LateResult, more_ms: int) -> None:
+        """Count a result that came after its record was closed, in the result's transaction."""
+
+    def stop_process(self, execution: Execution) -> Coroutine[None]:
+        """End the process of a run in the background, and close its record where it ends."""
+        return
+        yield
+
+    def on_lost(self, execution: Execution) -> None:
+        """Clean up after a run whose process died, once its record is closed."""
+
+    def after_end(self, execution: Execution) -> None:
+        """Note an end that is committed."""
+
+    def after_run(self, execution: Execution) -> None:
+        """Let go of what the run held in this process, whether or not its record was closed."""
+
+    def is_genuine(self, execution_id: UUID, event_type: str, said: Mapping[str, Any]) -> bool:
+        """Return whether an event that was stored for other processes may be passed on."""
+        return True
+
+    def after_restore(self) -> int:
+        """Stop what must not go on after a restore. Return how many. Raises LedgerUnavailable."""
+        return 0
+
+    def start_worker(self, goes_on: Callable[[], bool]) -> None:
+        """Start threads of a queue worker; they end once `goes_on` returns False."""
+
+
+_installed: list[Extension] = []
+
+
+def register(*extensions: Extension) -> None:
+    """Add extensions, whose hooks are called after those of earlier ones."""
+    _installed.extend(extensions)
+
+
+def installed() -> Sequence[Extension]:
+    """Return the extensions in their order."""
+    return _installed
+
+
+def begin(execution: Execution, request: ExecutionRequest, log: EventLog | None) -> RunParts:
+    """Return the parts of all extensions in one run."""
+    found = (each.begin(execution, request, log) for each in _installed)
+    return RunParts([part for part in found if part is not None])
+
+
+def begin_session(tenant_slug: str) -> RunParts:
+    """Return the parts of all extensions in the opening of a session."""
+    found = (each.begin_session(tenant_slug) for each in _installed)
+    return RunParts([part for part in found if part is not None])
+
+
+def ensure_allowance(tenant_slug: str) -> None:
+    """Raises RateLimited for a tenant that may not begin anything now."""
+    for each in _installed:
+        each.ensure_allowance(tenant_slug)
+
+
+def ensure_served(request: ExecutionRequest) -> None:
+    """Raises InvalidConfiguration for a field whose capability is not installed."""
+    served = {name for each in _installed for name in each.fields}
+    for name in ("webhook", "tools"):
+        if getattr(request, name) and name not in served:
+            refuse(name, "Not supported here: its capability is not in INSTALLED_CAPABILITIES.")
+
+
+def end_values(provider_id: str, timings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the columns that extensions fill in at the end of a run."""
+    return _merge(each.end_values(provider_id, timings) for each in _installed)
+
+
+def _merge(mappings: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value for mapping in mappings for name, value in mapping.items()}
