@@ -18,16 +18,9 @@ class ExecutionsConfig(AppConfig):
             receivers,
         )
         from executions.capabilities.observability import telemetry
-        from executions.capabilities.observability.capability import Statistics
-        from executions.capabilities.policies.capability import Policies
         from executions.capabilities.policies.service import POLICIES
         from executions.capabilities.retention.holds import HOLDS
-        from executions.capabilities.schedules.capability import Schedules
-        from executions.capabilities.search.capability import CodeSearch
-        from executions.capabilities.spending.capability import Costs
         from executions.capabilities.spending.models import Budget
-        from executions.capabilities.tools.capability import ToolCalls
-        from executions.capabilities.webhooks.capability import Webhooks
         from executions.kernel.audit import current_actor
         from executions.ledger.bindings import add_check
         from executions.ledger.verification import register_records
@@ -44,16 +37,7 @@ class ExecutionsConfig(AppConfig):
         from providers.services.rotation import also_rotate
 
         telemetry.start()
-        extensions.register(
-            ToolCalls(),
-            Policies(),
-            Webhooks(),
-            CodeSearch(),
-            Statistics(),
-            Costs(),
-            Schedules(),
-            Sessions(),
-        )
+        extensions.register_installed(Sessions())
         register_records(Executions())
         add_check("executions.schedule", _is_due_in_time)
         receivers.connect()

@@ -37,6 +37,20 @@ def _may(permission: str) -> Callable[[HttpRequest], bool]:
     return lambda request: request.user.has_perm(permission)
 
 
+def _may_see(app: str, model: str) -> Callable[[HttpRequest], bool]:
+    """Also whether there is a page: a capability that is not installed has none."""
+
+    def may_see(request: HttpRequest) -> bool:
+        # Settings import this module, before there are any apps.
+        from django.apps import apps
+        from django.contrib import admin
+
+        is_there = admin.site.is_registered(apps.get_model(app, model))
+        return is_there and request.user.has_perm(f"{app}.view_{model}")
+
+    return may_see
+
+
 def _is_spending(request: HttpRequest) -> bool:
     """The comparison has an item of its own, below the address of this one."""
     spending, comparison = "/executions/spending/", "/executions/spending/comparison/"
@@ -51,7 +65,7 @@ def _item(title: str, icon: str, model: str, app: str, badge: str = "") -> dict[
         "title": title,
         "icon": icon,
         "link": reverse_lazy(f"admin:{app}_{model}_changelist"),
-        "permission": _may(f"{app}.view_{model}"),
+        "permission": _may_see(app, model),
     }
 
 
@@ -139,7 +153,7 @@ UNFOLD: dict[str, Any] = {
                     "title": "Compare providers",
                     "icon": "compare_arrows",
                     "link": reverse_lazy("admin:executions_comparison"),
-                    "permission": _may("executions.view_spending"),
+                    "permission": _may_see("executions", "spending"),
                 },
                 _item("Prices", "sell", "providerprice", "providers"),
             ),

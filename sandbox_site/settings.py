@@ -118,6 +118,21 @@ INSTALLED_APPS = [
     "executions",
 ]
 
+# What runs can do beyond running. One that is left out does nothing: no endpoints, no pages, no
+# tasks. The order is the order of their hooks (executions/runs/extensions.py).
+INSTALLED_CAPABILITIES = [
+    "executions.capabilities.tools",
+    "executions.capabilities.policies",
+    "executions.capabilities.webhooks",
+    "executions.capabilities.search",
+    "executions.capabilities.observability",
+    "executions.capabilities.spending",
+    "executions.capabilities.schedules",
+    "executions.capabilities.alerts",
+    "executions.capabilities.reports",
+    "executions.capabilities.retention",
+]
+
 MIDDLEWARE = [
     "sandbox_site.client_address.ClientAddressMiddleware",
     "django.middleware.security.SecurityMiddleware",

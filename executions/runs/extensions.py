@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from importlib import import_module
 from typing import Any, NamedTuple
 from uuid import UUID
+
+from django.conf import settings
+from django.urls import URLPattern
 
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
@@ -162,10 +166,18 @@ class RunParts(RunPart):
 class Extension:
     """What one package adds to runs. The hooks are in the order in which a run meets them."""
 
+    # Modules whose import registers pages of the admin.
+    pages: tuple[str, ...] = ()
+    # Tasks of the workers by dotted name, and after how many minutes each is due again.
+    tasks: Mapping[str, int] = {}
     # Fields of a request that nothing but this extension serves.
     fields: tuple[str, ...] = ()
     # Keys of a record's metadata that it alone sets: what a provider says under them is dropped.
     metadata_keys: tuple[str, ...] = ()
+
+    def urls(self) -> Sequence[URLPattern]:
+        """Return the endpoints of the API that it brings."""
+        return ()
 
     def place(self, request: ExecutionRequest, caller: Caller) -> Placement | None:
         """Return where the request runs; None leaves that to the tenant's route."""
@@ -258,9 +270,13 @@ class Extension:
 _installed: list[Extension] = []
 
 
-def register(*extensions: Extension) -> None:
-    """Add extensions, whose hooks are called after those of earlier ones."""
-    _installed.extend(extensions)
+def register_installed(*last: Extension) -> None:
+    """Register the `CAPABILITY` of each of INSTALLED_CAPABILITIES, and `last` behind them."""
+    found = [
+        import_module(f"{package}.capability").CAPABILITY
+        for package in settings.INSTALLED_CAPABILITIES
+    ]
+    _installed[:] = [*found, *last]
 
 
 def installed() -> Sequence[Extension]:

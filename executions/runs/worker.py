@@ -218,28 +218,25 @@ def _waited_ms(execution: Execution) -> float:
     return max(0.0, round(waited.total_seconds() * 1000, 3))
 
 
-EVERY_MINUTES = {
+_OF_THE_CORE = {
     "executions.tasks.end_stale_executions": 1,
     "executions.tasks.forget_events": 1,
     "executions.tasks.tend_sessions": 1,
-    "executions.tasks.tend_webhooks": 1,
-    "executions.tasks.begin_schedules": 1,
-    "executions.tasks.index_new_code": 1,
-    "executions.tasks.watch_alerts": 1,
-    "executions.tasks.export_ledger": 1,
-    "executions.tasks.export_metrics": 1,
-    "executions.tasks.make_reports": 1,
     "executions.tasks.check_ledger": 1,
     "executions.tasks.remove_tenants": 1,
-    "executions.tasks.watch_spending": 5,
     "executions.tasks.give_space_back": 5,
     "executions.tasks.collect_blobs": 20,
     "executions.tasks.write_ledger_checkpoint": 60,
-    "executions.tasks.apply_retention": 24 * 60,
     "executions.tasks.discard_unfinished_uploads": 24 * 60,
     "providers.tasks.check_health": 1,
     "providers.tasks.sweep_leftovers": 5,
 }
+
+
+def recurring_tasks() -> dict[str, int]:
+    """Return the tasks of the workers, and after how many minutes each is due again."""
+    of_extensions = (each.tasks.items() for each in extensions.installed())
+    return _OF_THE_CORE | {task: minutes for tasks in of_extensions for task, minutes in tasks}
 
 
 # Whose names begin so is a task of this or another version, which may be running beside this one.
@@ -252,7 +249,7 @@ def ensure_schedules() -> None:
     Of a row only its name and its next time count. What nobody of ours can have written is removed.
     """
     _remove_unknown()
-    for task, minutes in EVERY_MINUTES.items():
+    for task, minutes in recurring_tasks().items():
         values = {
             "func": task,
             "schedule_type": Schedule.MINUTES,
@@ -274,7 +271,7 @@ def enqueue_due(broker: Any = None) -> None:
     close_old_connections()
     try:
         _remove_unknown()
-        for task, minutes in EVERY_MINUTES.items():
+        for task, minutes in recurring_tasks().items():
             _enqueue_if_due(task, timedelta(minutes=minutes), broker)
     except Exception:
         # The cluster's guard calls this, and is to go on guarding.
@@ -283,7 +280,7 @@ def enqueue_due(broker: Any = None) -> None:
 
 def note_done(task: str, began: datetime) -> None:
     """Have a task that succeeded wait for its next time, counted from when it was queued."""
-    interval = timedelta(minutes=EVERY_MINUTES.get(task, 0))
+    interval = timedelta(minutes=recurring_tasks().get(task, 0))
     if interval > _trial():
         close_old_connections()
         Schedule.objects.filter(name=task).update(next_run=began + interval)
@@ -307,7 +304,9 @@ def _trial() -> timedelta:
 
 
 def _remove_unknown() -> None:
-    unknown = Schedule.objects.exclude(name__in=EVERY_MINUTES) | Schedule.objects.filter(name=None)
+    unknown = Schedule.objects.exclude(name__in=recurring_tasks()) | Schedule.objects.filter(
+        name=None
+    )
     for pk, name, func in unknown.values_list("pk", "name", "func"):
         if name == func and name.startswith(_OURS):
             continue

@@ -19,7 +19,7 @@ import pytest
 from django_q.models import Schedule
 
 from executions import tasks
-from executions.runs.worker import EVERY_MINUTES, ensure_schedules
+from executions.runs.worker import ensure_schedules, recurring_tasks
 from sandbox_site import keys
 from sandbox_site.task_queue import queue_name
 from sandbox_site.worker import TASKS, admitted
@@ -52,7 +52,14 @@ def attack(data_dir: Path, canaries: Path) -> None:
         ("os.system", None, repr((command("sync"),)), "{'q_options': {'sync': True}}", "x", None),
         ("os.system", None, None, repr({"command": command("kwargs")}), "y", None),
         ("executions.tasks.index_new_code", "os.system", None, None, "z", None),
-        ("os.system", None, repr((command("named"),)), None, next(iter(EVERY_MINUTES)), "command"),
+        (
+            "os.system",
+            None,
+            repr((command("named"),)),
+            None,
+            next(iter(recurring_tasks())),
+            "command",
+        ),
         ("subprocess.getoutput", None, repr((command("getoutput"),)), None, "w", None),
         (
             "builtins.exec",
@@ -178,7 +185,7 @@ def run_async(service: Service, key: str) -> dict[str, Any]:
 
 
 def test_only_functions_of_the_task_modules_are_tasks() -> None:
-    assert set(EVERY_MINUTES) <= set(TASKS)
+    assert set(recurring_tasks()) <= set(TASKS)
     assert "executions.tasks.check_ledger" in TASKS
     assert not any("append" in name or name.startswith("os") for name in TASKS)
 
@@ -214,12 +221,12 @@ def test_a_task_is_admitted_without_any_of_its_options() -> None:
 
 @pytest.mark.django_db
 def test_schedules_of_others_are_removed_and_doubles_do_not_stop_the_start() -> None:
-    name = next(iter(EVERY_MINUTES))
+    name = next(iter(recurring_tasks()))
     for other in (name, name, "theirs", None):
         Schedule.objects.create(name=other, func="os.system", args="'x'", hook="os.system")
     ensure_schedules()
     ensure_schedules()
-    assert {row.name for row in Schedule.objects.all()} == set(EVERY_MINUTES)
+    assert {row.name for row in Schedule.objects.all()} == set(recurring_tasks())
     assert all(
         row.func == row.name and not row.hook and not row.args for row in Schedule.objects.all()
     )

@@ -11,7 +11,7 @@ from django.utils import timezone
 from django_q.models import Schedule
 
 from executions import tasks
-from executions.runs.worker import EVERY_MINUTES, enqueue_due, ensure_schedules
+from executions.runs.worker import enqueue_due, ensure_schedules, recurring_tasks
 from sandbox_site.task_queue import queue_name
 from sandbox_site.worker import _note_done
 from tests.support.broker import empty_queue, payloads, queued_tasks
@@ -43,7 +43,7 @@ def test_each_is_queued_once_when_it_is_due(settings: Any) -> None:
     enqueue_due()
     enqueue_due()
 
-    assert queued() == sorted(EVERY_MINUTES)
+    assert queued() == sorted(recurring_tasks())
 
 
 def test_a_daily_one_that_was_lost_is_queued_again_within_the_hour(settings: Any) -> None:
@@ -111,7 +111,7 @@ def test_a_broker_that_takes_nothing_leaves_them_due(monkeypatch: pytest.MonkeyP
 
     enqueue_due()
 
-    assert queued() == sorted(EVERY_MINUTES)
+    assert queued() == sorted(recurring_tasks())
 
 
 def test_another_key_has_another_queue(settings: Any) -> None:

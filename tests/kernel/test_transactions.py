@@ -371,7 +371,7 @@ def old_rows(caller: Caller, size: int) -> None:
     )
 
 
-TASKS = [task for task in worker.EVERY_MINUTES if task.startswith("executions.tasks.")]
+TASKS = [task for task in worker.recurring_tasks() if task.startswith("executions.tasks.")]
 
 
 @pytest.mark.usefixtures("kept_here")

@@ -9,6 +9,8 @@ from executions.runs.requests import ExecutionRequest
 
 
 class Statistics(Extension):
+    tasks = {"executions.tasks.export_ledger": 1, "executions.tasks.export_metrics": 1}
+
     def on_insert(
         self, execution: Execution, request: ExecutionRequest, payload_bytes: int
     ) -> None:
@@ -29,3 +31,6 @@ class Statistics(Extension):
     def after_end(self, execution: Execution) -> None:
         if telemetry.traces is not None:
             telemetry.traces.ended(execution)
+
+
+CAPABILITY = Statistics()

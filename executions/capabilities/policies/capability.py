@@ -18,6 +18,10 @@ from executions.runs.results import POLICY
 
 
 class Policies(Extension):
+    pages = (
+        "executions.capabilities.policies.admin",
+        "executions.capabilities.policies.approval_admin",
+    )
     metadata_keys = (POLICY,)
 
     def review(self, request: ExecutionRequest, caller: Caller) -> Coroutine[Review | None]:
@@ -50,3 +54,6 @@ class Policies(Extension):
     def begin_session(self, tenant_slug: str) -> RunPart | None:
         rules = rules_for(tenant_slug)
         return PolicyCheck(rules, tenant_slug) if rules is not None else None
+
+
+CAPABILITY = Policies()

@@ -11,6 +11,9 @@ from executions.runs.models import Execution, LateResult
 
 
 class Costs(Extension):
+    pages = ("executions.capabilities.spending.admin",)
+    tasks = {"executions.tasks.watch_spending": 5}
+
     def ensure_allowance(self, tenant_slug: str) -> None:
         refuse_over_budget(tenant_slug)
 
@@ -24,3 +27,6 @@ class Costs(Extension):
     def on_late(self, execution: Execution, late: LateResult, more_ms: int) -> None:
         if late.cost:
             spend(execution.tenant_slug, late.cost)
+
+
+CAPABILITY = Costs()

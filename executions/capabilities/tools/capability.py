@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import UUID
+
+from django.urls import URLPattern, path
 
 from executions.capabilities.tools import calls
 from executions.capabilities.tools.dispatcher import ToolCallDispatcher
@@ -75,8 +77,19 @@ class _RunWithTools(RunPart):
 
 
 class ToolCalls(Extension):
+    pages = ("executions.capabilities.tools.admin",)
     fields = ("tools",)
     metadata_keys = (TOOL_CALLS,)
+
+    def urls(self) -> Sequence[URLPattern]:
+        from executions.capabilities.tools.api import ToolCallsView, ToolCallView
+
+        calls_of = "api/v1/executions/<uuid:execution_id>/tool_calls"
+        one = f"{calls_of}/<uuid:call_id>"
+        return (
+            path(calls_of, ToolCallsView.as_view(), name="execution-tool-calls"),
+            path(one, ToolCallView.as_view(), name="execution-tool-call"),
+        )
 
     def begin(
         self, execution: Execution, request: ExecutionRequest, log: EventLog | None
@@ -89,3 +102,6 @@ class ToolCalls(Extension):
 
     def on_lost(self, execution: Execution) -> None:
         calls.give_up(execution.pk)
+
+
+CAPABILITY = ToolCalls()

@@ -13,6 +13,8 @@ from executions.tenants.models import Tenant
 
 
 class Webhooks(Extension):
+    pages = ("executions.capabilities.webhooks.admin",)
+    tasks = {"executions.tasks.tend_webhooks": 1}
     fields = ("webhook",)
 
     def ensure_accepted(self, request: ExecutionRequest, tenant: Tenant) -> None:
@@ -31,3 +33,6 @@ class Webhooks(Extension):
 
     def start_worker(self, goes_on: Callable[[], bool]) -> None:
         send_in_background(goes_on)
+
+
+CAPABILITY = Webhooks()

@@ -2,8 +2,6 @@ from __future__ import annotations
 
 from django.urls import path, re_path
 
-from executions.capabilities.schedules.api import SchedulesView, ScheduleView
-from executions.capabilities.tools.api import ToolCallsView, ToolCallView
 from executions.doors.agent_sandbox.views import (
     DownloadUrlView,
     ExecuteView,
@@ -57,6 +55,7 @@ from executions.doors.native.sessions import (
     SnapshotsView,
     SnapshotView,
 )
+from executions.runs.extensions import installed
 
 _SESSION = "api/v1/sessions/<uuid:session_id>"
 
@@ -78,18 +77,7 @@ urlpatterns = [
         ArtifactView.as_view(),
         name="execution-artifact",
     ),
-    path(
-        "api/v1/executions/<uuid:execution_id>/tool_calls",
-        ToolCallsView.as_view(),
-        name="execution-tool-calls",
-    ),
-    path(
-        "api/v1/executions/<uuid:execution_id>/tool_calls/<uuid:call_id>",
-        ToolCallView.as_view(),
-        name="execution-tool-call",
-    ),
-    path("api/v1/schedules", SchedulesView.as_view(), name="schedules"),
-    path("api/v1/schedules/<uuid:schedule_id>", ScheduleView.as_view(), name="schedule"),
+    *(endpoint for each in installed() for endpoint in each.urls()),
     path("api/v1/sessions", SessionsView.as_view(), name="sessions"),
     path(_SESSION, SessionView.as_view(), name="session"),
     path(f"{_SESSION}/executions", SessionExecutionsView.as_view(), name="session-executions"),
