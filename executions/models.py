@@ -22,9 +22,9 @@ from executions.runs.models import (
     ExecutionEvent,
     ExecutionTenantCount,
     LateResult,
+    Process,
+    RunSignal,
 )
-from executions.runs.process_models import Process
-from executions.runs.signal_models import RunSignal
 from executions.sessions.models import Session
 from executions.sessions.storage.models import (
     Blob,

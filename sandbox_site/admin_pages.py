@@ -7,7 +7,8 @@ from typing import Any
 
 from django.http import HttpRequest
 from django.templatetags.static import static
-from django.urls import reverse_lazy
+from django.urls import NoReverseMatch, reverse, reverse_lazy
+from django.utils.functional import lazy
 
 from sandbox_site import __version__
 
@@ -37,6 +38,17 @@ def _may(permission: str) -> Callable[[HttpRequest], bool]:
     return lambda request: request.user.has_perm(permission)
 
 
+def _address_of(name: str) -> str:
+    try:
+        return reverse(name)
+    except NoReverseMatch:
+        # The capability of the page is not installed, and the item is not shown.
+        return ""
+
+
+_link = lazy(_address_of, str)
+
+
 def _may_see(app: str, model: str) -> Callable[[HttpRequest], bool]:
     """Also whether there is a page: a capability that is not installed has none."""
 
@@ -64,7 +76,7 @@ def _item(title: str, icon: str, model: str, app: str, badge: str = "") -> dict[
         **shown,
         "title": title,
         "icon": icon,
-        "link": reverse_lazy(f"admin:{app}_{model}_changelist"),
+        "link": _link(f"admin:{app}_{model}_changelist"),
         "permission": _may_see(app, model),
     }
 
@@ -152,7 +164,7 @@ UNFOLD: dict[str, Any] = {
                 {
                     "title": "Compare providers",
                     "icon": "compare_arrows",
-                    "link": reverse_lazy("admin:executions_comparison"),
+                    "link": _link("admin:executions_comparison"),
                     "permission": _may_see("executions", "spending"),
                 },
                 _item("Prices", "sell", "providerprice", "providers"),

@@ -101,7 +101,7 @@ def post_worker_init(worker: Any) -> None:
 
     from executions.capabilities.alerts.service import watch_in_background
     from executions.runs import heartbeat, journal
-    from executions.runs.process_models import Process
+    from executions.runs.models import Process
     from executions.sessions import due
     from providers.manager import manager
     from providers.services.ahead import start_ahead

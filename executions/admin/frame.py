@@ -21,8 +21,7 @@ from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecr
 from executions.kernel.paths import from_text, to_text
 from executions.ledger.bindings import NOT_PROVEN
 from executions.ledger.models import LedgerEntry
-from executions.runs.models import Execution
-from executions.runs.process_models import Process
+from executions.runs.models import Execution, Process
 from executions.runs.routing import MOST_NAMED, check_languages, check_providers, none_of_this_name
 from executions.sessions.models import Session
 from executions.sessions.storage.models import Snapshot

@@ -29,14 +29,13 @@ from executions.capabilities.dashboard.service import (
 )
 from executions.capabilities.retention import tenant_removal
 from executions.capabilities.schedules.models import Schedule
-from executions.capabilities.spending.usage import Use, usage_of
 from executions.capabilities.webhooks.models import WebhookSecret
-from executions.runs.models import Execution
-from executions.runs.process_models import Process
+from executions.runs.models import Execution, Process
 from executions.runs.requests import LIMIT_COLUMNS, default_limit
 from executions.sessions.storage.snapshots import snapshots_of
+from executions.sessions.usage import usage_of
 from executions.tenants.models import ApiKey, Tenant
-from executions.tenants.quotas import COLUMNS, Quota, installed_in_column
+from executions.tenants.quotas import COLUMNS, Quota, Use, installed_in_column
 from providers.admin.choosing import once
 from providers.admin.guarded import GuardedAdmin
 from providers.admin.read_only import ReadOnly

@@ -16,8 +16,7 @@ from django.db.models import Exists, OuterRef
 
 from executions.kernel.batches import delete_in_batches
 from executions.runs import event_log, output_collector
-from executions.runs.models import Execution
-from executions.runs.signal_models import RunSignal
+from executions.runs.models import Execution, RunSignal
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.manager import manager
 from providers.named import close_all

@@ -20,9 +20,8 @@ from uuid import UUID
 from executions.kernel.coroutines import Coroutine
 from executions.runs import active_runs, event_log, extensions, output_collector, polling
 from executions.runs.event_log import STREAMS, Broadcast, EventLog, EventSource, RunEvent, resolve
-from executions.runs.models import Execution
+from executions.runs.models import Execution, RunSignal
 from executions.runs.results import bundles_of
-from executions.runs.signal_models import RunSignal
 from executions.tenants.models import ApiKey
 from providers.errors import RateLimited
 from providers.waiting import within

@@ -24,6 +24,8 @@ from executions.runs.models import Execution, LateResult
 from executions.runs.requests import Caller, ExecutionRequest
 from executions.runs.routes import Step
 from executions.tenants.models import Tenant
+from executions.tenants.quotas import Quota, Use
+from providers.errors import SandboxError
 from providers.manager import Lease
 from providers.sandbox import Sandbox
 from providers.values import Emit, Job, SandboxSpec
@@ -259,6 +261,10 @@ class Extension:
         """Return whether an event that was stored for other processes may be passed on."""
         return True
 
+    def usage(self, tenant: Tenant) -> Mapping[Quota, Use]:
+        """Return the use of the quotas that it counts."""
+        return {}
+
     def after_restore(self) -> int:
         """Stop what must not go on after a restore. Return how many. Raises LedgerUnavailable."""
         return 0
@@ -294,6 +300,20 @@ def begin_session(tenant_slug: str) -> RunParts:
     """Return the parts of all extensions in the opening of a session."""
     found = (each.begin_session(tenant_slug) for each in _installed)
     return RunParts([part for part in found if part is not None])
+
+
+def allowed_languages(tenant_slug: str, languages: Sequence[str]) -> list[str]:
+    """Return those of the languages in which the tenant may open a session."""
+    parts = begin_session(tenant_slug)
+
+    def is_allowed(language: str) -> bool:
+        try:
+            parts.check_language(language)
+        except SandboxError:
+            return False
+        return True
+
+    return list(filter(is_allowed, languages))
 
 
 def ensure_allowance(tenant_slug: str) -> None:

@@ -20,8 +20,7 @@ from django.db.models import Exists, F, OuterRef
 from django.db.models.functions import Now
 
 from executions.runs import active_runs
-from executions.runs.models import Execution
-from executions.runs.process_models import Process
+from executions.runs.models import Execution, Process
 from providers.figures import NUMBERS, figures_of
 from providers.manager import loaded
 from providers.remote.owner import process_tag

@@ -23,7 +23,7 @@ from executions.ledger.keyring import LedgerUnavailable
 from executions.ledger.models import LedgerCheck, LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs import heartbeat
-from executions.runs.process_models import Process
+from executions.runs.models import Process
 from providers.services.kept import Kept
 
 logger = logging.getLogger(__name__)

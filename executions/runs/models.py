@@ -1,4 +1,4 @@
-"""Executions, with their artifacts, events and late results."""
+"""Executions, with their artifacts, events and late results, and the processes that run them."""
 
 from __future__ import annotations
 
@@ -8,16 +8,68 @@ from typing import TYPE_CHECKING
 from django.core.files.storage import Storage, storages
 from django.db import models
 from django.db.models import F, Q
+from django.db.models.functions import Now
 from django.utils import timezone
 
 from executions.kernel.storage import ARTIFACTS
 from executions.kernel.text import uuid7
-from executions.runs.process_models import Process
 from executions.tenants.models import ApiKey, Tenant
 from providers.fields import EncryptedJSONField
 
 if TYPE_CHECKING:
     from executions.ledger.models import LedgerEntry
+
+
+class Process(models.Model):
+    """A process that may run executions, and its sign of life: `beat` grows while it lives.
+
+    Whether it lives is decided by who watches `beat`, and by no clock
+    (`executions.runs.process_reaper`). The times are the database's, and for people to read.
+    """
+
+    class Kind(models.TextChoices):
+        WEB = "web", "Web"
+        WORKER = "worker", "Worker"
+        COMMAND = "command", "Command"
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    instance = models.CharField(max_length=100)
+    kind = models.CharField(max_length=8, choices=Kind.choices)
+    pid = models.PositiveBigIntegerField("process id")
+    tag = models.CharField(
+        max_length=64,
+        blank=True,
+        default="",
+        db_default="",
+        editable=False,
+        help_text="Marks its sandboxes at remote services.",
+    )
+    beat = models.PositiveBigIntegerField(default=0)
+    figures = models.JSONField(
+        null=True, editable=False, help_text="Metrics of its pools and host at the last heartbeat."
+    )
+    started_at = models.DateTimeField(db_default=Now())
+    renewed_at = models.DateTimeField("last heartbeat", db_default=Now())
+    draining = models.BooleanField(
+        default=False, help_text="Finishes running work and starts nothing new."
+    )
+    ended_at = models.DateTimeField(null=True, help_text="When it stopped, or was found dead.")
+
+    class Meta:
+        verbose_name_plural = "processes"
+        ordering = ("-id",)
+        indexes = (
+            # Read by every process once a second.
+            models.Index(fields=("id",), name="process_alive", condition=Q(ended_at=None)),
+        )
+        constraints = (
+            models.CheckConstraint(
+                condition=Q(kind__in=("web", "worker", "command")), name="process_kind_is_known"
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.kind}, instance {self.instance}, pid {self.pid}"
 
 
 class Execution(models.Model):
@@ -525,3 +577,31 @@ class Approval(models.Model):
 
     def __str__(self) -> str:
         return f"{self.execution_id} of {self.tenant_slug}"
+
+
+class RunSignal(models.Model):
+    """What somebody wants of a run that another process has: it looks once a second.
+
+    Who asked for the end of one is entered in the ledger; a row goes once its execution has ended.
+    """
+
+    class Kind(models.TextChoices):
+        CANCEL = "cancel", "Cancel"
+        FOLLOW = "follow", "Store events for other processes"
+
+    execution = models.ForeignKey(Execution, on_delete=models.CASCADE, related_name="signals")
+    kind = models.CharField(max_length=8, choices=Kind.choices)
+    asked_by = models.CharField(max_length=200)
+    asked_at = models.DateTimeField(default=timezone.now, editable=False)
+
+    class Meta:
+        ordering = ("pk",)
+        constraints = (
+            models.UniqueConstraint(fields=("execution", "kind"), name="run_signal_once"),
+            models.CheckConstraint(
+                condition=Q(kind__in=("cancel", "follow")), name="run_signal_kind_is_known"
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.execution_id}"

@@ -32,8 +32,7 @@ from executions.runs import active_runs, extensions
 from executions.runs.heartbeat import LOOK_SECONDS, clock
 from executions.runs.journal_files import kept_ids
 from executions.runs.listing import log_execution
-from executions.runs.models import Execution
-from executions.runs.process_models import Process
+from executions.runs.models import Execution, Process
 from executions.runs.queue import requeue
 from executions.runs.record import close_record, error_changes
 from providers.errors import UNAVAILABLE

@@ -23,8 +23,7 @@ from executions.ledger.entry import require_ledger
 from executions.ledger.keyring import LedgerUnavailable
 from executions.runs import heartbeat, payloads
 from executions.runs.admission import may_claim
-from executions.runs.models import Approval, Execution
-from executions.runs.process_models import Process
+from executions.runs.models import Approval, Execution, Process
 from executions.runs.record import QUEUE_ALLOWANCE, deadline_after
 from executions.tenants.quotas import bound_on_running, tenant_lock
 from providers.fields import DecryptionError

@@ -18,13 +18,12 @@ from executions.runs.attempt import Attempt, Cancelled
 from executions.runs.event_log import EventLog, resolve
 from executions.runs.extensions import Placement, Review
 from executions.runs.listing import log_execution
-from executions.runs.models import Execution
+from executions.runs.models import Execution, RunSignal
 from executions.runs.record import Beside, Outcome, complete_externally, open_record
 from executions.runs.requests import Caller, ExecutionRequest
 from executions.runs.results import ValidatedResult
 from executions.runs.routes import HostClosed, Route, Step
 from executions.runs.routing import allowed_steps, ensure_supported, steps_for
-from executions.runs.signal_models import RunSignal
 from providers.errors import (
     InvalidConfiguration,
     KeptSandboxLost,

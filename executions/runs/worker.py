@@ -25,8 +25,7 @@ from executions.kernel.coroutines import run_sync
 from executions.kernel.database import nothing_ran, problem_of
 from executions.runs import active_runs, extensions, heartbeat, journal, payloads
 from executions.runs.event_log import EventLog
-from executions.runs.models import Execution
-from executions.runs.process_models import Process
+from executions.runs.models import Execution, Process
 from executions.runs.queue import claim_next
 from executions.runs.record import Outcome
 from executions.runs.requests import ExecutionRequest, run_limits

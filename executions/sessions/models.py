@@ -5,7 +5,7 @@ from django.db.models import Q
 from django.db.models.functions import Now
 
 from executions.kernel.text import uuid7
-from executions.runs.process_models import Process
+from executions.runs.models import Process
 from executions.tenants.models import ApiKey, Tenant
 from providers.fields import EncryptedJSONField, EncryptedTextField
 

@@ -36,6 +36,16 @@ class Quota(StrEnum):
     BUDGET_OF_MONTH = "budget_per_month"
 
 
+@dataclass(frozen=True)
+class Use:
+    """`limit` is None for a budget that nobody has set. `resets_at` is when `used` is nothing
+    again, None for what is given back by itself, as when an execution ends."""
+
+    limit: float | None
+    used: float
+    resets_at: datetime | None = None
+
+
 # What all tenants share, in the same field of a refusal. `usage` shows them to nobody.
 OF_ALL_SESSIONS = "installation_sessions"
 OF_ALL_BUDGETS = "installation_budget"

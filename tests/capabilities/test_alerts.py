@@ -28,7 +28,7 @@ from executions.kernel import http
 from executions.ledger.append import append
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.runs.process_models import Process
+from executions.runs.models import Process
 from executions.tasks import watch_alerts
 from executions.tenants.models import Tenant
 from executions.tenants.service import ADMINISTRATOR, AUDITOR, OPERATOR

@@ -22,8 +22,7 @@ from executions.capabilities.dashboard.inbox import MOST, attention
 from executions.capabilities.spending.models import Budget, Spending
 from executions.capabilities.tools.models import ToolCall
 from executions.ledger.models import LedgerCheck
-from executions.runs.models import Approval, Execution
-from executions.runs.process_models import Process
+from executions.runs.models import Approval, Execution, Process
 from executions.runs.queue import queue_state
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import _own_running

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from executions.capabilities.observability.counters import BOUNDS, hour_of
 from executions.capabilities.observability.metrics import TENANTS, Family, collect, write
 from executions.capabilities.observability.models import ExecutionCount, ExecutionTotal
-from executions.runs.models import ExecutionTenantCount
-from executions.runs.process_models import Process
+from executions.runs.models import ExecutionTenantCount, Process
 from executions.sessions.models import Session
 from providers.models import CircuitBreaker, ProviderConfig, ProviderHealth
 from tests.conftest import Caller

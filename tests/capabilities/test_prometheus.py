@@ -20,7 +20,7 @@ from django.utils import timezone
 
 from executions.capabilities.alerts.models import Alert
 from executions.capabilities.observability.models import AuditExport
-from executions.runs.process_models import Process
+from executions.runs.models import Process
 from executions.sessions.models import Session
 from providers.models import CircuitBreaker, ProviderConfig, ProviderHealth
 from tests.conftest import Caller, require

@@ -15,8 +15,7 @@ from django.db import connection
 
 from executions.ledger.models import LedgerEntry
 from executions.runs.heartbeat import Heartbeat
-from executions.runs.models import Execution
-from executions.runs.process_models import Process
+from executions.runs.models import Execution, Process
 from executions.runs.process_reaper import Watcher
 from tests.conftest import Caller, require
 from tests.support.held import opened

@@ -18,7 +18,7 @@ from executions.ledger.checkpoint_store import AsyncWriter
 from executions.runs import heartbeat, journal
 from executions.runs.heartbeat import Heartbeat
 from executions.runs.journal import start as start_journal
-from executions.runs.process_models import Process
+from executions.runs.models import Process
 from providers import waiting
 from providers.errors import ProviderUnavailable, RateLimited
 from providers.manager import ProviderManager

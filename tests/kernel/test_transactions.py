@@ -30,9 +30,7 @@ from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecr
 from executions.doors.native.authentication import NEEDS
 from executions.kernel import background, batches
 from executions.runs import output_collector, worker
-from executions.runs.models import Execution, ExecutionEvent
-from executions.runs.process_models import Process
-from executions.runs.signal_models import RunSignal
+from executions.runs.models import Execution, ExecutionEvent, Process, RunSignal
 from executions.sessions.models import Session
 from executions.sessions.storage import blobs, drafts, file_saves
 from executions.sessions.storage.models import (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from executions.capabilities.policies import analyzer_pool
 from executions.capabilities.policies.active import Rules
 from executions.capabilities.policies.analysis import LOOKED, MOST, TOO_MUCH, UNPARSED, analyse
-from executions.capabilities.policies.enforcement import may_be_python, own_modules
+from executions.capabilities.policies.capability import may_be_python, own_modules
 from executions.capabilities.policies.service import policy_from, presets
 
 DENY: dict[str, Any] = {

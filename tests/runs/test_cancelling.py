@@ -17,9 +17,8 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs import active_runs, service
 from executions.runs.heartbeat import Heartbeat
-from executions.runs.models import Execution, LateResult
+from executions.runs.models import Execution, LateResult, RunSignal
 from executions.runs.queue import claim_next
-from executions.runs.signal_models import RunSignal
 from executions.runs.worker import run_claimed
 from tests.conftest import Caller
 from tests.support.held import ended, opened

@@ -22,10 +22,10 @@ from executions.runs.expiry import end_stale_executions
 from executions.runs.heartbeat import Heartbeat, PeriodicStep
 from executions.runs.journal import record_kept
 from executions.runs.journal_files import Ended
-from executions.runs.models import Execution
-from executions.runs.process_models import Process
+from executions.runs.models import Execution, Process
 from executions.runs.process_reaper import KEPT, Watcher, forget_ended
 from executions.runs.record import close_record
+from executions.sessions.ending import abort_unfinished
 from executions.sessions.models import Session
 from providers.living import birth
 from providers.remote.owner import process_tag
@@ -363,6 +363,7 @@ def test_what_a_dead_process_was_opening_is_closed_and_what_it_was_waking_sleeps
     Session.objects.filter(pk=waking["id"]).update(process=other, **sleeping)
 
     clock.watch(Watcher(now=clock), 12, lambda: beat(Process.objects.get(pk=lease.mine())))
+    abort_unfinished()
 
     closed = sessions.row(unopened)
     assert (closed.state, closed.process) == ("closed", None)

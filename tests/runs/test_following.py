@@ -16,8 +16,7 @@ from django.utils import timezone
 
 from executions.runs import active_runs, event_log
 from executions.runs.event_log import EventLog
-from executions.runs.models import Execution, ExecutionEvent
-from executions.runs.signal_models import RunSignal
+from executions.runs.models import Execution, ExecutionEvent, RunSignal
 from executions.tasks import forget_events
 from providers.values import Event, RunLimits
 from tests.conftest import Caller

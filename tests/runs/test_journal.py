@@ -302,7 +302,7 @@ def test_a_worker_that_cannot_read_what_to_run_ends_the_row_as_not_run(
         raise OperationalError("the server closed the connection")
 
     with monkeypatch.context() as patch:
-        patch.setattr(worker, "steps_of", away)
+        patch.setattr(worker, "_steps_of", away)
         patch.setattr(journal, "reject", away)
         outcome = worker.run_claimed(execution)
     assert isinstance(outcome.error, DatabaseUnavailable)
@@ -318,7 +318,7 @@ def test_a_client_of_agent_sandbox_is_told_that_it_ran(
         raise OperationalError("the server closed the connection")
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "complete", away)
+        patch.setattr(journal, "close_record", away)
         answer = alice.client.post("/v1/execute", {"user_id": "u", "code": "pass"})
     assert answer.status_code == 503
     body = answer.json()
@@ -338,7 +338,7 @@ def test_a_replay_that_could_not_be_recorded_is_told_by_a_page(
         raise OperationalError("the server closed the connection")
 
     with monkeypatch.context() as patch:
-        patch.setattr(journal, "complete", away)
+        patch.setattr(journal, "close_record", away)
         page = admin_client.post(
             f"/admin/executions/execution/{replayed}/replay", {"provider": "scripted"}
         )

@@ -18,8 +18,7 @@ from django.db.models.functions import Now
 from executions.runs import active_runs, heartbeat
 from executions.runs.attempt import Attempt
 from executions.runs.heartbeat import Heartbeat, PeriodicStep
-from executions.runs.models import Execution
-from executions.runs.process_models import Process
+from executions.runs.models import Execution, Process
 from executions.runs.process_reaper import UnattendedRuns
 from executions.runs.queue import claim_next
 from executions.runs.requests import Caller as By
@@ -254,6 +253,7 @@ def test_the_service_registers_its_periodic_steps_in_this_order() -> None:
     assert found == [
         ("signals", 0.0),
         ("deaths", 0.0),
+        ("unfinished sessions", 0.0),
         ("waking", 0.0),
         ("unattended", 10.0),
         ("forget", 3600.0),

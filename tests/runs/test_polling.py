@@ -17,9 +17,8 @@ from executions.kernel.background import Ticker
 from executions.kernel.text import to_json
 from executions.runs import event_log, event_stream, polling
 from executions.runs.event_stream import EventBuffer, Listener
-from executions.runs.models import Execution, ExecutionEvent
+from executions.runs.models import Execution, ExecutionEvent, RunSignal
 from executions.runs.polling import Poll, Reader, Waiter
-from executions.runs.signal_models import RunSignal
 from providers.errors import RateLimited
 from sandbox_site import draining
 from tests.conftest import Caller

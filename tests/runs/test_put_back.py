@@ -16,8 +16,7 @@ from executions.runs import heartbeat, journal, payloads
 from executions.runs.expiry import end_stale_executions
 from executions.runs.heartbeat import OwnershipLost
 from executions.runs.journal_files import Ended, write
-from executions.runs.models import Execution
-from executions.runs.process_models import Process
+from executions.runs.models import Execution, Process
 from executions.runs.process_reaper import mark_lost, requeue_or_fail
 from executions.runs.queue import MAX_REQUEUES, claim, claim_next, mark_dispatched, move, requeue
 from executions.runs.record import error_changes, reject

@@ -16,7 +16,7 @@ from django.db import connection
 from django.db.models.functions import Now
 
 from executions.runs.heartbeat import Heartbeat
-from executions.runs.process_models import Process
+from executions.runs.models import Process
 from sandbox_site import gunicorn_conf, standby
 from sandbox_site.standby import Standby, raise_beats
 from tests.support.processes import ROOT

@@ -22,8 +22,7 @@ from executions.capabilities.spending.models import Budget, Spending
 from executions.capabilities.tools.models import ToolCall
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.ledger.models import LedgerCheck, LedgerEntry
-from executions.runs.models import Approval, Execution
-from executions.runs.process_models import Process
+from executions.runs.models import Approval, Execution, Process
 from executions.sessions.models import Session
 from executions.sessions.storage.models import Snapshot, Workspace
 from executions.tenants.keys import create_api_key

@@ -11,8 +11,7 @@ from django.utils import timezone
 from executions.kernel.coroutines import run_sync
 from executions.runs import late_results
 from executions.runs.admission import current_usage
-from executions.runs.models import Execution, ExecutionTenantCount
-from executions.runs.process_models import Process
+from executions.runs.models import Execution, ExecutionTenantCount, Process
 from executions.runs.process_reaper import mark_lost
 from executions.runs.service import cancelling
 from executions.sessions.storage import quota

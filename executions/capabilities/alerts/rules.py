@@ -26,8 +26,7 @@ from executions.ledger.checkpoints import newest_line
 from executions.ledger.keyring import LedgerUnavailable
 from executions.ledger.models import LedgerCheck, LedgerEntry
 from executions.runs.ledger_checks import last_told, uncheckpointed_since
-from executions.runs.models import Execution
-from executions.runs.process_models import Process
+from executions.runs.models import Execution, Process
 from executions.runs.queue import WAITS_FOR_APPROVAL, queue_state
 from executions.runs.record import QUEUE_ALLOWANCE
 from executions.tenants.models import Tenant

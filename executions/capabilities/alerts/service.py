@@ -27,7 +27,7 @@ from executions.kernel import http
 from executions.kernel.background import run_once_in_background
 from executions.kernel.batches import delete_in_batches
 from executions.ledger.append import append
-from executions.runs.process_models import Process
+from executions.runs.models import Process
 from providers.addresses import Allowed, Rules
 from providers.hidden_characters import visible
 from providers.remote.receiver import Receiver

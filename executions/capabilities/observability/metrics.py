@@ -28,8 +28,7 @@ from executions.capabilities.observability.counters import (
 )
 from executions.capabilities.observability.models import AuditExport, ExecutionTotal
 from executions.ledger.models import LedgerEntry
-from executions.runs.models import Execution, ExecutionTenantCount
-from executions.runs.process_models import Process
+from executions.runs.models import Execution, ExecutionTenantCount, Process
 from executions.sessions.models import Session
 from providers.models import CircuitBreaker, ProviderConfig, ProviderHealth
 

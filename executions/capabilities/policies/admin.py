@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied, ValidationError
-from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
-from django.shortcuts import redirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from unfold.admin import ModelAdmin
 from unfold.widgets import UnfoldAdminTextInputWidget
 
+from executions.admin.decisions import DecidedByHand
 from executions.admin.frame import refuse_unknown, tenant_choice
-from executions.capabilities.policies.approvals import DECIDE, AlreadyDecided, AskedBySame
+from executions.capabilities.policies.approvals import decide, request_of
 from executions.capabilities.policies.models import Policy
 from executions.capabilities.policies.service import (
     DAYS,
@@ -29,8 +28,14 @@ from executions.capabilities.policies.service import (
     presets,
     put_in_force,
 )
+from executions.kernel.text import to_json
+from executions.runs.models import Approval
+from executions.runs.record import file_facts
+from executions.runs.requests import ExecutionRequest
+from executions.runs.tool_schemas import stored
 from providers.admin.guarded import GuardedAdmin
-from providers.admin.read_only import ReadOnly
+from providers.errors import SandboxError
+from providers.fields import DecryptionError
 from providers.hidden_characters import visible
 
 VIEW_EXECUTION = "executions.view_execution"
@@ -224,61 +229,63 @@ else:
     _ModelAdmin = ModelAdmin
 
 
-class DecidedByHand(ReadOnly, _ModelAdmin):
-    """Rows of executions; what is decided about one is bound to a hash of what was shown."""
+@admin.register(Approval)
+class ApprovalAdmin(DecidedByHand):
+    change_form_template = "admin/executions/approval/change_form.html"
+    list_display = ("execution_id", "tenant_slug", "state", "asked_at", "decided_by", "decided_at")
+    list_filter = ("status",)
+    fields = (
+        *("execution", "tenant_slug", "state", "asked_at", "decided_by", "decided_at"),
+        *("code_hash", "request_hash"),
+    )
+    hash_field = "request_hash"
+    of_execution = ("status", "finished_at")
 
-    show_full_result_count = False
-    # The column of that hash, and those of the execution that the pages need.
-    hash_field: ClassVar[str]
-    of_execution: ClassVar[tuple[str, ...]]
+    def shown(self, row: Approval) -> dict[str, Any]:
+        return _shown(row) if row.status == Approval.Status.WAITING else {}
 
-    def shown(self, row: Any) -> dict[str, Any]:
-        """What the page's template shows of it, to those who may see code."""
-        raise NotImplementedError
+    def decide(self, row: Approval, person: Any, *, approve: bool, shown_hash: str) -> str:
+        decide(row, person, approve=approve, request_hash=shown_hash)
+        return f"Execution {row.execution_id} {'approved' if approve else 'rejected'}."
 
-    def decide(self, row: Any, person: Any, *, approve: bool, shown_hash: str) -> str:
-        """Carry it out. Returns what to say; raises AlreadyDecided and AskedBySame."""
-        raise NotImplementedError
+    @admin.display(description="status")
+    def state(self, approval: Approval) -> str:
+        waits = approval.status == Approval.Status.WAITING
+        if waits and not approval.execution.is_open:
+            return f"undecided; execution {approval.execution.get_status_display()}"
+        return approval.get_status_display()
 
-    def get_queryset(self, request: HttpRequest) -> QuerySet[Any]:
-        rows = super().get_queryset(request).select_related("execution")
-        return rows.only(
-            *(field.attname for field in self.opts.concrete_fields),
-            *(f"execution__{name}" for name in self.of_execution),
-        )
 
-    def get_urls(self) -> list[URLPattern]:
-        page = self.admin_site.admin_view(self.decide_view)
-        name = f"{self.opts.app_label}_{self.opts.model_name}_decide"
-        return [path("<path:pk>/decide/", page, name=name), *super().get_urls()]
+def _shown(approval: Approval) -> dict[str, Any]:
+    """All of what would be run, with what cannot be seen spelled out."""
+    try:
+        wanted = request_of(approval)
+    except SandboxError as error:
+        return {"problem": error.message}
+    except DecryptionError as error:
+        return {"problem": f"The request cannot be read. {error}"}
+    if wanted is None:
+        return {"problem": "The execution has ended, or differs from the request. It will not run."}
+    findings = [
+        (each.get("line"), each.get("kind"), visible(str(each.get("name"))))
+        for each in approval.findings
+    ]
+    return {"wanted": _parts(wanted), "code": visible(wanted.code), "findings": findings}
 
-    def change_view(
-        self,
-        request: HttpRequest,
-        object_id: str,
-        form_url: str = "",
-        extra_context: dict[str, Any] | None = None,
-    ) -> HttpResponse:
-        row = self.get_object(request, object_id)
-        may_decide = request.user.has_perm(DECIDE)
-        context = {**(extra_context or {}), "may_decide": may_decide}
-        if row is not None and (may_decide or request.user.has_perm(VIEW_EXECUTION)):
-            context |= {"hash_field": self.hash_field, "shown_hash": getattr(row, self.hash_field)}
-            context |= self.shown(row)
-        return super().change_view(request, object_id, form_url, context)
 
-    def decide_view(self, request: HttpRequest, pk: str) -> HttpResponse:
-        if request.method != "POST" or not self.has_view_permission(request):
-            raise PermissionDenied
-        row = self.get_object(request, pk)
-        if row is None:
-            raise Http404
-        approve = "approve" in request.POST
-        shown_hash = request.POST.get(self.hash_field, "")
-        try:
-            said = self.decide(row, request.user, approve=approve, shown_hash=shown_hash)
-        except (AlreadyDecided, AskedBySame) as error:
-            messages.error(request, error.message)
-        else:
-            messages.success(request, said)
-        return redirect(f"admin:{self.opts.app_label}_{self.opts.model_name}_change", pk)
+def _parts(wanted: ExecutionRequest) -> list[tuple[str, str]]:
+    parts = {
+        "Language": wanted.language,
+        "Entrypoint": wanted.entrypoint,
+        "Timeout": "" if wanted.timeout is None else f"{wanted.timeout:g} s",
+        "Not before": "" if wanted.run_at is None else wanted.run_at.isoformat(),
+        "Session": f"{wanted.session} {wanted.context}" if wanted.session else "",
+        "Provider": wanted.provider,
+        "Tools": to_json(stored(wanted.tools)) if wanted.tools else "",
+        "Subject": wanted.subject,
+        "Arguments": wanted.arguments_json,
+        # Its values may be secrets, and are shown to nobody.
+        "Environment variables": " ".join(sorted(wanted.env)),
+        "Files": to_json([file_facts(file) for file in wanted.files]) if wanted.files else "",
+    }
+    return [(name, visible(value)) for name, value in parts.items() if value]

@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from executions.capabilities.policies.active import Rules
 from executions.capabilities.policies.analyzer_pool import look
-from executions.capabilities.policies.enforcement import (
+from executions.capabilities.policies.capability import (
     may_be_python,
     own_modules,
     refused_of_request,

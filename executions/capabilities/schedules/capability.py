@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from django.urls import URLPattern, path
 
+from executions.capabilities.schedules.models import Schedule
 from executions.runs.extensions import Extension
+from executions.tenants.models import Tenant
+from executions.tenants.quotas import Quota, Use, bound
 
 
 class Schedules(Extension):
@@ -21,6 +24,10 @@ class Schedules(Extension):
             path("api/v1/schedules", SchedulesView.as_view(), name="schedules"),
             path(one, ScheduleView.as_view(), name="schedule"),
         )
+
+    def usage(self, tenant: Tenant) -> Mapping[Quota, Use]:
+        number = Schedule.objects.filter(tenant=tenant).count()
+        return {Quota.SCHEDULES: Use(bound(tenant, Quota.SCHEDULES), number)}
 
     def after_restore(self) -> int:
         # Imported here: the library that reads cron expressions takes a while to load.

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from executions.capabilities.spending.service import cost_of, refuse_over_budget, spend
+from executions.capabilities.spending.service import budgets_of, cost_of, refuse_over_budget, spend
 from executions.runs.extensions import Extension
 from executions.runs.models import Execution, LateResult
+from executions.tenants.models import Tenant
+from executions.tenants.quotas import Quota, Use
 
 
 class Costs(Extension):
@@ -23,6 +25,12 @@ class Costs(Extension):
     def on_end(self, ended: Execution, stored_bytes: int, ran_ms: int) -> None:
         if ended.cost:
             spend(ended.tenant_slug, ended.cost)
+
+    def usage(self, tenant: Tenant) -> Mapping[Quota, Use]:
+        return {
+            quota: Use(float(limit), float(spent), resets_at)
+            for quota, (limit, spent, resets_at) in budgets_of(tenant.slug).items()
+        }
 
     def on_late(self, execution: Execution, late: LateResult, more_ms: int) -> None:
         if late.cost:

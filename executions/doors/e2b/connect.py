@@ -12,10 +12,10 @@ from uuid import UUID
 from django.conf import settings
 from django.utils import timezone
 
-from executions.capabilities.policies.active import rules_for
 from executions.doors.e2b import tokens
 from executions.doors.e2b.errors import Refused, invalid, unimplemented
 from executions.kernel.paths import is_name
+from executions.runs import extensions
 from executions.sessions.models import Session
 from executions.sessions.queries import expires_at
 from executions.sessions.requests import SessionChanges, SessionRequest
@@ -26,7 +26,7 @@ from providers.json_values import TooMuch
 from providers.pool.template import WORKSPACE
 from providers.sandbox import below_workspace
 from providers.slices import json_text
-from providers.values import SandboxLimits
+from providers.values import SandboxLimits, SandboxSpec
 
 STREAM_TYPE = "application/connect+json"
 _COMPRESSED, _END = 1, 2
@@ -301,8 +301,9 @@ def _named(session: Session) -> dict[str, Any]:
 
 
 def _limits_of(session: Session) -> SandboxLimits:
-    rules = rules_for(session.tenant_slug)
-    return (rules.limits if rules else None) or SandboxLimits()
+    parts = extensions.begin_session(session.tenant_slug)
+    wanted = parts.specify(SandboxSpec(session.language), seconds=0)
+    return wanted.limits or SandboxLimits()
 
 
 def _text(value: Any) -> str:

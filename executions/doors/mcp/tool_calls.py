@@ -15,7 +15,6 @@ from typing import Any
 import mcp_types as types
 from django.http import Http404
 
-from executions.capabilities.policies.enforcement import languages_of
 from executions.doors.mcp.results import (
     EXECUTION,
     MOST_CHARACTERS,
@@ -36,6 +35,7 @@ from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
 from executions.kernel.paths import to_text
 from executions.kernel.text import to_json
+from executions.runs import extensions
 from executions.runs.event_log import Broadcast, EventLog, EventSource, RunEvent
 from executions.runs.event_stream import Listener, first_of, following
 from executions.runs.listing import executions_of
@@ -73,9 +73,9 @@ def languages(door: Door) -> Coroutine[list[str]]:
     slug, key = tenant_of(door).slug, door.caller.api_key
     if key is None:
         found, _ = yield from languages_for(slug)
-        return languages_of(slug, found)
+        return extensions.allowed_languages(slug, found)
     found, _ = yield from languages_for(slug, partial(key.allows, "providers"))
-    return languages_of(slug, allowed_languages(key, found))
+    return extensions.allowed_languages(slug, allowed_languages(key, found))
 
 
 async def run_code(call: Call) -> types.CallToolResult:

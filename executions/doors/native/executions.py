@@ -21,8 +21,6 @@ from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from executions.capabilities.policies.enforcement import languages_of
-from executions.capabilities.spending.usage import usage_of
 from executions.doors.native import schema
 from executions.doors.native.authentication import (
     ApiKeyAuthentication,
@@ -62,7 +60,7 @@ from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import END, Query, Rule, declared, refuse, shown
 from executions.ledger.entry_format import DOMAIN
 from executions.ledger.keyring import keyring
-from executions.runs import active_runs
+from executions.runs import active_runs, extensions
 from executions.runs.event_log import EventLog
 from executions.runs.event_stream import Listener, following
 from executions.runs.listing import (
@@ -78,6 +76,7 @@ from executions.runs.requests import CONFLICT, RUN, ExecutionRequest, run_limits
 from executions.runs.routing import allowed_languages, languages_for
 from executions.runs.sealing import receipt_of
 from executions.runs.service import HasEnded, cancelling, running
+from executions.sessions.usage import usage_of
 from executions.tenants.models import ApiKey, Scope
 from executions.tenants.quotas import Quota
 from providers.errors import CODES
@@ -471,7 +470,7 @@ class LanguagesView(ApiView):
         key = self.api_key
         may_use = partial(key.allows, "providers")
         languages, packages = yield from languages_for(key.tenant.slug, may_use)
-        allowed = languages_of(key.tenant.slug, allowed_languages(key, languages))
+        allowed = extensions.allowed_languages(key.tenant.slug, allowed_languages(key, languages))
         known = packages if "python" in allowed else {}
         return json_response(
             {"languages": allowed, "packages": {name: asdict(each) for name, each in known.items()}}

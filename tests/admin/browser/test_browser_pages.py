@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 from django_otp.plugins.otp_totp.models import TOTPDevice
 from playwright.sync_api import Page, expect
 
-from executions.runs.process_models import Process
+from executions.runs.models import Process
 from executions.tenants.keys import authenticate, create_api_key
 from executions.tenants.models import ApiKey, Tenant
 from executions.tenants.service import AUDITOR, ensure_roles

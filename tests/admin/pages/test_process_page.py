@@ -10,8 +10,7 @@ from django.contrib.auth.models import Group, User
 from django.db.models.functions import Now
 from django.test import Client
 
-from executions.runs.models import Execution
-from executions.runs.process_models import Process
+from executions.runs.models import Execution, Process
 from executions.tenants.service import ADMINISTRATOR, AUDITOR, OPERATOR, ensure_roles
 from tests.conftest import Caller
 from tests.support.held import opened

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from django.db.models.functions import Now
 
-from executions.runs.process_models import Process
+from executions.runs.models import Process
 from providers import registry
 from providers.base import SandboxProvider
 from providers.manager import manager

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from django.conf import settings
 
-from executions.capabilities.schedules.models import Schedule
-from executions.capabilities.spending.service import budgets_of
+from executions.runs import extensions
 from executions.runs.admission import current_usage
 from executions.sessions.capacity import awake_of
 from executions.sessions.storage.models import StoredTotal
 from executions.tenants.models import Tenant
-from executions.tenants.quotas import Quota, bound, tomorrow
+from executions.tenants.quotas import Quota, Use, bound, tomorrow
 from executions.tenants.rate_limit import used
-
-
-@dataclass(frozen=True)
-class Use:
-    """`limit` is None for a budget that nobody has set. `resets_at` is when `used` is nothing
-    again, None for what is given back by itself, as when an execution ends."""
-
-    limit: float | None
-    used: float
-    resets_at: datetime | None = None
 
 
 def usage_of(tenant: Tenant) -> dict[Quota, Use]:
@@ -38,7 +26,7 @@ def usage_of(tenant: Tenant) -> dict[Quota, Use]:
         Quota.SECONDS: (round(held.seconds + held.reserved, 3), day),
         Quota.STORED_BYTES: (held.stored, day),
         Quota.SESSIONS: (awake_of(tenant), None),
-        Quota.SCHEDULES: (Schedule.objects.filter(tenant=tenant).count(), None),
+        Quota.SCHEDULES: (0, None),
     }
     found = {
         quota: Use(bound(tenant, quota), number, resets_at)
@@ -47,12 +35,9 @@ def usage_of(tenant: Tenant) -> dict[Quota, Use]:
     total = StoredTotal.objects.filter(tenant=tenant.pk).first() or StoredTotal()
     found[Quota.STORAGE_BYTES] = Use(bound(tenant, Quota.STORAGE_BYTES), total.bytes)
     found[Quota.STORAGE_FILES] = Use(settings.TENANT_STORAGE_FILES, total.files)
-    budgets = budgets_of(tenant.slug)
-    for quota in (Quota.BUDGET_OF_DAY, Quota.BUDGET_OF_MONTH):
-        found[quota] = Use(None, 0)
-        if quota in budgets:
-            limit, spent, resets_at = budgets[quota]
-            found[quota] = Use(float(limit), float(spent), resets_at)
+    found |= dict.fromkeys((Quota.BUDGET_OF_DAY, Quota.BUDGET_OF_MONTH), Use(None, 0))
+    for each in extensions.installed():
+        found |= each.usage(tenant)
     return found
 
 
