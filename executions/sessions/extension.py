@@ -40,7 +40,8 @@ class Sessions(Extension):
         return steps_of_queued(session_id, request) if session_id is not None else None
 
     def before_insert(self, execution: Execution) -> None:
-        cell_order.enqueue(execution)
+        if execution.session_id is not None:
+            cell_order.enqueue(execution)
 
     def begin(
         self, execution: Execution, request: ExecutionRequest, log: EventLog | None
@@ -51,7 +52,8 @@ class Sessions(Extension):
         return stop_command(execution)
 
     def after_run(self, execution: Execution) -> None:
-        cell_order.ended(execution)
+        if execution.session_id is not None:
+            cell_order.ended(execution)
 
     def start_worker(self, goes_on: Callable[[], bool]) -> None:
         due.begin()

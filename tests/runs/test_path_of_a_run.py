@@ -24,9 +24,9 @@ from tests.support.running import run
 from tests.support.sessions import cell, opened
 
 OURS = tuple(f"{ROOT}/{name}/" for name in ("executions", "providers", "sandbox_site"))
-FILES_OF_A_RUN = 72
+FILES_OF_A_RUN = 74
 STATEMENTS_OF_A_RUN = 15
-FILES_OF_A_CELL = 79
+FILES_OF_A_CELL = 83
 STATEMENTS_OF_A_CELL = 19
 
 

@@ -1,4 +1,4 @@
-"""The pages of policies, and the base of pages on which somebody decides."""
+"""The pages of policies and of approvals."""
 
 from __future__ import annotations
 
