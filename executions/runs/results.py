@@ -10,6 +10,7 @@ from typing import Any
 
 from executions.kernel.text import from_json, storable, to_json, without_nan, without_surrogates
 from executions.runs.models import Execution
+from executions.runs.shapes import ObservationShape
 from providers.errors import CreationFailed, ProviderUnavailable
 from providers.guest.names import Omissions, problem, too_large, too_many
 from providers.observations import KINDS, OBSERVATIONS, checked, note
@@ -392,9 +393,12 @@ def kinds_in(meta: Mapping[str, Any]) -> str | None:
     return " ".join(entry["kind"] for entry in checked(meta.get(OBSERVATIONS))) or None
 
 
-def observations_of(execution: Execution) -> list[dict[str, Any]]:
+def observations_of(execution: Execution) -> list[ObservationShape]:
     """As the API tells them."""
-    return checked(execution.meta.get(OBSERVATIONS))
+    return [
+        {"kind": each["kind"], "seen_by": each["seen_by"], "count": each["count"]}
+        for each in checked(execution.meta.get(OBSERVATIONS))
+    ]
 
 
 def in_words(execution: Execution) -> list[str]:

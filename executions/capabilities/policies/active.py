@@ -11,6 +11,7 @@ from django.db.models import Max
 
 from executions.capabilities.policies.models import Policy
 from executions.runs.models import Execution
+from executions.runs.shapes import PolicyShape
 from providers.errors import BLOCKED, SandboxError
 from providers.guest import advice
 from providers.models import ConfigVersion
@@ -120,7 +121,7 @@ def _load() -> dict[str, Rules]:
 _in_force = Kept(_load, Policy, ConfigVersion)
 
 
-def policy_of(execution: Execution) -> dict[str, Any] | None:
+def policy_of(execution: Execution) -> PolicyShape | None:
     """Which one held, what was found in the code, and who had to approve it and did.
 
     Where no policy looked, the remarks count that the sandbox made because its provider is

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, TypedDict
 from uuid import UUID
 
 from django.http import HttpResponse
 from django.urls import reverse
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework import serializers
+from pydantic import Field
 from rest_framework.request import Request
 
 from executions.capabilities.schedules import service as schedules
@@ -17,41 +17,40 @@ from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.schedules.service import CHANGE, CREATE, LIST
 from executions.doors.native import schema
 from executions.doors.native.frame import ApiView
-from executions.doors.native.rendering import json_response, next_page
+from executions.doors.native.rendering import json_response, page_of
+from executions.kernel.shapes import PageShape, Time
 
 TAGS = ["schedules"]
 SCHEDULE_ID = OpenApiParameter("schedule_id", OpenApiTypes.UUID, OpenApiParameter.PATH)
 
 
-class ScheduleSerializer(serializers.Serializer[Any]):
+class ScheduleShape(TypedDict):
     """Code that runs at the times of a cron expression. Only the hash of the code is shown."""
 
-    id = serializers.CharField()
-    name = serializers.CharField()
-    cron = serializers.CharField()
-    timezone = serializers.CharField()
-    paused = serializers.BooleanField()
-    paused_because = serializers.CharField(
-        allow_null=True, help_text="Why it is paused; null if it is active."
-    )
-    language = serializers.CharField()
-    code_hash = serializers.CharField()
-    api_key = serializers.CharField(help_text="The first characters of the key that it runs with.")
-    next_at = serializers.DateTimeField(allow_null=True)
-    last_at = serializers.DateTimeField(allow_null=True)
-    last_problem = serializers.CharField(
-        allow_null=True,
-        help_text="Why a due run was skipped since the last run that started; null if none was.",
-    )
-    created_at = serializers.DateTimeField()
+    id: str
+    name: str
+    cron: str
+    timezone: str
+    paused: bool
+    paused_because: Annotated[
+        str | None, Field(description="Why it is paused; null if it is active.")
+    ]
+    language: str
+    code_hash: str
+    api_key: Annotated[str, Field(description="The first characters of the key that it runs with.")]
+    next_at: Time | None
+    last_at: Time | None
+    last_problem: Annotated[
+        str | None,
+        Field(
+            description="Why a due run was skipped since the last run that started; null if none "
+            "was."
+        ),
+    ]
+    created_at: Time
 
 
-class SchedulePageSerializer(serializers.Serializer[Any]):
-    results = ScheduleSerializer(many=True)
-    next = serializers.URLField(allow_null=True)
-
-
-def schedule_detail(schedule: Schedule) -> dict[str, Any]:
+def schedule_detail(schedule: Schedule) -> ScheduleShape:
     return {
         "id": str(schedule.pk),
         "name": schedule.name,
@@ -77,7 +76,7 @@ class SchedulesView(ApiView):
         "created. It has the permissions of the key that last created or changed the schedule.",
         tags=TAGS,
         request=CREATE,
-        responses={201: ScheduleSerializer, **schema.errors(400, 401, 413, 415, 429)},
+        responses={201: ScheduleShape, **schema.errors(400, 401, 413, 415, 429)},
     )
     def post(self, request: Request) -> HttpResponse:
         schedule = schedules.create(CREATE.read(request.data), self.api_key)
@@ -92,14 +91,12 @@ class SchedulesView(ApiView):
         description="The tenant's schedules, newest first.",
         tags=TAGS,
         parameters=schema.parameters(LIST),
-        responses={200: SchedulePageSerializer, **schema.errors(400, 401)},
+        responses={200: PageShape[ScheduleShape], **schema.errors(400, 401)},
     )
     def get(self, request: Request) -> HttpResponse:
         page = schedules.list_schedules(self.api_key.tenant, LIST.read(request.query_params.dict()))
         results = [schedule_detail(each) for each in page.schedules]
-        return json_response(
-            {"results": results, "next": next_page(request, cursor=page.next_cursor)}
-        )
+        return json_response(page_of(request, results, page.next_cursor))
 
 
 class ScheduleView(ApiView):
@@ -108,7 +105,7 @@ class ScheduleView(ApiView):
         summary="Get a schedule",
         tags=TAGS,
         parameters=[SCHEDULE_ID],
-        responses={200: ScheduleSerializer, **schema.errors(401, 404)},
+        responses={200: ScheduleShape, **schema.errors(401, 404)},
     )
     def get(self, request: Request, schedule_id: UUID) -> HttpResponse:
         return json_response(
@@ -122,7 +119,7 @@ class ScheduleView(ApiView):
         tags=TAGS,
         parameters=[SCHEDULE_ID],
         request=CHANGE,
-        responses={200: ScheduleSerializer, **schema.errors(400, 401, 404, 413, 415)},
+        responses={200: ScheduleShape, **schema.errors(400, 401, 404, 413, 415)},
     )
     def patch(self, request: Request, schedule_id: UUID) -> HttpResponse:
         wanted = CHANGE.read(request.data)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 from uuid import UUID
 
 from django.http import Http404, HttpResponse
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework import serializers
 from rest_framework.request import Request
 
-from executions.capabilities.tools.calls import answer_call, describe, described
+from executions.capabilities.tools.calls import ToolCallShape, answer_call, describe, described
 from executions.capabilities.tools.declarations import TOOL_ANSWER
 from executions.capabilities.tools.dispatcher import look_now
-from executions.capabilities.tools.models import ToolCall
 from executions.doors.native import schema
 from executions.doors.native.frame import ApiView
 from executions.doors.native.rendering import json_response
@@ -24,26 +22,8 @@ from executions.tenants.tenant_scope import executions_of, tool_calls_of
 EXECUTION = OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH)
 
 
-class ToolCallSerializer(serializers.Serializer[Any]):
-    id = serializers.UUIDField()
-    name = serializers.CharField()
-    arguments = serializers.DictField(
-        allow_null=True, help_text="Null unless the call may be carried out."
-    )
-    arguments_hash = serializers.CharField()
-    writes = serializers.BooleanField(
-        help_text="Whether the tool changes data. Then each call needs approval."
-    )
-    state = serializers.ChoiceField(
-        choices=ToolCall.State.choices,
-        help_text="`held`: it waits for approval. `given_up`: the run ended before its answer.",
-    )
-    asked_at = serializers.DateTimeField()
-    answered_at = serializers.DateTimeField(allow_null=True)
-
-
-class ToolCallsSerializer(serializers.Serializer[Any]):
-    results = ToolCallSerializer(many=True)
+class ToolCallsShape(TypedDict):
+    results: list[ToolCallShape]
 
 
 class ToolCallsView(ApiView):
@@ -54,7 +34,7 @@ class ToolCallsView(ApiView):
         "are shown once it is approved.",
         tags=["executions"],
         parameters=[EXECUTION],
-        responses={200: ToolCallsSerializer, **schema.errors(401, 404)},
+        responses={200: ToolCallsShape, **schema.errors(401, 404)},
     )
     def get(self, request: Request, execution_id: UUID) -> HttpResponse:
         tenant = self.api_key.tenant
@@ -62,7 +42,7 @@ class ToolCallsView(ApiView):
         if execution is None:
             raise Http404
         found = tool_calls_of(tenant).filter(execution=execution_id).order_by("pk")
-        return json_response({"results": described(execution, list(found))})
+        return json_response(ToolCallsShape(results=described(execution, list(found))))
 
 
 class ToolCallView(ApiView):
@@ -79,7 +59,7 @@ class ToolCallView(ApiView):
             OpenApiParameter("call_id", OpenApiTypes.UUID, OpenApiParameter.PATH),
         ],
         request=TOOL_ANSWER,
-        responses={200: ToolCallSerializer, **schema.errors(400, 401, 403, 404, 409, 413, 415)},
+        responses={200: ToolCallShape, **schema.errors(400, 401, 403, 404, 409, 413, 415)},
     )
     def post(self, request: Request, execution_id: UUID, call_id: UUID) -> HttpResponse:
         key = self.api_key

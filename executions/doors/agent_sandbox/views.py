@@ -31,6 +31,19 @@ from executions.doors.agent_sandbox.requests import (
     UploadRequest,
     seconds_of,
 )
+from executions.doors.agent_sandbox.shapes import (
+    AgentSandboxAnswerShape,
+    AgentSandboxArtifactShape,
+    AgentSandboxAwayShape,
+    AgentSandboxFetchedShape,
+    AgentSandboxFileShape,
+    AgentSandboxFilesShape,
+    AgentSandboxLinkShape,
+    AgentSandboxNotFetchedShape,
+    AgentSandboxStatusShape,
+    AgentSandboxUploadShape,
+    DetailShape,
+)
 from executions.doors.native import schema
 from executions.doors.native.frame import (
     CLAIMS,
@@ -80,7 +93,7 @@ def failed(error: SandboxError, **fields: Any) -> HttpResponse:
 
 def file_details(
     request: Request, tenant: Tenant, found: Sequence[Saved], expires_in: int
-) -> list[dict[str, Any]]:
+) -> list[AgentSandboxArtifactShape]:
     """Saved files, each with a link to it for whoever has the link, without what is gone."""
     wanted = [_wanted(saved) for saved in found]
     urls = links(tenant, wanted, expires_in=expires_in, absolute=request.build_absolute_uri)
@@ -116,7 +129,7 @@ def _render_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
         detail = exc.message
     else:
         detail = str(exc.detail) if isinstance(exc, APIException) else "The request failed."
-    answer = json_response({"detail": detail}, response.status_code)
+    answer = json_response(DetailShape(detail=detail), response.status_code)
     for name in ("WWW-Authenticate", "Allow", "Retry-After"):
         if name in response:
             answer[name] = response[name]
@@ -126,8 +139,13 @@ def _render_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
 def _away(away: DatabaseUnavailable, response: HttpResponse) -> HttpResponse:
     """Not a 200 as other failures: a proxy and a client's own retries are to see it."""
     record_id = str(away.record_id) if away.record_id else None
-    body = {"detail": away.message, "error": f"{away.code}: {away.message}"}
-    answer = json_response({**body, "ran": away.ran, "id": record_id}, response.status_code)
+    body: AgentSandboxAwayShape = {
+        "detail": away.message,
+        "error": f"{away.code}: {away.message}",
+        "ran": away.ran,
+        "id": record_id,
+    }
+    answer = json_response(body, response.status_code)
     answer["Retry-After"] = response["Retry-After"]
     if record_id:
         answer["X-Execution-ID"] = record_id
@@ -140,7 +158,7 @@ class ResetView(AgentSandboxView):
         summary="Reset a conversation: delete its variables, keep its files",
         tags=TAGS,
         request=CONVERSATION,
-        responses={200: schema.AgentSandboxStatusSerializer, **schema.details(401, 413, 415)},
+        responses={200: AgentSandboxStatusShape, **schema.details(401, 413, 415)},
     )
     @answered_later
     def post(self, request: Request) -> Coroutine[HttpResponse]:
@@ -151,10 +169,14 @@ class ResetView(AgentSandboxView):
         except DatabaseUnavailable:
             raise
         except SandboxError as error:
-            return json_response({"status": "error", "message": f"{error.code}: {error.message}"})
-        return json_response(
-            {"status": "success", "output": "Kernel reset.\n", "container_id": str(session.pk)}
-        )
+            message = f"{error.code}: {error.message}"
+            return json_response(AgentSandboxStatusShape(status="error", message=message))
+        done: AgentSandboxStatusShape = {
+            "status": "success",
+            "output": "Kernel reset.\n",
+            "container_id": str(session.pk),
+        }
+        return json_response(done)
 
 
 class StopView(AgentSandboxView):
@@ -165,7 +187,7 @@ class StopView(AgentSandboxView):
         "next sandbox.",
         tags=TAGS,
         request=CONVERSATION,
-        responses={200: schema.AgentSandboxStatusSerializer, **schema.details(401, 413, 415)},
+        responses={200: AgentSandboxStatusShape, **schema.details(401, 413, 415)},
     )
     @answered_later
     def post(self, request: Request) -> Coroutine[HttpResponse]:
@@ -173,7 +195,7 @@ class StopView(AgentSandboxView):
         session = agent_sandbox.find(self.api_key.tenant, conversation)
         if session is not None:
             yield from close(session, f"key:{self.api_key.prefix}")
-        return json_response({"status": "success"})
+        return json_response(AgentSandboxStatusShape(status="success"))
 
 
 @require_GET
@@ -198,9 +220,9 @@ class ExecuteView(AgentSandboxView):
         parameters=schema.parameters(CLAIMS),
         request=EXECUTE,
         responses={
-            200: schema.AgentSandboxAnswerSerializer,
+            200: AgentSandboxAnswerShape,
             **schema.details(401, 413, 415),
-            503: OpenApiResponse(schema.AgentSandboxAwaySerializer, "Nothing can be recorded now."),
+            503: OpenApiResponse(AgentSandboxAwayShape, "Nothing can be recorded now."),
         },
     )
     @answered_later
@@ -213,7 +235,8 @@ class ExecuteView(AgentSandboxView):
         try:
             session = yield from agent_sandbox.held(caller, wanted.conversation)
             if away := agent_sandbox.missing(session, inputs):
-                return json_response({"error": f"inputs: There is no file {storable(away[0])!r}."})
+                problem = f"inputs: There is no file {storable(away[0])!r}."
+                return json_response(AgentSandboxAnswerShape(error=problem))
             cell = agent_sandbox.cell(session, wanted.code, **claims)
             outcome = yield from running(cell, caller)
         except DatabaseUnavailable:
@@ -228,7 +251,7 @@ class ExecuteView(AgentSandboxView):
 
     def _body(
         self, request: Request, execution: Execution, wanted: ExecuteRequest
-    ) -> dict[str, Any]:
+    ) -> AgentSandboxAnswerShape:
         if execution.status == Execution.Status.ERROR:
             return {"error": f"{execution.error_code}: {execution.error_message}"}
         expires_in = seconds_of(wanted.presign_expires_in)
@@ -284,7 +307,7 @@ UPLOAD: Query[Any] = Query(UploadRequest)
 class _FilesView(AgentSandboxView):
     def detail_of(
         self, request: Request, session: Session | None, path: str, expires_in: int | None
-    ) -> dict[str, Any] | None:
+    ) -> AgentSandboxArtifactShape | None:
         """A file of the conversation, if it is saved."""
         saved = agent_sandbox.file(session, path) if session is not None else None
         found = [saved] if saved is not None else []
@@ -311,7 +334,7 @@ class UploadView(_FilesView):
             }
         },
         responses={
-            200: schema.AgentSandboxUploadSerializer,
+            200: AgentSandboxUploadShape,
             **schema.details(401, 413, 415),
         },
     )
@@ -331,9 +354,17 @@ class UploadView(_FilesView):
         detail = self.detail_of(request, session, path, wanted.presign_expires_in)
         if detail is None:
             return json_response(
-                {"detail": "The file is in the sandbox, but it could not be saved. Try again."}, 503
+                DetailShape(
+                    detail="The file is in the sandbox, but it could not be saved. Try again."
+                ),
+                503,
             )
-        return json_response({"status": "success", **detail, "container_id": str(session.pk)})
+        done: AgentSandboxUploadShape = {
+            "status": "success",
+            **detail,
+            "container_id": str(session.pk),
+        }
+        return json_response(done)
 
 
 def _kept(sent: UploadedFile[Any]) -> IO[bytes]:
@@ -354,7 +385,7 @@ class UploadUrlsView(AgentSandboxView):
         description="Each file that can be fetched is stored, even if others fail.",
         tags=TAGS,
         request=FETCH,
-        responses={200: schema.AgentSandboxFetchedSerializer, **schema.details(401, 413, 415)},
+        responses={200: AgentSandboxFetchedShape, **schema.details(401, 413, 415)},
     )
     @answered_later
     def post(self, request: Request) -> Coroutine[HttpResponse]:
@@ -367,14 +398,16 @@ class UploadUrlsView(AgentSandboxView):
             raise
         except SandboxError as error:
             return failed(error, status="error", uploaded=[], errors=[])
-        failures = [{"source_url": storable(url), "error": text} for url, text in arrived.failures]
+        failures: list[AgentSandboxNotFetchedShape] = [
+            {"source_url": storable(url), "error": text} for url, text in arrived.failures
+        ]
         status = "partial_success" if failures else "success"
         return json_response(
-            {
-                "status": status if arrived.paths else "error",
-                "uploaded": [escape(path) for path in arrived.paths],
-                "errors": failures,
-            }
+            AgentSandboxFetchedShape(
+                status=status if arrived.paths else "error",
+                uploaded=[escape(path) for path in arrived.paths],
+                errors=failures,
+            )
         )
 
 
@@ -384,24 +417,21 @@ class ListView(AgentSandboxView):
         summary="List the saved files of a conversation",
         tags=TAGS,
         parameters=schema.parameters(OF_CONVERSATION),
-        responses={200: schema.AgentSandboxFilesSerializer, **schema.details(400, 401)},
+        responses={200: AgentSandboxFilesShape, **schema.details(400, 401)},
     )
     def get(self, request: Request) -> HttpResponse:
         wanted = OF_CONVERSATION.read(request.query_params.dict())
         session = agent_sandbox.find_files(self.api_key.tenant, wanted.conversation)
         found = agent_sandbox.saved_files(session) if session is not None else ()
-        return json_response(
+        files: list[AgentSandboxFileShape] = [
             {
-                "files": [
-                    {
-                        "path": escape(each.path),
-                        "size_bytes": each.row.size,
-                        "mtime": int(each.row.modified),
-                    }
-                    for each in found
-                ]
+                "path": escape(each.path),
+                "size_bytes": each.row.size,
+                "mtime": int(each.row.modified),
             }
-        )
+            for each in found
+        ]
+        return json_response(AgentSandboxFilesShape(files=files))
 
 
 class DownloadUrlView(_FilesView):
@@ -410,7 +440,7 @@ class DownloadUrlView(_FilesView):
         summary="Create a link to a saved file",
         tags=TAGS,
         parameters=schema.parameters(LINK),
-        responses={200: schema.AgentSandboxLinkSerializer, **schema.details(400, 401, 404)},
+        responses={200: AgentSandboxLinkShape, **schema.details(400, 401, 404)},
     )
     def get(self, request: Request) -> HttpResponse:
         wanted = LINK.read(request.query_params.dict())
@@ -418,12 +448,12 @@ class DownloadUrlView(_FilesView):
         session = agent_sandbox.find_files(self.api_key.tenant, wanted.conversation)
         detail = self.detail_of(request, session, path, wanted.expires_in)
         if detail is None:
-            return json_response({"detail": "File not found"}, 404)
+            return json_response(DetailShape(detail="File not found"), 404)
         return json_response(
-            {
-                "status": "success",
-                "path": detail["path"],
-                "expires_in": seconds_of(wanted.expires_in),
-                "download_url": detail["download_url"],
-            }
+            AgentSandboxLinkShape(
+                status="success",
+                path=detail["path"],
+                expires_in=seconds_of(wanted.expires_in),
+                download_url=detail["download_url"],
+            )
         )

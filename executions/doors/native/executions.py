@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, cast, get_type_hints
 from uuid import UUID
 
 from django.http import Http404, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import reverse
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema, inline_serializer
+from drf_spectacular.utils import OpenApiParameter, extend_schema
 from pydantic import Field
-from rest_framework import serializers
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
@@ -55,7 +53,15 @@ from executions.doors.native.rendering import (
     execution_for,
     execution_in_full,
     json_response,
-    next_page,
+    page_of,
+)
+from executions.doors.native.shapes import (
+    LanguagesShape,
+    LedgerKeyShape,
+    LedgerKeysShape,
+    PackagesShape,
+    QuotaShape,
+    UsageShape,
 )
 from executions.kernel.bodies import LARGE
 from executions.kernel.coroutines import Coroutine
@@ -72,9 +78,9 @@ from executions.runs.record import Outcome
 from executions.runs.requests import RUN, ExecutionRequest, run_limits
 from executions.runs.routing import allowed_languages, languages_for
 from executions.runs.service import HasEnded, cancelling, running
+from executions.runs.shapes import ExecutionPageShape, ExecutionShape
 from executions.sessions.requests import CONFLICT
 from executions.tenants.models import ApiKey, Scope
-from executions.tenants.quotas import Quota
 from executions.tenants.tenant_scope import artifacts_of, executions_of
 from providers.errors import CODES
 
@@ -83,7 +89,7 @@ LAST_EVENT = "Last-Event-ID"
 _LARGEST = 10**15 - 1
 
 
-_EXECUTION_FIELDS = tuple(schema.ExecutionSerializer().fields)
+_EXECUTION_FIELDS = tuple(get_type_hints(ExecutionShape))
 _ONE_FIELD = f"({'|'.join(_EXECUTION_FIELDS)})"
 
 
@@ -318,7 +324,7 @@ class ExecutionsView(RunningView):
         request=RUN,
         responses={
             **schema.STREAMED_EXECUTION,
-            202: schema.ExecutionSerializer,
+            202: ExecutionShape,
             **schema.errors(400, 401, 404, 409, 413, 415, 429, 502, 503),
         },
     )
@@ -344,14 +350,12 @@ class ExecutionsView(RunningView):
         description="The tenant's executions, newest first, without the fields that can be large.",
         tags=["executions"],
         parameters=schema.parameters(LIST),
-        responses={200: schema.ExecutionPageSerializer, **schema.errors(400, 401)},
+        responses={200: ExecutionPageShape, **schema.errors(400, 401)},
     )
     def get(self, request: Request) -> HttpResponse:
         page = list_executions(self.api_key.tenant, LIST.read(request.query_params.dict()))
         results = [execution_summary(execution) for execution in page.executions]
-        return json_response(
-            {"results": results, "next": next_page(request, cursor=page.next_cursor)}
-        )
+        return json_response(page_of(request, results, page.next_cursor))
 
 
 def _read(request: Request) -> ExecutionRequest:
@@ -397,7 +401,7 @@ class ExecutionView(ApiView):
             OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH),
             *schema.parameters(FIELDS),
         ],
-        responses={200: schema.ExecutionSerializer, **schema.errors(401, 404)},
+        responses={200: ExecutionShape, **schema.errors(401, 404)},
     )
     def get(self, request: Request, execution_id: UUID) -> HttpResponse:
         fields = fields_of(request)
@@ -417,7 +421,7 @@ class CancelView(RunningView):
         tags=["executions"],
         parameters=[OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH)],
         request=None,
-        responses={200: schema.ExecutionSerializer, **schema.errors(401, 404, 409, 503)},
+        responses={200: ExecutionShape, **schema.errors(401, 404, 409, 503)},
     )
     @answered_later
     def post(self, request: Request, execution_id: UUID) -> Coroutine[HttpResponse]:
@@ -460,7 +464,7 @@ class LanguagesView(ApiView):
         summary="List languages",
         description="The languages that the caller's providers can run now.",
         tags=["executions"],
-        responses={200: schema.LanguagesSerializer, **schema.errors(401, 503)},
+        responses={200: LanguagesShape, **schema.errors(401, 503)},
     )
     @answered_later
     def get(self, request: Request) -> Coroutine[HttpResponse]:
@@ -469,9 +473,11 @@ class LanguagesView(ApiView):
         languages, packages = yield from languages_for(key.tenant.slug, may_use)
         allowed = languages_of(key.tenant.slug, allowed_languages(key, languages))
         known = packages if "python" in allowed else {}
-        return json_response(
-            {"languages": allowed, "packages": {name: asdict(each) for name, each in known.items()}}
-        )
+        shown: dict[str, PackagesShape] = {
+            name: {"state": each.state, "reason": each.reason, "versions": dict(each.versions)}
+            for name, each in known.items()
+        }
+        return json_response(LanguagesShape(languages=list(allowed), packages=shown))
 
 
 @extend_schema(exclude=True)
@@ -498,32 +504,16 @@ class LedgerKeysView(ApiView):
         description="Store them: a receipt is verified offline, with the key that it names.",
         tags=["ledger"],
         auth=[],
-        responses={200: schema.LedgerKeysSerializer, **schema.errors(400, 503)},
+        responses={200: LedgerKeysShape, **schema.errors(400, 503)},
     )
     def get(self, request: Request) -> HttpResponse:
-        keys = [
+        keys: list[LedgerKeyShape] = [
             {"key_id": key.key_id, "algorithm": "Ed25519", "public_key": key.public_key}
             for key in keyring().values()
         ]
-        response = json_response({"domain": DOMAIN.decode().strip(), "keys": keys})
+        response = json_response(LedgerKeysShape(domain=DOMAIN.decode().strip(), keys=keys))
         response["Cache-Control"] = "public, max-age=300"
         return response
-
-
-class QuotaSerializer(serializers.Serializer[Any]):
-    limit = serializers.FloatField(allow_null=True, help_text="Null if no budget is set.")
-    used = serializers.FloatField(
-        help_text="Includes the amounts that are reserved for work that has not ended."
-    )
-    resets_at = serializers.DateTimeField(
-        allow_null=True,
-        help_text="Null if the use decreases by itself, for example when executions end.",
-    )
-
-
-class UsageSerializer(serializers.Serializer[Any]):
-    tenant = serializers.CharField()
-    quotas = inline_serializer("Quotas", {quota.value: QuotaSerializer() for quota in Quota})
 
 
 class UsageView(ApiView):
@@ -533,11 +523,11 @@ class UsageView(ApiView):
         description="The quotas of the tenant, with the usage of all of its keys. Each quota has "
         "the name that an SB008 error gives in `field`. Days are UTC days.",
         tags=["usage"],
-        responses={200: UsageSerializer, **schema.errors(401, 503)},
+        responses={200: UsageShape, **schema.errors(401, 503)},
     )
     def get(self, request: Request) -> HttpResponse:
         tenant = self.api_key.tenant
-        quotas = {
+        quotas: dict[str, QuotaShape] = {
             quota.value: {
                 "limit": use.limit,
                 "used": use.used,
@@ -545,4 +535,4 @@ class UsageView(ApiView):
             }
             for quota, use in usage_of(tenant).items()
         }
-        return json_response({"tenant": tenant.slug, "quotas": quotas})
+        return json_response(UsageShape(tenant=tenant.slug, quotas=quotas))

@@ -27,6 +27,7 @@ from executions.sessions import files
 from executions.sessions.file_events import watching
 from executions.sessions.models import Session
 from executions.sessions.requests import FILE, FOLDER, LIST, MKDIR, MOVE, FileListing, named_as
+from executions.sessions.shapes import FilePageShape, FileShape, MadeShape, UnpackedShape
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.guest.names import escape
 from providers.sandbox import FileEntry
@@ -37,9 +38,9 @@ _COPIED_BYTES = 256 * 1024
 _OF_SANDBOX = (401, 404, 409, 502)
 
 
-def entry_detail(entry: FileEntry) -> dict[str, Any]:
+def entry_detail(entry: FileEntry) -> FileShape:
     """With its names as `escape` has them: each can be asked for by that."""
-    detail = {
+    detail: FileShape = {
         "path": escape(entry.path),
         "type": entry.type,
         "size_bytes": entry.size,
@@ -78,7 +79,7 @@ class FilesView(SessionApiView):
         summary="List a folder of a session",
         tags=TAGS,
         parameters=[SESSION_ID, *schema.parameters(LIST)],
-        responses={200: schema.FilePageSerializer, **schema.errors(*_OF_SANDBOX)},
+        responses={200: FilePageShape, **schema.errors(*_OF_SANDBOX)},
     )
     @answered_later
     def get(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
@@ -86,10 +87,10 @@ class FilesView(SessionApiView):
         wanted = self.of(request, LIST)
         entries, after = yield from _or_not_found(session, wanted)
         return json_response(
-            {
-                "entries": [entry_detail(entry) for entry in entries],
-                "next": next_page(request, after=after),
-            }
+            FilePageShape(
+                entries=[entry_detail(entry) for entry in entries],
+                next=next_page(request, after=after),
+            )
         )
 
     @extend_schema(
@@ -145,7 +146,7 @@ class FileContentView(SessionApiView):
         tags=TAGS,
         parameters=[SESSION_ID, *schema.parameters(FILE)],
         request=BYTES,
-        responses={200: schema.FileSerializer, **schema.errors(*_OF_SANDBOX, 413)},
+        responses={200: FileShape, **schema.errors(*_OF_SANDBOX, 413)},
     )
     @answered_later
     def put(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
@@ -166,7 +167,7 @@ class FileMoveView(SessionApiView):
         parameters=[SESSION_ID],
         request=MOVE,
         responses={
-            200: schema.FileSerializer,
+            200: FileShape,
             **schema.errors(*_OF_SANDBOX, 413, 415),
         },
     )
@@ -189,8 +190,8 @@ class FileMkdirView(SessionApiView):
         parameters=[SESSION_ID],
         request=MKDIR,
         responses={
-            200: schema.MadeSerializer,
-            201: schema.MadeSerializer,
+            200: MadeShape,
+            201: MadeShape,
             **schema.errors(*_OF_SANDBOX, 413, 415),
         },
     )
@@ -199,7 +200,7 @@ class FileMkdirView(SessionApiView):
         session = self.session(session_id)
         path = MKDIR.read(request.data).path
         made = yield from files.making_directory(session, path)
-        return json_response({"path": escape(path), "created": made}, 201 if made else 200)
+        return json_response(MadeShape(path=escape(path), created=made), 201 if made else 200)
 
 
 class FileArchiveView(SessionApiView):
@@ -227,7 +228,7 @@ class FileArchiveView(SessionApiView):
         tags=TAGS,
         parameters=[SESSION_ID, *schema.parameters(FOLDER)],
         request=TAR,
-        responses={200: schema.UnpackedSerializer, **schema.errors(*_OF_SANDBOX, 413)},
+        responses={200: UnpackedShape, **schema.errors(*_OF_SANDBOX, 413)},
     )
     @answered_later
     def put(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
@@ -235,7 +236,7 @@ class FileArchiveView(SessionApiView):
             session = self.session(session_id)
             path = self.of(request, FOLDER).path
             number = yield from files.unpacking(session, path, files.Rereadable(content))
-        return json_response({"entries": number})
+        return json_response(UnpackedShape(entries=number))
 
 
 def received(request: Request) -> IO[bytes]:

@@ -27,10 +27,12 @@ from executions.doors.native.sessions import SESSION_ID, TAGS, SessionApiView
 from executions.kernel.bodies import LARGE
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
+from executions.kernel.shapes import PageShape
 from executions.runs.routing import COMMANDS, require_language
 from executions.sessions import commands
 from executions.sessions.models import Session
 from executions.sessions.requests import RESIZE, SIGNAL, START, STDIN, CommandRequest
+from executions.sessions.shapes import ProcessShape, SignalledShape
 
 PID = OpenApiParameter("pid", int, OpenApiParameter.PATH)
 MOST_STDIN_BYTES = 1024 * 1024
@@ -51,7 +53,7 @@ class ProcessesView(SessionApiView):
         request=START,
         responses={
             **schema.STREAMED_EXECUTION,
-            201: schema.ProcessSerializer,
+            201: ProcessShape,
             **schema.errors(*_OF_SANDBOX, 413, 415),
         },
     )
@@ -86,12 +88,12 @@ class ProcessesView(SessionApiView):
         description="Running commands, and commands that ended recently.",
         tags=TAGS,
         parameters=[SESSION_ID],
-        responses={200: schema.ProcessPageSerializer, **schema.errors(*_OF_SANDBOX)},
+        responses={200: PageShape[ProcessShape], **schema.errors(*_OF_SANDBOX)},
     )
     @answered_later
     def get(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
         found = yield from commands.listing(self.session(session_id))
-        return json_response({"results": found, "next": None})
+        return json_response(PageShape(results=found, next=None))
 
 
 class _ProcessView(SessionApiView):
@@ -135,7 +137,7 @@ class ProcessSignalView(_ProcessView):
         parameters=[SESSION_ID, PID],
         request=SIGNAL,
         responses={
-            200: schema.SignalledSerializer,
+            200: SignalledShape,
             **schema.errors(*_OF_SANDBOX, 413, 415),
         },
     )
@@ -143,7 +145,7 @@ class ProcessSignalView(_ProcessView):
     def post(self, request: Request, session_id: UUID, pid: int) -> Coroutine[HttpResponse]:
         session = self.of_process(session_id, pid)
         sent = yield from commands.signalling(session, pid, SIGNAL.read(request.data).signal)
-        return json_response({"signalled": sent})
+        return json_response(SignalledShape(signalled=sent))
 
 
 class ProcessResizeView(_ProcessView):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from time import perf_counter
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 from uuid import UUID
 
 from django.http import Http404, HttpResponse
@@ -12,7 +12,6 @@ from django.http.response import HttpResponseBase
 from django.urls import reverse
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework import serializers
 from rest_framework.request import Request
 
 from executions.doors.native import schema
@@ -35,7 +34,7 @@ from executions.doors.native.frame import (
 from executions.doors.native.rendering import (
     json_response,
     may_read,
-    next_page,
+    page_of,
     session_detail,
     session_for,
 )
@@ -43,16 +42,19 @@ from executions.kernel.audit import SUCCESS, log_operation
 from executions.kernel.bodies import LARGE
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import Query
+from executions.kernel.shapes import PageShape
 from executions.runs.models import Execution
 from executions.runs.requests import CELL
 from executions.runs.routing import require_language
 from executions.runs.service import running
+from executions.runs.shapes import ExecutionShape
 from executions.sessions import control
 from executions.sessions.ending import close
 from executions.sessions.lifecycle import opening
 from executions.sessions.models import Session
 from executions.sessions.queries import LIST, list_sessions, living_session_of, session_of
 from executions.sessions.requests import CHANGE, CREATE_CONTEXT, INTERRUPT, OPEN, RESET
+from executions.sessions.shapes import ContextShape, InterruptedShape, SessionShape, SnapshotShape
 from executions.sessions.storage import snapshots
 from executions.sessions.storage.models import Snapshot
 from providers.sandbox import DEFAULT_CONTEXT
@@ -126,7 +128,7 @@ class SessionsView(SessionApiView):
         tags=TAGS,
         request=OPEN,
         responses={
-            201: schema.SessionSerializer,
+            201: SessionShape,
             **schema.errors(400, 401, 404, 409, 413, 415, 429, 502, 503),
         },
     )
@@ -144,14 +146,12 @@ class SessionsView(SessionApiView):
         description="The tenant's sessions, newest first.",
         tags=TAGS,
         parameters=schema.parameters(LIST),
-        responses={200: schema.SessionPageSerializer, **schema.errors(400, 401)},
+        responses={200: PageShape[SessionShape], **schema.errors(400, 401)},
     )
     def get(self, request: Request) -> HttpResponse:
         page = list_sessions(self.api_key.tenant, self.of(request, LIST))
         results = [session_detail(session) for session in page.sessions]
-        return json_response(
-            {"results": results, "next": next_page(request, cursor=page.next_cursor)}
-        )
+        return json_response(page_of(request, results, page.next_cursor))
 
 
 class SessionView(SessionApiView):
@@ -160,7 +160,7 @@ class SessionView(SessionApiView):
         summary="Get a session",
         tags=TAGS,
         parameters=[SESSION_ID],
-        responses={200: schema.SessionSerializer, **schema.errors(401, 404)},
+        responses={200: SessionShape, **schema.errors(401, 404)},
     )
     def get(self, request: Request, session_id: UUID) -> HttpResponse:
         return json_response(session_detail(session_of(self.api_key.tenant, session_id)))
@@ -172,7 +172,7 @@ class SessionView(SessionApiView):
         parameters=[SESSION_ID],
         request=CHANGE,
         responses={
-            200: schema.SessionSerializer,
+            200: SessionShape,
             **schema.errors(400, 401, 404, 409, 413, 415),
         },
     )
@@ -211,7 +211,7 @@ class SessionExecutionsView(SessionApiView):
         request=CELL,
         responses={
             **schema.STREAMED_EXECUTION,
-            202: schema.ExecutionSerializer,
+            202: ExecutionShape,
             **schema.errors(400, 401, 404, 409, 413, 415, 429, 502, 503),
         },
     )
@@ -241,7 +241,7 @@ class InterruptView(SessionApiView):
         parameters=[SESSION_ID],
         request=INTERRUPT,
         responses={
-            202: schema.InterruptedSerializer,
+            202: InterruptedShape,
             **schema.errors(401, 404, 409, 413, 415, 502),
         },
     )
@@ -250,7 +250,7 @@ class InterruptView(SessionApiView):
         session = self.session(session_id)
         wanted = INTERRUPT.read(request.data)
         stopped = yield from control.interrupting(session, wanted.context)
-        return json_response({"interrupted": stopped}, 202)
+        return json_response(InterruptedShape(interrupted=stopped), 202)
 
 
 class ResetView(SessionApiView):
@@ -262,7 +262,7 @@ class ResetView(SessionApiView):
         parameters=[SESSION_ID],
         request=RESET,
         responses={
-            200: schema.SessionSerializer,
+            200: SessionShape,
             **schema.errors(401, 404, 409, 413, 415, 502),
         },
     )
@@ -283,7 +283,7 @@ class ContextsView(SessionApiView):
         parameters=[SESSION_ID],
         request=CREATE_CONTEXT,
         responses={
-            201: schema.ContextSerializer,
+            201: ContextShape,
             **schema.errors(401, 404, 409, 413, 415, 502),
         },
     )
@@ -300,10 +300,11 @@ class ContextsView(SessionApiView):
         summary="List the contexts of a session",
         tags=TAGS,
         parameters=[SESSION_ID],
-        responses={200: schema.ContextPageSerializer, **schema.errors(401, 404, 409)},
+        responses={200: PageShape[ContextShape], **schema.errors(401, 404, 409)},
     )
     def get(self, request: Request, session_id: UUID) -> HttpResponse:
-        return json_response({"results": self.session(session_id).contexts, "next": None})
+        contexts: list[ContextShape] = self.session(session_id).contexts
+        return json_response(PageShape(results=contexts, next=None))
 
 
 class ContextView(SessionApiView):
@@ -332,7 +333,7 @@ class ContextRestartView(SessionApiView):
         parameters=[SESSION_ID, CONTEXT_ID],
         request=None,
         responses={
-            200: schema.ContextSerializer,
+            200: ContextShape,
             **schema.errors(401, 404, 409, 502, 503),
         },
     )
@@ -351,23 +352,7 @@ SNAPSHOT_TAGS = ["snapshots"]
 SNAPSHOT_ID = OpenApiParameter("snapshot_id", OpenApiTypes.UUID, OpenApiParameter.PATH)
 
 
-class SnapshotSerializer(serializers.Serializer[Any]):
-    """The files of a session at one time, without its variables and processes."""
-
-    id = serializers.CharField()
-    name = serializers.CharField(allow_null=True)
-    session = serializers.CharField(help_text="The session that the files are from.")
-    files = serializers.IntegerField(help_text="The number of files, folders and links.")
-    bytes = serializers.IntegerField()
-    created_at = serializers.DateTimeField()
-
-
-class SnapshotPageSerializer(serializers.Serializer[Any]):
-    results = SnapshotSerializer(many=True)
-    next = serializers.URLField(allow_null=True)
-
-
-def snapshot_detail(snapshot: Snapshot) -> dict[str, Any]:
+def snapshot_detail(snapshot: Snapshot) -> SnapshotShape:
     return {
         "id": str(snapshot.pk),
         "name": snapshot.name or None,
@@ -389,7 +374,7 @@ class SessionSnapshotView(SessionApiView):
         parameters=[SESSION_ID],
         request=snapshots.TAKE,
         responses={
-            201: SnapshotSerializer,
+            201: SnapshotShape,
             **schema.errors(400, 401, 404, 409, 413, 415, 429, 502, 503),
         },
     )
@@ -411,15 +396,13 @@ class SnapshotsView(SessionApiView):
         description="The tenant's snapshots, newest first.",
         tags=SNAPSHOT_TAGS,
         parameters=schema.parameters(snapshots.LIST),
-        responses={200: SnapshotPageSerializer, **schema.errors(400, 401)},
+        responses={200: PageShape[SnapshotShape], **schema.errors(400, 401)},
     )
     def get(self, request: Request) -> HttpResponse:
         wanted = self.of(request, snapshots.LIST)
         page = snapshots.list_snapshots(self.api_key.tenant, wanted)
         results = [snapshot_detail(each) for each in page.snapshots]
-        return json_response(
-            {"results": results, "next": next_page(request, cursor=page.next_cursor)}
-        )
+        return json_response(page_of(request, results, page.next_cursor))
 
 
 class SnapshotView(SessionApiView):
@@ -428,7 +411,7 @@ class SnapshotView(SessionApiView):
         summary="Get a snapshot",
         tags=SNAPSHOT_TAGS,
         parameters=[SNAPSHOT_ID],
-        responses={200: SnapshotSerializer, **schema.errors(401, 404)},
+        responses={200: SnapshotShape, **schema.errors(401, 404)},
     )
     def get(self, request: Request, snapshot_id: UUID) -> HttpResponse:
         return json_response(
