@@ -13,7 +13,7 @@ from django.conf import settings
 from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_GET
-from drf_spectacular.utils import OpenApiResponse, extend_schema
+from drf_spectacular.utils import OpenApiResponse
 from rest_framework.exceptions import APIException, AuthenticationFailed, NotAuthenticated
 from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
@@ -44,7 +44,6 @@ from executions.doors.agent_sandbox.shapes import (
     AgentSandboxUploadShape,
     DetailShape,
 )
-from executions.doors.native import schema
 from executions.doors.native.frame import (
     CLAIMS,
     RunningView,
@@ -55,6 +54,7 @@ from executions.doors.native.frame import (
     render_error,
 )
 from executions.doors.native.rendering import json_response
+from executions.doors.native.schema import endpoint
 from executions.kernel.bodies import LARGE
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.database import DatabaseUnavailable
@@ -73,11 +73,12 @@ from providers.errors import InvalidConfiguration, SandboxError
 from providers.guest.display import TEXT_LIMIT
 from providers.guest.names import escape
 
-TAGS = ["Agent Sandbox"]
-
 
 class AgentSandboxView(RunningView):
     """An endpoint of Agent Sandbox."""
+
+    tag = "Agent Sandbox"
+    error_shape = DetailShape
 
     def get_exception_handler(self) -> Callable[..., HttpResponse]:
         return _render_error
@@ -153,15 +154,10 @@ def _away(away: DatabaseUnavailable, response: HttpResponse) -> HttpResponse:
 
 
 class ResetView(AgentSandboxView):
-    @extend_schema(
-        operation_id="agent_sandbox_reset",
-        summary="Reset a conversation: delete its variables, keep its files",
-        tags=TAGS,
-        request=CONVERSATION,
-        responses={200: AgentSandboxStatusShape, **schema.details(401, 413, 415)},
-    )
+    @endpoint("agent_sandbox_reset", request=CONVERSATION, answers={200: AgentSandboxStatusShape})
     @answered_later
     def post(self, request: Request) -> Coroutine[HttpResponse]:
+        """Reset a conversation: delete its variables, keep its files."""
         conversation = CONVERSATION.read(request.data).conversation
         try:
             session = yield from agent_sandbox.held(self.caller(), conversation)
@@ -180,17 +176,13 @@ class ResetView(AgentSandboxView):
 
 
 class StopView(AgentSandboxView):
-    @extend_schema(
-        operation_id="agent_sandbox_stop",
-        summary="End a conversation's sandbox",
-        description="Its files are deleted too, unless DELETE_S3_ON_CLEANUP=0 keeps them for the "
-        "next sandbox.",
-        tags=TAGS,
-        request=CONVERSATION,
-        responses={200: AgentSandboxStatusShape, **schema.details(401, 413, 415)},
-    )
+    @endpoint("agent_sandbox_stop", request=CONVERSATION, answers={200: AgentSandboxStatusShape})
     @answered_later
     def post(self, request: Request) -> Coroutine[HttpResponse]:
+        """End a conversation's sandbox.
+
+        Its files are deleted too, unless DELETE_S3_ON_CLEANUP=0 keeps them for the next sandbox.
+        """
         conversation = CONVERSATION.read(request.data).conversation
         session = agent_sandbox.find(self.api_key.tenant, conversation)
         if session is not None:
@@ -209,24 +201,24 @@ _FIGURE = re.compile(r"<Figure size \S+ with \d+ Axes>")
 class ExecuteView(AgentSandboxView):
     bounds = LARGE
 
-    @extend_schema(
-        operation_id="agent_sandbox_execute",
-        summary="Run Python code in a conversation, in the format of Agent Sandbox",
-        description="Variables and files are kept for the next call. The value of the last "
-        "expression is printed. If the service fails, the answer is a 200 with `error`, as Agent "
-        "Sandbox answers. The header `X-Execution-ID` has the id of the execution; `GET "
-        "/api/v1/executions/{id}` returns its receipt.",
-        tags=TAGS,
-        parameters=schema.parameters(CLAIMS),
+    @endpoint(
+        "agent_sandbox_execute",
+        parameters=(CLAIMS,),
         request=EXECUTE,
-        responses={
+        answers={
             200: AgentSandboxAnswerShape,
-            **schema.details(401, 413, 415),
             503: OpenApiResponse(AgentSandboxAwayShape, "Nothing can be recorded now."),
         },
     )
     @answered_later
     def post(self, request: Request) -> Coroutine[HttpResponse]:
+        """Run Python code in a conversation, in the format of Agent Sandbox.
+
+        Variables and files are kept for the next call. The value of the last expression is printed.
+        If the service fails, the answer is a 200 with `error`, as Agent Sandbox answers. The header
+        `X-Execution-ID` has the id of the execution; `GET /api/v1/executions/{id}` returns its
+        receipt.
+        """
         wanted: ExecuteRequest = EXECUTE.read(request.data)
         # That API's own examples name them from the root, which is their folder.
         inputs = [path_of("inputs", each.lstrip("/")) for each in wanted.inputs]
@@ -318,10 +310,8 @@ class _FilesView(AgentSandboxView):
 class UploadView(_FilesView):
     parser_classes: Any = (MultiPartParser,)
 
-    @extend_schema(
-        operation_id="agent_sandbox_upload",
-        summary="Upload a file to a conversation",
-        tags=TAGS,
+    @endpoint(
+        "agent_sandbox_upload",
         request={
             "multipart/form-data": {
                 "type": "object",
@@ -333,13 +323,11 @@ class UploadView(_FilesView):
                 "additionalProperties": False,
             }
         },
-        responses={
-            200: AgentSandboxUploadShape,
-            **schema.details(401, 413, 415),
-        },
+        answers={200: AgentSandboxUploadShape},
     )
     @answered_later
     def post(self, request: Request) -> Coroutine[HttpResponse]:
+        """Upload a file to a conversation."""
         form: Any = request.data
         fields = {name: value for name, value in form.items() if isinstance(value, str)}
         wanted = UPLOAD.read(fields)
@@ -379,16 +367,13 @@ def _kept(sent: UploadedFile[Any]) -> IO[bytes]:
 class UploadUrlsView(AgentSandboxView):
     bounds = LARGE
 
-    @extend_schema(
-        operation_id="agent_sandbox_upload_urls",
-        summary="Fetch files by URL into a conversation",
-        description="Each file that can be fetched is stored, even if others fail.",
-        tags=TAGS,
-        request=FETCH,
-        responses={200: AgentSandboxFetchedShape, **schema.details(401, 413, 415)},
-    )
+    @endpoint("agent_sandbox_upload_urls", request=FETCH, answers={200: AgentSandboxFetchedShape})
     @answered_later
     def post(self, request: Request) -> Coroutine[HttpResponse]:
+        """Fetch files by URL into a conversation.
+
+        Each file that can be fetched is stored, even if others fail.
+        """
         wanted = FETCH.read(request.data)
         folder = path_of("dest_dir", wanted.dest_dir.rstrip("/")) if wanted.dest_dir else ""
         try:
@@ -412,14 +397,13 @@ class UploadUrlsView(AgentSandboxView):
 
 
 class ListView(AgentSandboxView):
-    @extend_schema(
-        operation_id="agent_sandbox_list_files",
-        summary="List the saved files of a conversation",
-        tags=TAGS,
-        parameters=schema.parameters(OF_CONVERSATION),
-        responses={200: AgentSandboxFilesShape, **schema.details(400, 401)},
+    @endpoint(
+        "agent_sandbox_list_files",
+        parameters=(OF_CONVERSATION,),
+        answers={200: AgentSandboxFilesShape},
     )
     def get(self, request: Request) -> HttpResponse:
+        """List the saved files of a conversation."""
         wanted = OF_CONVERSATION.read(request.query_params.dict())
         session = agent_sandbox.find_files(self.api_key.tenant, wanted.conversation)
         found = agent_sandbox.saved_files(session) if session is not None else ()
@@ -435,14 +419,14 @@ class ListView(AgentSandboxView):
 
 
 class DownloadUrlView(_FilesView):
-    @extend_schema(
-        operation_id="agent_sandbox_download_url",
-        summary="Create a link to a saved file",
-        tags=TAGS,
-        parameters=schema.parameters(LINK),
-        responses={200: AgentSandboxLinkShape, **schema.details(400, 401, 404)},
+    @endpoint(
+        "agent_sandbox_download_url",
+        parameters=(LINK,),
+        answers={200: AgentSandboxLinkShape},
+        errors=(404,),
     )
     def get(self, request: Request) -> HttpResponse:
+        """Create a link to a saved file."""
         wanted = LINK.read(request.query_params.dict())
         path = path_of("path", wanted.path)
         session = agent_sandbox.find_files(self.api_key.tenant, wanted.conversation)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, TypeVar, cast
 
 from django.http import HttpResponse
-from drf_spectacular.utils import OpenApiResponse, PolymorphicProxySerializer, extend_schema
+from drf_spectacular.utils import PolymorphicProxySerializer
 from pydantic import Field
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.permissions import BasePermission
@@ -16,7 +16,7 @@ from rest_framework.request import Request
 from executions.doors.native.authentication import has_scopes, key_text_of
 from executions.doors.native.frame import ApiView
 from executions.doors.native.rendering import json_response
-from executions.doors.native.schema import ERRORS
+from executions.doors.native.schema import endpoint
 from executions.doors.native.shapes import ErrorShape
 from executions.kernel.audit import log_action
 from executions.kernel.declarations import STORABLE, Body, declared
@@ -84,12 +84,6 @@ _ERROR = PolymorphicProxySerializer(
     serializers=cast("Any", [AdminRefusedShape, ErrorShape]),
     resource_type_field_name=None,
 )
-
-
-def errors(*statuses: int) -> dict[int, OpenApiResponse]:
-    """Each with what is told in that case, to whoever administrates."""
-    told = sorted({*statuses, 400, 403, 429, 503})
-    return {each: OpenApiResponse(_ERROR, ERRORS[each]) for each in told}
 
 
 VIEW = "providers.view_providerconfig"
@@ -221,6 +215,9 @@ class _AdminView(ApiView):
     authentication_classes = (AdminAuthentication,)
     permission_classes = (MayAdministrate,)
     needs: Mapping[str, str] = {}
+    tag = "administration"
+    errors = (400, 403, 429, 503)
+    error_shape = _ERROR
 
     def get_exception_handler(self) -> Callable[..., HttpResponse]:
         general = super().get_exception_handler()
@@ -243,13 +240,12 @@ class _AdminView(ApiView):
 class ProvidersView(_AdminView):
     needs = {"GET": VIEW}
 
-    @extend_schema(
-        operation_id="list_providers",
-        summary="List providers with their schemas",
-        tags=["administration"],
-        responses={200: AdminDataShape, **errors()},
-    )
+    @endpoint("list_providers", answers={200: AdminDataShape})
     def get(self, request: Request) -> HttpResponse:
+        """List providers with their schemas.
+
+        For administrators, and for API keys with the scope admin.
+        """
         return json_response(
             AdminDataShape(data=[_described(each) for each in registry.all_providers().values()])
         )
@@ -258,13 +254,12 @@ class ProvidersView(_AdminView):
 class ConfigView(_AdminView):
     needs = {"GET": VIEW, "POST": CHANGE}
 
-    @extend_schema(
-        operation_id="get_config",
-        summary="Get the configuration of every provider, with masked secrets",
-        tags=["administration"],
-        responses={200: AdminDataShape, **errors()},
-    )
+    @endpoint("get_config", answers={200: AdminDataShape})
     def get(self, request: Request) -> HttpResponse:
+        """Get the configuration of every provider, with masked secrets.
+
+        For administrators, and for API keys with the scope admin.
+        """
         rows = {row.provider_id: row for row in ProviderConfig.objects.defer("config")}
         active = next((row.provider_id for row in rows.values() if row.is_active), None)
         data: dict[str, Any] = {"active": active}
@@ -283,21 +278,18 @@ class ConfigView(_AdminView):
             data["unreadable"] = unreadable
         return json_response(AdminDataShape(data=data))
 
-    @extend_schema(
-        operation_id="set_config",
-        summary="Configure a provider",
-        description="With `test_connection`, the provider is tested first. It becomes the active "
-        "provider unless `set_active` is false. 202 if a second administrator has to approve the "
-        "change.",
-        tags=["administration"],
+    @endpoint(
+        "set_config",
         request=CONFIGURE,
-        responses={
-            200: AdminMessageShape,
-            202: AdminPendingShape,
-            **errors(409, 413, 415),
-        },
+        answers={200: AdminMessageShape, 202: AdminPendingShape},
+        errors=(409,),
     )
     def post(self, request: Request) -> HttpResponse:
+        """Configure a provider.
+
+        With `test_connection`, the provider is tested first. It becomes the active provider unless
+        `set_active` is false. 202 if a second administrator has to approve the change.
+        """
         wanted = _read(CONFIGURE, request)
         provider_id = _known(wanted.provider_type)
         config = dict(wanted.config)
@@ -317,15 +309,12 @@ class ConfigView(_AdminView):
 class TestView(_AdminView):
     needs = {"POST": TEST}
 
-    @extend_schema(
-        operation_id="test_connection",
-        summary="Test a provider: start a sandbox and run code in it",
-        description="Uses the stored configuration, or the one in the request, which is not saved.",
-        tags=["administration"],
-        request=TRY,
-        responses={200: AdminTrialShape, **errors(413, 415)},
-    )
+    @endpoint("test_connection", request=TRY, answers={200: AdminTrialShape})
     def post(self, request: Request) -> HttpResponse:
+        """Test a provider: start a sandbox and run code in it.
+
+        Uses the stored configuration, or the one in the request, which is not saved.
+        """
         wanted = _read(TRY, request)
         provider_id = _known(wanted.provider_type or wanted.provider)
         config = None
@@ -343,18 +332,17 @@ class TestView(_AdminView):
 class ActiveView(_AdminView):
     needs = {"PUT": ACTIVATE}
 
-    @extend_schema(
-        operation_id="set_active",
-        summary="Choose the provider that runs the code",
-        tags=["administration"],
+    @endpoint(
+        "set_active",
         request=CHOOSE,
-        responses={
-            200: AdminMessageShape,
-            202: AdminPendingShape,
-            **errors(409, 413, 415),
-        },
+        answers={200: AdminMessageShape, 202: AdminPendingShape},
+        errors=(409,),
     )
     def put(self, request: Request) -> HttpResponse:
+        """Choose the provider that runs the code.
+
+        For administrators, and for API keys with the scope admin.
+        """
         wanted = _read(CHOOSE, request)
         provider_id = _known(wanted.provider)
         if not ProviderConfig.objects.filter(provider_id=provider_id).exists():

@@ -11,8 +11,6 @@ from uuid import UUID
 from django.http import Http404, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import reverse
-from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema
 from pydantic import Field
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.permissions import BasePermission
@@ -21,7 +19,6 @@ from rest_framework.views import APIView
 
 from executions.capabilities.policies.enforcement import languages_of
 from executions.capabilities.spending.usage import usage_of
-from executions.doors.native import schema
 from executions.doors.native.authentication import (
     ApiKeyAuthentication,
     has_scopes,
@@ -31,7 +28,6 @@ from executions.doors.native.authentication import (
 from executions.doors.native.deferred import (
     DOCUMENT,
     NDJSON,
-    SSE,
     Document,
     EventStream,
     answer,
@@ -55,6 +51,7 @@ from executions.doors.native.rendering import (
     json_response,
     page_of,
 )
+from executions.doors.native.schema import BYTES, EVENT_STREAM, endpoint
 from executions.doors.native.shapes import (
     LanguagesShape,
     LedgerKeyShape,
@@ -225,24 +222,14 @@ class EventsView(RunningView):
     authentication_classes = (KeyOrSession,)
     permission_classes = (MayLook,)
 
-    @extend_schema(
-        operation_id="follow_execution",
-        summary="Follow an execution",
-        description="Sends its events from the first one, or after the one that `after` or "
-        "`Last-Event-ID` names, until the execution has ended. Server-sent events if "
-        "`text/event-stream` is accepted, else lines of JSON.",
-        tags=["executions"],
-        parameters=[
-            OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH),
-            *schema.parameters(EVENTS),
-        ],
-        responses={
-            (200, SSE): OpenApiTypes.STR,
-            (200, NDJSON): OpenApiTypes.STR,
-            **schema.errors(400, 401, 404),
-        },
-    )
+    @endpoint("follow_execution", parameters=(EVENTS,), answers=EVENT_STREAM)
     def get(self, request: Request, execution_id: UUID) -> HttpResponseBase:
+        """Follow an execution.
+
+        Sends its events from the first one, or after the one that `after` or `Last-Event-ID` names,
+        until the execution has ended. Server-sent events if `text/event-stream` is accepted, else
+        lines of JSON.
+        """
         after = after_of(request)
         key = request.auth
         tenant = key.tenant if isinstance(key, ApiKey) else None
@@ -311,24 +298,21 @@ def after_of(request: Request) -> int:
 class ExecutionsView(RunningView):
     bounds = LARGE
 
-    @extend_schema(
-        operation_id="run_execution",
-        summary="Run code",
-        description="200 if the code ran, with any result; 202 if it was queued. With `Accept: "
-        "text/event-stream` or `application/x-ndjson`, the answer is a stream of events: "
-        "`started`, then each `stdout`, `stderr` and `output` when it occurs, and at the end "
-        "`done` with the execution. If the client leaves the stream, the run is cancelled, unless "
-        "the request has `?detach=1`.",
-        tags=["executions"],
-        parameters=schema.parameters(STREAM, CLAIMS, KEY),
+    @endpoint(
+        "run_execution",
+        parameters=(STREAM, CLAIMS, KEY),
         request=RUN,
-        responses={
-            **schema.STREAMED_EXECUTION,
-            202: ExecutionShape,
-            **schema.errors(400, 401, 404, 409, 413, 415, 429, 502, 503),
-        },
+        answers={200: ExecutionShape, **EVENT_STREAM, 202: ExecutionShape},
+        errors=(404, 409, 502),
     )
     def post(self, request: Request) -> HttpResponseBase:
+        """Run code.
+
+        200 if the code ran, with any result; 202 if it was queued. With `Accept: text/event-stream`
+        or `application/x-ndjson`, the answer is a stream of events: `started`, then each `stdout`,
+        `stderr` and `output` when it occurs, and at the end `done` with the execution. If the
+        client leaves the stream, the run is cancelled, unless the request has `?detach=1`.
+        """
         form = wanted_form(request.headers.get("Accept", ""))
         # What is queued is answered at once; its events are followed under its id.
         if form and (wanted := _read(request)).mode == Execution.Mode.SYNC:
@@ -344,15 +328,12 @@ class ExecutionsView(RunningView):
         with known_to_run(outcome):
             return outcome_response(outcome, request)
 
-    @extend_schema(
-        operation_id="list_executions",
-        summary="List executions",
-        description="The tenant's executions, newest first, without the fields that can be large.",
-        tags=["executions"],
-        parameters=schema.parameters(LIST),
-        responses={200: ExecutionPageShape, **schema.errors(400, 401)},
-    )
+    @endpoint("list_executions", parameters=(LIST,), answers={200: ExecutionPageShape})
     def get(self, request: Request) -> HttpResponse:
+        """List executions.
+
+        The tenant's executions, newest first, without the fields that can be large.
+        """
         page = list_executions(self.api_key.tenant, LIST.read(request.query_params.dict()))
         results = [execution_summary(execution) for execution in page.executions]
         return json_response(page_of(request, results, page.next_cursor))
@@ -392,18 +373,12 @@ def _error(outcome: Outcome) -> HttpResponse:
 
 
 class ExecutionView(ApiView):
-    @extend_schema(
-        operation_id="get_execution",
-        summary="Get an execution",
-        description="The current record of the execution.",
-        tags=["executions"],
-        parameters=[
-            OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH),
-            *schema.parameters(FIELDS),
-        ],
-        responses={200: ExecutionShape, **schema.errors(401, 404)},
-    )
+    @endpoint("get_execution", parameters=(FIELDS,), answers={200: ExecutionShape})
     def get(self, request: Request, execution_id: UUID) -> HttpResponse:
+        """Get an execution.
+
+        The current record of the execution.
+        """
         fields = fields_of(request)
         execution = executions_of(self.api_key.tenant).filter(pk=execution_id).first()
         if execution is None:
@@ -413,19 +388,15 @@ class ExecutionView(ApiView):
 
 
 class CancelView(RunningView):
-    @extend_schema(
-        operation_id="cancel_execution",
-        summary="Cancel an execution",
-        description="A queued or running execution ends as `cancelled` and keeps its output until "
-        "then. A key without the scope `read` gets the output of its own runs only.",
-        tags=["executions"],
-        parameters=[OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH)],
-        request=None,
-        responses={200: ExecutionShape, **schema.errors(401, 404, 409, 503)},
-    )
+    @endpoint("cancel_execution", answers={200: ExecutionShape}, errors=(409,))
     @answered_later
     def post(self, request: Request, execution_id: UUID) -> Coroutine[HttpResponse]:
         # All of it is sealed with its end.
+        """Cancel an execution.
+
+        A queued or running execution ends as `cancelled` and keeps its output until then. A key
+        without the scope `read` gets the output of its own runs only.
+        """
         mine = executions_of(self.api_key.tenant).defer(None).defer("pending")
         execution = mine.filter(pk=execution_id).first()
         if execution is None:
@@ -439,18 +410,12 @@ class CancelView(RunningView):
 
 
 class ArtifactView(ApiView):
-    @extend_schema(
-        operation_id="get_artifact",
-        summary="Download an artifact",
-        description="The bytes of the file, as a download.",
-        tags=["executions"],
-        parameters=[
-            OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH),
-            OpenApiParameter("name", str, OpenApiParameter.PATH),
-        ],
-        responses={(200, "*/*"): OpenApiTypes.BINARY, **schema.errors(401, 404)},
-    )
+    @endpoint("get_artifact", answers={(200, "*/*"): BYTES})
     def get(self, request: Request, execution_id: UUID, name: str) -> HttpResponseBase:
+        """Download an artifact.
+
+        The bytes of the file, as a download.
+        """
         mine = artifacts_of(self.api_key.tenant)
         artifact = mine.filter(execution=execution_id, name=name).first()
         if artifact is None:
@@ -459,15 +424,13 @@ class ArtifactView(ApiView):
 
 
 class LanguagesView(ApiView):
-    @extend_schema(
-        operation_id="list_languages",
-        summary="List languages",
-        description="The languages that the caller's providers can run now.",
-        tags=["executions"],
-        responses={200: LanguagesShape, **schema.errors(401, 503)},
-    )
+    @endpoint("list_languages", answers={200: LanguagesShape})
     @answered_later
     def get(self, request: Request) -> Coroutine[HttpResponse]:
+        """List languages.
+
+        The languages that the caller's providers can run now.
+        """
         key = self.api_key
         may_use = partial(key.allows, "providers")
         languages, packages = yield from languages_for(key.tenant.slug, may_use)
@@ -480,7 +443,6 @@ class LanguagesView(ApiView):
         return json_response(LanguagesShape(languages=list(allowed), packages=shown))
 
 
-@extend_schema(exclude=True)
 class NothingHereView(ApiView):
     """What an unknown path under `/api/v1/` answers, to anyone."""
 
@@ -495,18 +457,17 @@ class NothingHereView(ApiView):
 class LedgerKeysView(ApiView):
     """Open to anybody: a receipt is there to be checked by whoever it is shown to."""
 
+    tag = "ledger"
+    errors = (400, 503)
     authentication_classes = ()
     permission_classes = ()
 
-    @extend_schema(
-        operation_id="list_ledger_keys",
-        summary="List the public keys of the ledger",
-        description="Store them: a receipt is verified offline, with the key that it names.",
-        tags=["ledger"],
-        auth=[],
-        responses={200: LedgerKeysShape, **schema.errors(400, 503)},
-    )
+    @endpoint("list_ledger_keys", answers={200: LedgerKeysShape})
     def get(self, request: Request) -> HttpResponse:
+        """List the public keys of the ledger.
+
+        Store them: a receipt is verified offline, with the key that it names.
+        """
         keys: list[LedgerKeyShape] = [
             {"key_id": key.key_id, "algorithm": "Ed25519", "public_key": key.public_key}
             for key in keyring().values()
@@ -517,15 +478,15 @@ class LedgerKeysView(ApiView):
 
 
 class UsageView(ApiView):
-    @extend_schema(
-        operation_id="get_usage",
-        summary="Get quotas and usage",
-        description="The quotas of the tenant, with the usage of all of its keys. Each quota has "
-        "the name that an SB008 error gives in `field`. Days are UTC days.",
-        tags=["usage"],
-        responses={200: UsageShape, **schema.errors(401, 503)},
-    )
+    tag = "usage"
+
+    @endpoint("get_usage", answers={200: UsageShape})
     def get(self, request: Request) -> HttpResponse:
+        """Get quotas and usage.
+
+        The quotas of the tenant, with the usage of all of its keys. Each quota has the name that an
+        SB008 error gives in `field`. Days are UTC days.
+        """
         tenant = self.api_key.tenant
         quotas: dict[str, QuotaShape] = {
             quota.value: {

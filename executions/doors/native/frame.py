@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import wraps
-from typing import IO, Annotated, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import IO, Annotated, Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast
 from uuid import uuid4
 
 from django.conf import settings
@@ -226,6 +226,11 @@ class ApiView(APIView):
     # Of bodies in JSON.
     bounds: Bounds = SMALL
     rate: Rate | None = None
+    # For the description: the group of endpoints, what any request to the view may be refused with,
+    # and the shape of that.
+    tag: ClassVar[str] = "executions"
+    errors: ClassVar[Sequence[int]] = (400, 401, 403, 429, 503)
+    error_shape: ClassVar[Any] = ErrorShape
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         given = request.META.get("HTTP_X_REQUEST_ID", "")

@@ -1,22 +1,22 @@
-"""The OpenAPI schema of the API."""
+"""The description of the API: what an endpoint declares, as OpenAPI."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import getdoc
+from typing import Any, TypeVar, cast
 
 from django.conf import settings
 from drf_spectacular.extensions import OpenApiAuthenticationExtension, OpenApiSerializerExtension
+from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
 
-from executions.doors.agent_sandbox.shapes import DetailShape
 from executions.doors.native.authentication import ApiKeyAuthentication
 from executions.doors.native.deferred import NDJSON, SSE
-from executions.doors.native.shapes import ErrorShape
 from executions.kernel.declarations import Body, Query
 from executions.kernel.shapes import is_shape, name_of, schema_of
-from executions.runs.shapes import ExecutionShape
 
 ERRORS = {
     400: "The request is invalid. The error names the field. No code ran.",
@@ -31,6 +31,106 @@ ERRORS = {
     502: "The provider cannot be reached.",
     503: "No provider can serve now, or nothing can be recorded; `ran` says whether any code ran.",
 }
+
+# What an answer may be instead of a shape.
+EVENT_STREAM = {(200, SSE): OpenApiTypes.STR, (200, NDJSON): OpenApiTypes.STR}
+BYTES = OpenApiTypes.BINARY
+
+H = TypeVar("H", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """What is special to an endpoint. What it has in common with others says its view.
+
+    `answers` are shapes by status, or by status and media type. `errors` are those that neither its
+    view nor its body nor its path brings along.
+    """
+
+    name: str
+    answers: Mapping[Any, Any]
+    request: Any
+    errors: Sequence[int]
+    parameters: Sequence[Query[Any] | OpenApiParameter]
+
+
+def endpoint(
+    name: str,
+    *,
+    answers: Mapping[Any, Any],
+    request: Any = None,
+    errors: Sequence[int] = (),
+    parameters: Sequence[Query[Any] | OpenApiParameter] = (),
+) -> Callable[[H], H]:
+    """Describe a handler. The first line of its docstring is the summary, the rest the text."""
+    described = Endpoint(name, answers, request, errors, parameters)
+
+    def describe(handle: H) -> H:
+        vars(handle)["endpoint"] = described
+        return handle
+
+    return describe
+
+
+class EndpointSchema(AutoSchema):
+    """The description of a handler, which drf-spectacular asks for part by part."""
+
+    view: Any
+
+    @property
+    def _handler(self) -> Any:
+        return getattr(self.view, self.method.lower())
+
+    @property
+    def _endpoint(self) -> Endpoint:
+        if (found := getattr(self._handler, "endpoint", None)) is None:
+            raise TypeError(f"{type(self.view).__name__}.{self.method.lower()} lacks @endpoint.")
+        return cast("Endpoint", found)
+
+    def get_operation_id(self) -> str:
+        return self._endpoint.name
+
+    def get_summary(self) -> str:
+        return self._texts[0].removesuffix(".")
+
+    def get_description(self) -> str:  # type: ignore[override]
+        return " ".join(self._texts[2].split())
+
+    @property
+    def _texts(self) -> tuple[str, str, str]:
+        return (getdoc(self._handler) or "").partition("\n")
+
+    def get_tags(self) -> list[str]:
+        return [self.view.tag]
+
+    def get_override_parameters(self) -> list[Any]:
+        found: list[Any] = []
+        for each in self._endpoint.parameters:
+            found += _parameters(each) if isinstance(each, Query) else [each]
+        return found
+
+    def get_request_serializer(self) -> Any:
+        return self._endpoint.request
+
+    def get_response_serializers(self) -> dict[Any, Any]:  # type: ignore[override]
+        shape = self.view.error_shape
+        told = {each: OpenApiResponse(shape, ERRORS[each]) for each in self._errors()}
+        whole = {**told, **self._endpoint.answers}
+        return dict(sorted(whole.items(), key=lambda each: _status(each[0])))
+
+    def _errors(self) -> Iterator[int]:
+        yield from self.view.errors
+        yield from self._endpoint.errors
+        if "{" in self.path:
+            yield 404
+        if (body := self._endpoint.request) is not None:
+            yield 413
+            if not (isinstance(body, dict) and BYTES in body.values()):
+                yield 415
+
+
+def _status(key: int | tuple[int, str]) -> int:
+    return key if isinstance(key, int) else key[0]
 
 
 # An API key in either header, or the admin's session.
@@ -113,11 +213,6 @@ class ShapeExtension(OpenApiSerializerExtension):  # type: ignore[no-untyped-cal
         return schema_of(self.target, reference)
 
 
-def parameters(*queries: Query[Any]) -> list[OpenApiParameter]:
-    """Queries, as they are read."""
-    return [each for query in queries for each in _parameters(query)]
-
-
 def _parameters(query: Query[Any]) -> list[OpenApiParameter]:
     schema = query.schema()
     return [
@@ -139,29 +234,6 @@ def _undescribed(schema: dict[str, Any]) -> dict[str, Any]:
 def _or_empty(schema: dict[str, Any]) -> dict[str, Any]:
     """Empty, a parameter is left out."""
     return {"anyOf": [_undescribed(schema), {"const": ""}]}
-
-
-# What answers a call that runs something: the record, or the events on the way to it.
-STREAMED_EXECUTION = {
-    (200, "application/json"): ExecutionShape,
-    (200, SSE): OpenApiTypes.STR,
-    (200, NDJSON): OpenApiTypes.STR,
-}
-
-
-def errors(*statuses: int) -> dict[int, OpenApiResponse]:
-    """Each with what is told in that case."""
-    return {each: OpenApiResponse(ErrorShape, ERRORS[each]) for each in _told(statuses)}
-
-
-def _told(statuses: tuple[int, ...]) -> list[int]:
-    """With what any request with a key may be told before it is read, and when nothing can be."""
-    return sorted({*statuses, 400, 403, 429, 503} if 401 in statuses else statuses)
-
-
-def details(*statuses: int) -> dict[int, OpenApiResponse]:
-    """As `errors`, in the shape of Agent Sandbox."""
-    return {each: OpenApiResponse(DetailShape, ERRORS[each]) for each in _told(statuses)}
 
 
 _WHAT = {
