@@ -249,8 +249,7 @@ class ContextsView(SessionApiView):
     @endpoint("list_contexts", answers={200: PageShape[ContextShape]}, errors=(409,))
     def get(self, request: Request, session_id: UUID) -> HttpResponse:
         """List the contexts of a session."""
-        contexts: list[ContextShape] = self.session(session_id).contexts
-        return json_response(PageShape(results=contexts, next=None))
+        return json_response(PageShape(results=self.session(session_id).contexts, next=None))
 
 
 class ContextView(SessionApiView):
