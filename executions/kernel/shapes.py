@@ -1,7 +1,7 @@
 """The shapes of answers: each is declared once, as a TypedDict whose name ends with `Shape`.
 
 Its renderer returns it, so that mypy compares the two, and the description of the API is made of
-it. A field is described as those of requests are: `Annotated[int, Field(description="...")]`.
+it. The text of a field stands beside its type: `Annotated[int, "The number of files."]`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from typing import (
     get_type_hints,
     is_typeddict,
 )
-
-from pydantic.fields import FieldInfo
 
 T = TypeVar("T")
 
@@ -121,9 +119,9 @@ def _with(schema: dict[str, Any], note: Any) -> dict[str, Any]:
         lines = [f"* `{value}` - {label}" for value, label in note.labels]
         values = [value for value, _ in note.labels]
         return {"enum": values, **schema, "description": "\n".join(lines)}
-    if isinstance(note, FieldInfo):
+    if isinstance(note, str):
         # The text comes before the list of the values.
-        texts = [note.description, schema.get("description")]
+        texts = [note, schema.get("description")]
         whole = {"allOf": [schema]} if "$ref" in schema else schema
         return {**whole, "description": "\n\n".join(filter(None, texts))}
     raise TypeError(f"{note!r} says nothing of a value.")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypedDict
 
-from pydantic import Field
-
 from executions.kernel.shapes import Choices, JsonObject, Time, Uri
 from executions.runs.models import Execution
 from providers.observations import KINDS, WITNESSES
@@ -25,16 +23,14 @@ class OmissionShape(TypedDict):
 
     name: Annotated[
         str,
-        Field(
-            description="For a file, its path below `artifacts/`; for an output, its number and "
-            "type, or the name of the stream. A byte that is not text is written as `\\xNN`."
-        ),
+        "For a file, its path below `artifacts/`; for an output, its number and "
+        "type, or the name of the stream. A byte that is not text is written as `\\xNN`.",
     ]
     reason: str
 
 
 class VerdictShape(TypedDict):
-    code: Annotated[str, Field(description="The error code, SB001 to SB009.")]
+    code: Annotated[str, "The error code, SB001 to SB009."]
     message: str
 
 
@@ -46,32 +42,26 @@ class TimingsShape(TypedDict):
 
 
 class PolicyRemarkShape(TypedDict):
-    line: Annotated[int, Field(description="The line of the code, from 1; 0 for all of the code.")]
-    kind: Annotated[str, Field(description="`import`, `call`, `code`, `remark` or `note`.")]
+    line: Annotated[int, "The line of the code, from 1; 0 for all of the code."]
+    kind: Annotated[str, "`import`, `call`, `code`, `remark` or `note`."]
     name: str
 
 
 class PolicyShape(TypedDict):
     id: int | None
-    version: Annotated[int | None, Field(description="The version in the policy's history.")]
+    version: Annotated[int | None, "The version in the policy's history."]
     warnings: list[PolicyRemarkShape]
-    approved: Annotated[
-        JsonObject | None, Field(description="The approval: which code, by whom, and when.")
-    ]
+    approved: Annotated[JsonObject | None, "The approval: which code, by whom, and when."]
 
 
 class ObservationShape(TypedDict):
     kind: Annotated[
-        str,
-        Choices.of(tuple(KINDS)),
-        Field(description="; ".join(f"{kind}: {what}" for kind, what in KINDS.items())),
+        str, Choices.of(tuple(KINDS)), "; ".join(f"{kind}: {what}" for kind, what in KINDS.items())
     ]
     seen_by: Annotated[
         str,
         Choices.of(WITNESSES),
-        Field(
-            description="Who saw it: the host, outside the sandbox, or the supervisor, inside it."
-        ),
+        "Who saw it: the host, outside the sandbox, or the supervisor, inside it.",
     ]
     count: int
 
@@ -88,9 +78,7 @@ class LateResultShape(TypedDict):
     stderr_truncated: bool
     exit_code: int | None
     outputs: list[JsonObject]
-    artifacts: Annotated[
-        list[JsonObject], Field(description="Names and hashes only; the bytes were not kept.")
-    ]
+    artifacts: Annotated[list[JsonObject], "Names and hashes only; the bytes were not kept."]
     error: VerdictShape | None
     finished_at: Time
 
@@ -98,17 +86,10 @@ class LateResultShape(TypedDict):
 class ProgramExceptionShape(TypedDict):
     """The exception that ended the program, as the program reported it."""
 
-    type: Annotated[
-        str,
-        Field(description="For example ValueError; Error in a language without exception types."),
-    ]
+    type: Annotated[str, "For example ValueError; Error in a language without exception types."]
     message: str
     traceback: Annotated[
-        str,
-        Field(
-            description="With notes, causes and the members of exception groups; empty if there is "
-            "none."
-        ),
+        str, "With notes, causes and the members of exception groups; empty if there is none."
     ]
 
 
@@ -118,27 +99,20 @@ class PlaceShape(TypedDict):
     id: str
     status: Status
     session: Annotated[
-        str | None,
-        Field(description="The session that it ran in; null for a run outside of sessions."),
+        str | None, "The session that it ran in; null for a run outside of sessions."
     ]
     context: str | None
     context_kept: Annotated[
         bool | None,
-        Field(
-            description="Whether the context still has its state, such as variables. "
-            "If false, it was restarted."
-        ),
+        "Whether the context still has its state, such as variables. If false, it was restarted.",
     ]
-    pid: Annotated[int | None, Field(description="The process id of a command in a session.")]
-    agent: Annotated[str | None, Field(description="The agent, as claimed by the caller.")]
+    pid: Annotated[int | None, "The process id of a command in a session."]
+    agent: Annotated[str | None, "The agent, as claimed by the caller."]
     model: str | None
     conversation: str | None
     on_behalf_of: Annotated[
         str | None,
-        Field(
-            description="The person, as claimed by the caller. Null also after it was erased with "
-            "the code."
-        ),
+        "The person, as claimed by the caller. Null also after it was erased with the code.",
     ]
     traceparent: str | None
 
@@ -148,28 +122,16 @@ class ExecutionShape(PlaceShape):
 
     language: str
     provider: str
-    runtime: Annotated[str, Field(description="The tool that isolated the sandbox.")]
+    runtime: Annotated[str, "The tool that isolated the sandbox."]
     isolation: Annotated[
-        str,
-        Field(
-            description="The isolation level: microvm, gvisor, namespaces or none; empty if "
-            "nothing ran."
-        ),
+        str, "The isolation level: microvm, gvisor, namespaces or none; empty if nothing ran."
     ]
     sharing: Annotated[
-        str,
-        Field(
-            description="Who shared the sandbox: execution, only this run; tenant, also its other "
-            "runs."
-        ),
+        str, "Who shared the sandbox: execution, only this run; tenant, also its other runs."
     ]
-    result: Annotated[Any, Field(description="The return value of `main`.")]
+    result: Annotated[Any, "The return value of `main`."]
     has_result: Annotated[
-        bool,
-        Field(
-            description="Whether there is a result: it distinguishes the result null from no "
-            "result."
-        ),
+        bool, "Whether there is a result: it distinguishes the result null from no result."
     ]
     stdout: str
     stderr: str
@@ -177,73 +139,50 @@ class ExecutionShape(PlaceShape):
     stderr_truncated: bool
     exit_code: int | None
     outputs: Annotated[
-        list[JsonObject],
-        Field(description="Rich outputs. Each is an object with the data for each MIME type."),
+        list[JsonObject], "Rich outputs. Each is an object with the data for each MIME type."
     ]
     artifacts: list[ArtifactShape]
     artifacts_skipped: Annotated[
-        list[OmissionShape],
-        Field(description="Files in `artifacts/` that were not kept, with the reason."),
+        list[OmissionShape], "Files in `artifacts/` that were not kept, with the reason."
     ]
     outputs_skipped: Annotated[
-        list[OmissionShape],
-        Field(description="Rich outputs and ends of streams that were not kept, with the reason."),
+        list[OmissionShape], "Rich outputs and ends of streams that were not kept, with the reason."
     ]
     error: VerdictShape | None
     exception: Annotated[
         ProgramExceptionShape | None,
-        Field(
-            description="The exception that ended the program; null if it did not fail or reported "
-            "none."
-        ),
+        "The exception that ended the program; null if it did not fail or reported none.",
     ]
     hops: Annotated[
         list[JsonObject],
-        Field(
-            description="The providers that were tried or skipped, in order, each with the outcome "
-            "and the reason."
-        ),
+        "The providers that were tried or skipped, in order, each with the outcome and the reason.",
     ]
-    cost: Annotated[
-        str | None, Field(description="The estimated cost; null if the provider has no price.")
-    ]
+    cost: Annotated[str | None, "The estimated cost; null if the provider has no price."]
     timings: TimingsShape
     created_at: Time
-    run_at: Annotated[
-        Time | None, Field(description="The execution does not start before this time.")
-    ]
+    run_at: Annotated[Time | None, "The execution does not start before this time."]
     schedule: str | None
     receipt: Annotated[
-        JsonObject | None,
-        Field(description="The signed entry of the ledger, after the end. See examples/receipts."),
+        JsonObject | None, "The signed entry of the ledger, after the end. See examples/receipts."
     ]
     late_result: Annotated[
         LateResultShape | None,
-        Field(
-            description="A result that arrived after the execution was recorded as lost. It "
-            "changes no other field."
-        ),
+        "A result that arrived after the execution was recorded as lost. It "
+        "changes no other field.",
     ]
     files_saved: Annotated[
         bool | None,
-        Field(
-            description="Whether the files of its session were saved to storage as they were after "
-            "the run; null outside of sessions."
-        ),
+        "Whether the files of its session were saved to storage as they were after "
+        "the run; null outside of sessions.",
     ]
     restored: Annotated[
         bool,
-        Field(
-            description="Whether it is the first run after its session was resumed from storage. "
-            "Files were restored, variables were lost."
-        ),
+        "Whether it is the first run after its session was resumed from storage. "
+        "Files were restored, variables were lost.",
     ]
-    policy: Annotated[
-        PolicyShape | None, Field(description="The policy that applied, with its findings.")
-    ]
+    policy: Annotated[PolicyShape | None, "The policy that applied, with its findings."]
     observations: Annotated[
-        list[ObservationShape],
-        Field(description="Security events that were seen during the run."),
+        list[ObservationShape], "Security events that were seen during the run."
     ]
 
 
@@ -261,9 +200,7 @@ class ExecutionSummaryShape(PlaceShape):
     error: VerdictShape | None
     timings: TimingsShape
     created_at: Time
-    run_at: Annotated[
-        Time | None, Field(description="The execution does not start before this time.")
-    ]
+    run_at: Annotated[Time | None, "The execution does not start before this time."]
     schedule: str | None
 
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Annotated, NotRequired, TypedDict
 
-from pydantic import Field
-
 from executions.kernel.shapes import Choices, JsonObject, Time, Uri
 from executions.sessions.models import Session
 
@@ -13,20 +11,19 @@ from executions.sessions.models import Session
 class ContextShape(TypedDict):
     id: str
     language: str
-    cwd: Annotated[str, Field(description="The working folder, relative to the workspace.")]
+    cwd: Annotated[str, "The working folder, relative to the workspace."]
 
 
 class SavedFilesShape(TypedDict):
     """The files of a session in storage."""
 
-    count: Annotated[int, Field(description="The number of files, folders and links.")]
+    count: Annotated[int, "The number of files, folders and links."]
     bytes: int
     saved_at: Time | None
     unsaved_since: Annotated[
-        Time | None,
-        Field(description="Since when changes are unsaved; null if everything is saved."),
+        Time | None, "Since when changes are unsaved; null if everything is saved."
     ]
-    problem: Annotated[str | None, Field(description="Why the changes are not saved.")]
+    problem: Annotated[str | None, "Why the changes are not saved."]
 
 
 class SessionShape(TypedDict):
@@ -44,35 +41,24 @@ class SessionShape(TypedDict):
     max_seconds: int
     created_at: Time
     used_at: Time
-    expires_at: Annotated[
-        Time,
-        Field(description="When its idle time or its total time ends, whichever is earlier."),
-    ]
+    expires_at: Annotated[Time, "When its idle time or its total time ends, whichever is earlier."]
     closed_at: Time | None
-    closed_because: Annotated[
-        str | None, Field(description="Why it was closed or lost; null while it is not.")
-    ]
+    closed_because: Annotated[str | None, "Why it was closed or lost; null while it is not."]
     contexts: list[ContextShape]
     saves: Annotated[
         str,
         Choices.of(Session.Saves.values),
-        Field(
-            description="When its files are saved to storage: before the answer, after it, or "
-            "never."
-        ),
+        "When its files are saved to storage: before the answer, after it, or never.",
     ]
     files: SavedFilesShape
     woken_at: Annotated[
         Time | None,
-        Field(
-            description="When it was last resumed from storage. Its files were restored, its "
-            "variables were lost."
-        ),
+        "When it was last resumed from storage. Its files were restored, its variables were lost.",
     ]
 
 
 class InterruptedShape(TypedDict):
-    interrupted: Annotated[bool, Field(description="False if nothing was running.")]
+    interrupted: Annotated[bool, "False if nothing was running."]
 
 
 class SnapshotShape(TypedDict):
@@ -80,8 +66,8 @@ class SnapshotShape(TypedDict):
 
     id: str
     name: str | None
-    session: Annotated[str, Field(description="The session that the files are from.")]
-    files: Annotated[int, Field(description="The number of files, folders and links.")]
+    session: Annotated[str, "The session that the files are from."]
+    files: Annotated[int, "The number of files, folders and links."]
     bytes: int
     created_at: Time
 
@@ -92,7 +78,7 @@ class FileShape(TypedDict):
     size_bytes: int
     mode: int
     modified_at: Time | None
-    target: NotRequired[Annotated[str, Field(description="The target of a symbolic link.")]]
+    target: NotRequired[Annotated[str, "The target of a symbolic link."]]
 
 
 class FilePageShape(TypedDict):
@@ -102,7 +88,7 @@ class FilePageShape(TypedDict):
 
 class MadeShape(TypedDict):
     path: str
-    created: Annotated[bool, Field(description="False if the folder already existed.")]
+    created: Annotated[bool, "False if the folder already existed."]
 
 
 class UnpackedShape(TypedDict):
@@ -117,4 +103,4 @@ class ProcessShape(TypedDict):
 
 
 class SignalledShape(TypedDict):
-    signalled: Annotated[bool, Field(description="False if the command had already ended.")]
+    signalled: Annotated[bool, "False if the command had already ended."]

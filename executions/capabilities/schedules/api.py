@@ -7,7 +7,6 @@ from uuid import UUID
 
 from django.http import HttpResponse
 from django.urls import reverse
-from pydantic import Field
 from rest_framework.request import Request
 
 from executions.capabilities.schedules import service as schedules
@@ -27,20 +26,14 @@ class ScheduleShape(TypedDict):
     cron: str
     timezone: str
     paused: bool
-    paused_because: Annotated[
-        str | None, Field(description="Why it is paused; null if it is active.")
-    ]
+    paused_because: Annotated[str | None, "Why it is paused; null if it is active."]
     language: str
     code_hash: str
-    api_key: Annotated[str, Field(description="The first characters of the key that it runs with.")]
+    api_key: Annotated[str, "The first characters of the key that it runs with."]
     next_at: Time | None
     last_at: Time | None
     last_problem: Annotated[
-        str | None,
-        Field(
-            description="Why a due run was skipped since the last run that started; null if none "
-            "was."
-        ),
+        str | None, "Why a due run was skipped since the last run that started; null if none was."
     ]
     created_at: Time
 

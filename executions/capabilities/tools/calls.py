@@ -14,7 +14,6 @@ from uuid import UUID
 from django.core.exceptions import PermissionDenied
 from django.db import transaction
 from django.utils import timezone
-from pydantic import Field
 
 from executions.capabilities.policies.approvals import DECIDE, AlreadyDecided, refuse_whoever_asked
 from executions.capabilities.tools.declarations import Tool
@@ -36,21 +35,13 @@ State = ToolCall.State
 class ToolCallShape(TypedDict):
     id: UuidText
     name: str
-    arguments: Annotated[
-        JsonObject | None, Field(description="Null unless the call may be carried out.")
-    ]
+    arguments: Annotated[JsonObject | None, "Null unless the call may be carried out."]
     arguments_hash: str
-    writes: Annotated[
-        bool,
-        Field(description="Whether the tool changes data. Then each call needs approval."),
-    ]
+    writes: Annotated[bool, "Whether the tool changes data. Then each call needs approval."]
     state: Annotated[
         str,
         Choices(tuple((each.value, str(each.label)) for each in State)),
-        Field(
-            description="`held`: it waits for approval. `given_up`: the run ended before its "
-            "answer."
-        ),
+        "`held`: it waits for approval. `given_up`: the run ended before its answer.",
     ]
     asked_at: Time
     answered_at: Time | None

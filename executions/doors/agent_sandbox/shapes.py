@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, NotRequired, TypedDict
 
-from pydantic import Field
-
 from executions.kernel.shapes import Uri
 
-SessionId = Annotated[str, Field(description="The session's id.")]
+SessionId = Annotated[str, "The session's id."]
 
 
 class DetailShape(TypedDict):
@@ -37,7 +35,7 @@ class AgentSandboxAwayShape(DetailShape):
 
 
 class AgentSandboxStatusShape(TypedDict):
-    status: Annotated[str, Field(description="success or error")]
+    status: Annotated[str, "success or error"]
     output: NotRequired[str]
     container_id: NotRequired[SessionId]
     message: NotRequired[str]
@@ -54,7 +52,7 @@ class AgentSandboxNotFetchedShape(TypedDict):
 
 
 class AgentSandboxFetchedShape(TypedDict):
-    status: Annotated[str, Field(description="success, partial_success or error")]
+    status: Annotated[str, "success, partial_success or error"]
     uploaded: list[str]
     errors: list[AgentSandboxNotFetchedShape]
 
@@ -62,7 +60,7 @@ class AgentSandboxFetchedShape(TypedDict):
 class AgentSandboxFileShape(TypedDict):
     path: str
     size_bytes: int
-    mtime: Annotated[int, Field(description="Seconds since 1970, by the sandbox's clock.")]
+    mtime: Annotated[int, "Seconds since 1970, by the sandbox's clock."]
 
 
 class AgentSandboxFilesShape(TypedDict):

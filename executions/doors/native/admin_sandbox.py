@@ -52,14 +52,14 @@ class AdminMessageShape(TypedDict):
 
 
 class AdminPendingShape(AdminMessageShape):
-    pending: Annotated[int, Field(description="Id of the change that waits for approval.")]
+    pending: Annotated[int, "Id of the change that waits for approval."]
 
 
 class AdminRefusedShape(TypedDict):
     """An error in RAGFlow's format."""
 
     error: str
-    details: NotRequired[Annotated[Any, Field(description="One problem per field, or a text.")]]
+    details: NotRequired[Annotated[Any, "One problem per field, or a text."]]
 
 
 class AdminTrialShape(TypedDict):
@@ -69,13 +69,9 @@ class AdminTrialShape(TypedDict):
     runtime: str | None
     isolation: str | None
     language: str | None
-    code: Annotated[
-        str | None, Field(description="The error code, SB001 to SB009; null on success.")
-    ]
+    code: Annotated[str | None, "The error code, SB001 to SB009; null on success."]
     field: str | None
-    errors: Annotated[
-        JsonObject, Field(description="The refused fields, with the reason for each.")
-    ]
+    errors: Annotated[JsonObject, "The refused fields, with the reason for each."]
 
 
 # A body that cannot be read, and a key without the scope, are told as everywhere in this API.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, NotRequired, TypedDict
 
-from pydantic import Field
-
 from executions.kernel.shapes import Choices, JsonObject, Time
 from executions.tenants.quotas import Quota
 
@@ -13,73 +11,55 @@ from executions.tenants.quotas import Quota
 class ErrorBodyShape(TypedDict):
     code: Annotated[
         str,
-        Field(
-            description="SB001 to SB009, or a name such as `not_found`. SB002 is the code of an "
-            "invalid request."
-        ),
+        "SB001 to SB009, or a name such as `not_found`. SB002 is the code of an invalid request.",
     ]
     message: str
     field: str | None
     ran: NotRequired[
         Annotated[
             bool | None,
-            Field(
-                description="Only if the database cannot be used: whether any code ran; null if "
-                "unknown."
-            ),
+            "Only if the database cannot be used: whether any code ran; null if unknown.",
         ]
     ]
 
 
 class ErrorShape(TypedDict):
     error: ErrorBodyShape
-    id: Annotated[str | None, Field(description="The id of the execution, if one was recorded.")]
-    receipt: NotRequired[
-        Annotated[JsonObject, Field(description="The receipt of the failed execution.")]
-    ]
+    id: Annotated[str | None, "The id of the execution, if one was recorded."]
+    receipt: NotRequired[Annotated[JsonObject, "The receipt of the failed execution."]]
 
 
 class PackagesShape(TypedDict):
     state: Annotated[str, Choices.of(("ready", "preparing", "failed"))]
-    reason: Annotated[
-        str, Field(description="Why the packages could not be installed; else empty.")
-    ]
-    versions: Annotated[dict[str, str], Field(description="The version of each package, by name.")]
+    reason: Annotated[str, "Why the packages could not be installed; else empty."]
+    versions: Annotated[dict[str, str], "The version of each package, by name."]
 
 
 class LanguagesShape(TypedDict):
     languages: list[str]
     packages: Annotated[
         dict[str, PackagesShape],
-        Field(
-            description="The packages that Python code can import, by provider id. Providers that "
-            "do not know theirs are missing."
-        ),
+        "The packages that Python code can import, by provider id. Providers that "
+        "do not know theirs are missing.",
     ]
 
 
 class LedgerKeyShape(TypedDict):
     key_id: str
     algorithm: str
-    public_key: Annotated[str, Field(description="The key: 32 bytes in base64.")]
+    public_key: Annotated[str, "The key: 32 bytes in base64."]
 
 
 class LedgerKeysShape(TypedDict):
-    domain: Annotated[
-        str, Field(description="The signed text starts with this domain and a line feed.")
-    ]
+    domain: Annotated[str, "The signed text starts with this domain and a line feed."]
     keys: list[LedgerKeyShape]
 
 
 class QuotaShape(TypedDict):
-    limit: Annotated[float | None, Field(description="Null if no budget is set.")]
-    used: Annotated[
-        float,
-        Field(description="Includes the amounts that are reserved for work that has not ended."),
-    ]
+    limit: Annotated[float | None, "Null if no budget is set."]
+    used: Annotated[float, "Includes the amounts that are reserved for work that has not ended."]
     resets_at: Annotated[
-        Time | None,
-        Field(description="Null if the use decreases by itself, for example when executions end."),
+        Time | None, "Null if the use decreases by itself, for example when executions end."
     ]
 
 
