@@ -55,6 +55,7 @@ class AgentSandboxFetchedShape(TypedDict):
     status: Annotated[str, "success, partial_success or error"]
     uploaded: list[str]
     errors: list[AgentSandboxNotFetchedShape]
+    error: NotRequired[Annotated[str, "Why no file could be fetched, if the service failed."]]
 
 
 class AgentSandboxFileShape(TypedDict):

@@ -84,9 +84,12 @@ class AgentSandboxView(RunningView):
         return _render_error
 
 
-def failed(error: SandboxError, **fields: Any) -> HttpResponse:
-    """A failure of the service is a 200 there."""
-    answer = json_response({**fields, "error": f"{error.code}: {error.message}"})
+def failed(
+    error: SandboxError, body: AgentSandboxAnswerShape | AgentSandboxFetchedShape
+) -> HttpResponse:
+    """Answer with the body and the error in it. A failure of the service is a 200 there."""
+    body["error"] = f"{error.code}: {error.message}"
+    answer = json_response(body)
     if error.retry_after is not None:
         answer["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     return answer
@@ -234,7 +237,7 @@ class ExecuteView(AgentSandboxView):
         except DatabaseUnavailable:
             raise
         except SandboxError as error:
-            return failed(error)
+            return failed(error, {})
         execution = outcome.execution
         with known_to_run(outcome):
             response = json_response(self._body(request, execution, wanted))
@@ -382,7 +385,7 @@ class UploadUrlsView(AgentSandboxView):
         except (DatabaseUnavailable, InvalidConfiguration):
             raise
         except SandboxError as error:
-            return failed(error, status="error", uploaded=[], errors=[])
+            return failed(error, {"status": "error", "uploaded": [], "errors": []})
         failures: list[AgentSandboxNotFetchedShape] = [
             {"source_url": storable(url), "error": text} for url, text in arrived.failures
         ]
