@@ -241,7 +241,7 @@ REST_FRAMEWORK = {
     "DEFAULT_PERMISSION_CLASSES": ["executions.doors.native.authentication.HasApiKey"],
     "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_SCHEMA_CLASS": "executions.doors.native.schema.EndpointSchema",
     "EXCEPTION_HANDLER": "executions.doors.native.frame.render_error",
     "STRICT_JSON": True,
     "TEST_REQUEST_DEFAULT_FORMAT": "json",

@@ -15,6 +15,13 @@ from executions.ledger.entry_format import text_hash
 from executions.runs import extensions
 from executions.runs.models import Artifact, Execution, LateResult
 from executions.runs.requests import CLAIMS, Agent, ConversationName, Model, OnBehalfOf
+from executions.runs.shapes import (
+    ExecutionSummaryShape,
+    OmissionShape,
+    PlaceShape,
+    TimingsShape,
+    VerdictShape,
+)
 from executions.tenants.models import Tenant
 from providers.values import ARTIFACTS_SKIPPED, OUTPUTS_SKIPPED
 
@@ -65,11 +72,9 @@ def list_executions(tenant: Tenant, wanted: ExecutionFilter) -> Page:
     return Page(*newest_first(found, wanted.cursor, wanted.limit))
 
 
-def execution_summary(execution: Execution) -> dict[str, Any]:
+def execution_summary(execution: Execution) -> ExecutionSummaryShape:
     """What a list shows of an execution: everything but the parts that may be large."""
     return {
-        "id": str(execution.pk),
-        "status": execution.status,
         **place_of(execution),
         "mode": execution.mode,
         "priority": execution.Priority(execution.priority).label,
@@ -82,29 +87,36 @@ def execution_summary(execution: Execution) -> dict[str, Any]:
         "error": error_of(execution),
         "timings": timings_of(execution),
         "created_at": execution.created_at.isoformat(),
-        **plan_of(execution),
+        "run_at": execution.run_at.isoformat() if execution.run_at else None,
+        "schedule": str(execution.schedule_id) if execution.schedule_id else None,
     }
 
 
-def place_of(execution: Execution) -> dict[str, Any]:
-    """Where it ran, which is null outside sessions, and who asked for it."""
+def place_of(execution: Execution) -> PlaceShape:
+    """Which one it is, where it ran, which is null outside sessions, and who asked for it."""
     return {
+        "id": str(execution.pk),
+        "status": execution.status,
         "session": str(execution.session_id) if execution.session_id else None,
         "context": execution.context or None,
         "context_kept": execution.context_kept,
         "pid": execution.pid,
-        **{name: getattr(execution, name) or None for name in (*CLAIMS, "traceparent")},
+        "agent": execution.agent or None,
+        "model": execution.model or None,
+        "conversation": execution.conversation or None,
+        "on_behalf_of": execution.on_behalf_of or None,
+        "traceparent": execution.traceparent or None,
     }
 
 
-def error_of(execution: Execution | LateResult) -> dict[str, str] | None:
+def error_of(execution: Execution | LateResult) -> VerdictShape | None:
     """The verdict that it ended with; None for one that ran to its end."""
     if not execution.error_code:
         return None
     return {"code": execution.error_code, "message": execution.error_message}
 
 
-def omissions_of(execution: Execution) -> dict[str, list[dict[str, str]]]:
+def omissions_of(execution: Execution) -> dict[str, list[OmissionShape]]:
     """What was left out of its files and of its outputs, each with the reason."""
     return {
         key: [
@@ -140,16 +152,7 @@ def exception_of(execution: Execution) -> dict[str, str] | None:
     return told
 
 
-def plan_of(execution: Execution) -> dict[str, str | None]:
-    """The time that it was asked for at, null for as soon as possible, and the schedule that has
-    begun it."""
-    return {
-        "run_at": execution.run_at.isoformat() if execution.run_at else None,
-        "schedule": str(execution.schedule_id) if execution.schedule_id else None,
-    }
-
-
-def timings_of(execution: Execution) -> dict[str, float | None]:
+def timings_of(execution: Execution) -> TimingsShape:
     """Milliseconds; None for what did not happen, or not yet."""
     return {
         "queue_ms": execution.queue_ms,

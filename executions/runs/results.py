@@ -10,6 +10,7 @@ from typing import Any
 
 from executions.kernel.text import from_json, storable, to_json, without_nan, without_surrogates
 from executions.runs.models import Execution
+from executions.runs.shapes import ObservationShape, PolicyShape
 from providers.errors import BLOCKED, CreationFailed, ProviderUnavailable, SandboxError
 from providers.guest import advice
 from providers.guest.names import Omissions, problem, too_large, too_many
@@ -393,9 +394,12 @@ def kinds_in(meta: Mapping[str, Any]) -> str | None:
     return " ".join(entry["kind"] for entry in checked(meta.get(OBSERVATIONS))) or None
 
 
-def observations_of(execution: Execution) -> list[dict[str, Any]]:
+def observations_of(execution: Execution) -> list[ObservationShape]:
     """As the API tells them."""
-    return checked(execution.meta.get(OBSERVATIONS))
+    return [
+        {"kind": each["kind"], "seen_by": each["seen_by"], "count": each["count"]}
+        for each in checked(execution.meta.get(OBSERVATIONS))
+    ]
 
 
 def in_words(execution: Execution) -> list[str]:
@@ -482,7 +486,7 @@ class BlockedByPolicy(SandboxError):
     entry = BLOCKED
 
 
-def policy_of(execution: Execution) -> dict[str, Any] | None:
+def policy_of(execution: Execution) -> PolicyShape | None:
     """Which one held, what was found in the code, and who had to approve it and did.
 
     Where no policy looked, the remarks count that the sandbox made because its provider is

@@ -39,6 +39,7 @@ from executions.sessions.session_sandbox import (
     checked_processes,
     lender_of,
 )
+from executions.sessions.shapes import ProcessShape
 from providers.errors import (
     SandboxError,
 )
@@ -150,7 +151,7 @@ def seen(session: Session) -> Coroutine[list[Process]]:
     return (yield from with_sandbox(session, lambda kept: kept.processes.list(), checked_processes))
 
 
-def listing(session: Session) -> Coroutine[list[dict[str, Any]]]:
+def listing(session: Session) -> Coroutine[list[ProcessShape]]:
     """The session's processes, each with its execution. What has ended lately is among them."""
     found = yield from seen(session)
     rows = Execution.objects.filter(session=session.pk, pid__in=[each.pid for each in found])
@@ -162,7 +163,7 @@ def listing(session: Session) -> Coroutine[list[dict[str, Any]]]:
     ]
 
 
-def process_detail(pid: int, execution_id: UUID | None, exit_code: int | None) -> dict[str, Any]:
+def process_detail(pid: int, execution_id: UUID | None, exit_code: int | None) -> ProcessShape:
     return {
         "pid": pid,
         "execution": str(execution_id) if execution_id else None,

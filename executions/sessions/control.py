@@ -21,6 +21,7 @@ from executions.sessions.ending import end_leftovers, in_background, mark_lost
 from executions.sessions.models import Session
 from executions.sessions.requests import ContextRequest, SessionAsleep, SessionChanges, refuse_ended
 from executions.sessions.session_sandbox import OPERATION_SECONDS, call_sandbox
+from executions.sessions.shapes import ContextShape
 from executions.sessions.storage.background_saves import saved_behind
 from executions.sessions.storage.wake import ensure_awake
 from providers.errors import KeptSandboxLost, ProviderUnavailable
@@ -128,7 +129,7 @@ def change(
     return session
 
 
-def creating_context(session: Session, wanted: ContextRequest) -> Coroutine[dict[str, Any]]:
+def creating_context(session: Session, wanted: ContextRequest) -> Coroutine[ContextShape]:
     """Another interpreter of the session. Raises Conflict where its id is taken."""
     if any(each["id"] == wanted.id for each in session.contexts):
         raise Conflict("id: The session already has a context with this id.", field="id")
@@ -150,7 +151,7 @@ def ending_context(session: Session, context_id: str) -> Coroutine[bool]:
     if all(each["id"] != context_id for each in session.contexts):
         return False
 
-    def without(known: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def without(known: list[ContextShape]) -> list[ContextShape]:
         return [each for each in known if each["id"] != context_id]
 
     if context_id == DEFAULT_CONTEXT or not _write_contexts(session, without, only_if=_SLEEPS):
@@ -159,18 +160,19 @@ def ending_context(session: Session, context_id: str) -> Coroutine[bool]:
     return True
 
 
-def restarting_context(session: Session, context_id: str) -> Coroutine[dict[str, Any] | None]:
+def restarting_context(session: Session, context_id: str) -> Coroutine[ContextShape | None]:
     """Begin anew in a context, under its id. None when it is not there."""
-    known = next((each for each in session.contexts if each["id"] == context_id), None)
+    contexts: list[ContextShape] = session.contexts
+    known = next((each for each in contexts if each["id"] == context_id), None)
     if known is None:
         return None
     yield from with_sandbox(session, lambda kept: kept.contexts.restart(context_id), lambda _: None)
-    return dict(known)
+    return {**known}
 
 
 def _write_contexts(
     session: Session,
-    anew: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
+    anew: Callable[[list[ContextShape]], list[ContextShape]],
     *,
     only_if: Q | None = None,
 ) -> bool:
@@ -195,7 +197,7 @@ def _boolean(answer: Any) -> bool:
     return answer is True
 
 
-def _context(answer: Any) -> dict[str, Any]:
+def _context(answer: Any) -> ContextShape:
     if not isinstance(answer, Context) or not isinstance(answer.id, str) or not answer.id:
         raise ProviderUnavailable("The provider did not return a context.")
     return {

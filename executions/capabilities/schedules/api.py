@@ -2,56 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, TypedDict
 from uuid import UUID
 
 from django.http import HttpResponse
 from django.urls import reverse
-from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework import serializers
 from rest_framework.request import Request
 
 from executions.capabilities.schedules import service as schedules
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.schedules.service import CHANGE, CREATE, LIST
-from executions.doors.native import schema
 from executions.doors.native.frame import ApiView
-from executions.doors.native.rendering import json_response, next_page
+from executions.doors.native.rendering import json_response, page_of
+from executions.doors.native.schema import endpoint
+from executions.kernel.shapes import PageShape, Time
 
-TAGS = ["schedules"]
-SCHEDULE_ID = OpenApiParameter("schedule_id", OpenApiTypes.UUID, OpenApiParameter.PATH)
 
-
-class ScheduleSerializer(serializers.Serializer[Any]):
+class ScheduleShape(TypedDict):
     """Code that runs at the times of a cron expression. Only the hash of the code is shown."""
 
-    id = serializers.CharField()
-    name = serializers.CharField()
-    cron = serializers.CharField()
-    timezone = serializers.CharField()
-    paused = serializers.BooleanField()
-    paused_because = serializers.CharField(
-        allow_null=True, help_text="Why it is paused; null if it is active."
-    )
-    language = serializers.CharField()
-    code_hash = serializers.CharField()
-    api_key = serializers.CharField(help_text="The first characters of the key that it runs with.")
-    next_at = serializers.DateTimeField(allow_null=True)
-    last_at = serializers.DateTimeField(allow_null=True)
-    last_problem = serializers.CharField(
-        allow_null=True,
-        help_text="Why a due run was skipped since the last run that started; null if none was.",
-    )
-    created_at = serializers.DateTimeField()
+    id: str
+    name: str
+    cron: str
+    timezone: str
+    paused: bool
+    paused_because: Annotated[str | None, "Why it is paused; null if it is active."]
+    language: str
+    code_hash: str
+    api_key: Annotated[str, "The first characters of the key that it runs with."]
+    next_at: Time | None
+    last_at: Time | None
+    last_problem: Annotated[
+        str | None, "Why a due run was skipped since the last run that started; null if none was."
+    ]
+    created_at: Time
 
 
-class SchedulePageSerializer(serializers.Serializer[Any]):
-    results = ScheduleSerializer(many=True)
-    next = serializers.URLField(allow_null=True)
-
-
-def schedule_detail(schedule: Schedule) -> dict[str, Any]:
+def schedule_detail(schedule: Schedule) -> ScheduleShape:
     return {
         "id": str(schedule.pk),
         "name": schedule.name,
@@ -70,72 +57,56 @@ def schedule_detail(schedule: Schedule) -> dict[str, Any]:
 
 
 class SchedulesView(ApiView):
-    @extend_schema(
-        operation_id="create_schedule",
-        summary="Create a schedule",
-        description="At each time of the cron expression, one execution with mode async is "
-        "created. It has the permissions of the key that last created or changed the schedule.",
-        tags=TAGS,
-        request=CREATE,
-        responses={201: ScheduleSerializer, **schema.errors(400, 401, 413, 415, 429)},
-    )
+    tag = "schedules"
+
+    @endpoint("create_schedule", request=CREATE, answers={201: ScheduleShape})
     def post(self, request: Request) -> HttpResponse:
+        """Create a schedule.
+
+        At each time of the cron expression, one execution with mode async is created. It has the
+        permissions of the key that last created or changed the schedule.
+        """
         schedule = schedules.create(CREATE.read(request.data), self.api_key)
         response = json_response(schedule_detail(schedule), 201)
         path = reverse("schedule", args=[schedule.pk])
         response["Location"] = request.build_absolute_uri(path)
         return response
 
-    @extend_schema(
-        operation_id="list_schedules",
-        summary="List schedules",
-        description="The tenant's schedules, newest first.",
-        tags=TAGS,
-        parameters=schema.parameters(LIST),
-        responses={200: SchedulePageSerializer, **schema.errors(400, 401)},
-    )
+    @endpoint("list_schedules", parameters=(LIST,), answers={200: PageShape[ScheduleShape]})
     def get(self, request: Request) -> HttpResponse:
+        """List schedules.
+
+        The tenant's schedules, newest first.
+        """
         page = schedules.list_schedules(self.api_key.tenant, LIST.read(request.query_params.dict()))
         results = [schedule_detail(each) for each in page.schedules]
-        return json_response(
-            {"results": results, "next": next_page(request, cursor=page.next_cursor)}
-        )
+        return json_response(page_of(request, results, page.next_cursor))
 
 
 class ScheduleView(ApiView):
-    @extend_schema(
-        operation_id="get_schedule",
-        summary="Get a schedule",
-        tags=TAGS,
-        parameters=[SCHEDULE_ID],
-        responses={200: ScheduleSerializer, **schema.errors(401, 404)},
-    )
+    tag = "schedules"
+
+    @endpoint("get_schedule", answers={200: ScheduleShape})
     def get(self, request: Request, schedule_id: UUID) -> HttpResponse:
+        """Get a schedule."""
         return json_response(
             schedule_detail(schedules.schedule_of(self.api_key.tenant, schedule_id))
         )
 
-    @extend_schema(
-        operation_id="change_schedule",
-        summary="Change, pause or resume a schedule",
-        description="From then on it runs with the permissions of the key that changed it.",
-        tags=TAGS,
-        parameters=[SCHEDULE_ID],
-        request=CHANGE,
-        responses={200: ScheduleSerializer, **schema.errors(400, 401, 404, 413, 415)},
-    )
+    @endpoint("change_schedule", request=CHANGE, answers={200: ScheduleShape})
     def patch(self, request: Request, schedule_id: UUID) -> HttpResponse:
+        """Change, pause or resume a schedule.
+
+        From then on it runs with the permissions of the key that changed it.
+        """
         wanted = CHANGE.read(request.data)
         return json_response(schedule_detail(schedules.change(schedule_id, wanted, self.api_key)))
 
-    @extend_schema(
-        operation_id="delete_schedule",
-        summary="Delete a schedule",
-        description="Executions that it has started are kept.",
-        tags=TAGS,
-        parameters=[SCHEDULE_ID],
-        responses={204: None, **schema.errors(401, 404)},
-    )
+    @endpoint("delete_schedule", answers={204: None})
     def delete(self, request: Request, schedule_id: UUID) -> HttpResponse:
+        """Delete a schedule.
+
+        Executions that it has started are kept.
+        """
         schedules.remove(self.api_key.tenant, schedule_id)
         return HttpResponse(status=204)

@@ -2,86 +2,58 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypedDict
 from uuid import UUID
 
 from django.http import Http404, HttpResponse
-from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework import serializers
 from rest_framework.request import Request
 
-from executions.capabilities.tools.calls import answer_call, describe, described, tool_calls_of
+from executions.capabilities.tools.calls import (
+    ToolCallShape,
+    answer_call,
+    describe,
+    described,
+    tool_calls_of,
+)
 from executions.capabilities.tools.dispatcher import look_now
-from executions.capabilities.tools.models import ToolCall
-from executions.doors.native import schema
 from executions.doors.native.frame import ApiView
 from executions.doors.native.rendering import json_response
+from executions.doors.native.schema import endpoint
 from executions.kernel.bodies import LARGE
 from executions.runs.listing import executions_of
 from executions.runs.tool_schemas import TOOL_ANSWER
 
-EXECUTION = OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH)
 
-
-class ToolCallSerializer(serializers.Serializer[Any]):
-    id = serializers.UUIDField()
-    name = serializers.CharField()
-    arguments = serializers.DictField(
-        allow_null=True, help_text="Null unless the call may be carried out."
-    )
-    arguments_hash = serializers.CharField()
-    writes = serializers.BooleanField(
-        help_text="Whether the tool changes data. Then each call needs approval."
-    )
-    state = serializers.ChoiceField(
-        choices=ToolCall.State.choices,
-        help_text="`held`: it waits for approval. `given_up`: the run ended before its answer.",
-    )
-    asked_at = serializers.DateTimeField()
-    answered_at = serializers.DateTimeField(allow_null=True)
-
-
-class ToolCallsSerializer(serializers.Serializer[Any]):
-    results = ToolCallSerializer(many=True)
+class ToolCallsShape(TypedDict):
+    results: list[ToolCallShape]
 
 
 class ToolCallsView(ApiView):
-    @extend_schema(
-        operation_id="list_tool_calls",
-        summary="List the tool calls of an execution",
-        description="In the order of the calls. The arguments of a call that waits for approval "
-        "are shown once it is approved.",
-        tags=["executions"],
-        parameters=[EXECUTION],
-        responses={200: ToolCallsSerializer, **schema.errors(401, 404)},
-    )
+    @endpoint("list_tool_calls", answers={200: ToolCallsShape})
     def get(self, request: Request, execution_id: UUID) -> HttpResponse:
+        """List the tool calls of an execution.
+
+        In the order of the calls. The arguments of a call that waits for approval are shown once it
+        is approved.
+        """
         tenant = self.api_key.tenant
         execution = executions_of(tenant).filter(pk=execution_id).only("finished_at").first()
         if execution is None:
             raise Http404
         found = tool_calls_of(tenant).filter(execution=execution_id).order_by("pk")
-        return json_response({"results": described(execution, list(found))})
+        return json_response(ToolCallsShape(results=described(execution, list(found))))
 
 
 class ToolCallView(ApiView):
     bounds = LARGE
 
-    @extend_schema(
-        operation_id="answer_tool_call",
-        summary="Answer a tool call",
-        description="Only the key that runs the code can answer, and only once: sending the same "
-        "answer again has no effect. 409 if the call does not wait for an answer.",
-        tags=["executions"],
-        parameters=[
-            EXECUTION,
-            OpenApiParameter("call_id", OpenApiTypes.UUID, OpenApiParameter.PATH),
-        ],
-        request=TOOL_ANSWER,
-        responses={200: ToolCallSerializer, **schema.errors(400, 401, 403, 404, 409, 413, 415)},
-    )
+    @endpoint("answer_tool_call", request=TOOL_ANSWER, answers={200: ToolCallShape}, errors=(409,))
     def post(self, request: Request, execution_id: UUID, call_id: UUID) -> HttpResponse:
+        """Answer a tool call.
+
+        Only the key that runs the code can answer, and only once: sending the same answer again has
+        no effect. 409 if the call does not wait for an answer.
+        """
         key = self.api_key
         execution = executions_of(key.tenant).filter(pk=execution_id).first()
         answer = TOOL_ANSWER.read(request.data)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, TypedDict
 from uuid import UUID
 
 from django.core.exceptions import PermissionDenied
@@ -18,6 +18,7 @@ from django.utils import timezone
 
 from executions.capabilities.policies.approvals import DECIDE, AlreadyDecided, refuse_whoever_asked
 from executions.capabilities.tools.models import ToolCall
+from executions.kernel.shapes import Choices, JsonObject, Time, UuidText
 from executions.kernel.text import from_json, to_json, uuid7
 from executions.ledger.append import append
 from executions.ledger.entry_format import parse
@@ -30,6 +31,22 @@ from executions.tenants.models import ApiKey, Tenant
 
 KIND = "tool_call"
 State = ToolCall.State
+
+
+class ToolCallShape(TypedDict):
+    id: UuidText
+    name: str
+    arguments: Annotated[JsonObject | None, "Null unless the call may be carried out."]
+    arguments_hash: str
+    writes: Annotated[bool, "Whether the tool changes data. Then each call needs approval."]
+    state: Annotated[
+        str,
+        Choices(tuple((each.value, str(each.label)) for each in State)),
+        "`held`: it waits for approval. `given_up`: the run ended before its answer.",
+    ]
+    asked_at: Time
+    answered_at: Time | None
+
 
 REJECTED = "a person reviewed the call and rejected it"
 
@@ -188,7 +205,7 @@ def give_up(execution_id: UUID) -> int:
     return still_open.update(state=State.GIVEN_UP)
 
 
-def described(execution: Execution, calls: Sequence[ToolCall]) -> list[dict[str, Any]]:
+def described(execution: Execution, calls: Sequence[ToolCall]) -> list[ToolCallShape]:
     """As the API has them. Who ran it may have died before it gave its calls up."""
     is_over = execution.finished_at is not None
     for call in calls:
@@ -197,7 +214,7 @@ def described(execution: Execution, calls: Sequence[ToolCall]) -> list[dict[str,
     return [describe(call) for call in calls]
 
 
-def describe(call: ToolCall) -> dict[str, Any]:
+def describe(call: ToolCall) -> ToolCallShape:
     """One, with its arguments only where they may be acted upon: of one that writes, once somebody
     has approved it."""
     is_approved = call.state in (State.WAITING, State.ANSWERED, State.GIVEN_UP) and call.decided_by

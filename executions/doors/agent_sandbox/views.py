@@ -13,7 +13,7 @@ from django.conf import settings
 from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_GET
-from drf_spectacular.utils import OpenApiResponse, extend_schema
+from drf_spectacular.utils import OpenApiResponse
 from rest_framework.exceptions import APIException, AuthenticationFailed, NotAuthenticated
 from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
@@ -31,7 +31,19 @@ from executions.doors.agent_sandbox.requests import (
     UploadRequest,
     seconds_of,
 )
-from executions.doors.native import schema
+from executions.doors.agent_sandbox.shapes import (
+    AgentSandboxAnswerShape,
+    AgentSandboxArtifactShape,
+    AgentSandboxAwayShape,
+    AgentSandboxFetchedShape,
+    AgentSandboxFileShape,
+    AgentSandboxFilesShape,
+    AgentSandboxLinkShape,
+    AgentSandboxNotFetchedShape,
+    AgentSandboxStatusShape,
+    AgentSandboxUploadShape,
+    DetailShape,
+)
 from executions.doors.native.frame import (
     CLAIMS,
     RunningView,
@@ -42,6 +54,7 @@ from executions.doors.native.frame import (
     render_error,
 )
 from executions.doors.native.rendering import json_response
+from executions.doors.native.schema import endpoint
 from executions.kernel.bodies import LARGE
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.database import DatabaseUnavailable
@@ -60,19 +73,23 @@ from providers.errors import InvalidConfiguration, SandboxError
 from providers.guest.display import TEXT_LIMIT
 from providers.guest.names import escape
 
-TAGS = ["Agent Sandbox"]
-
 
 class AgentSandboxView(RunningView):
     """An endpoint of Agent Sandbox."""
+
+    tag = "Agent Sandbox"
+    error_shape = DetailShape
 
     def get_exception_handler(self) -> Callable[..., HttpResponse]:
         return _render_error
 
 
-def failed(error: SandboxError, **fields: Any) -> HttpResponse:
-    """A failure of the service is a 200 there."""
-    answer = json_response({**fields, "error": f"{error.code}: {error.message}"})
+def failed(
+    error: SandboxError, body: AgentSandboxAnswerShape | AgentSandboxFetchedShape
+) -> HttpResponse:
+    """Answer with the body and the error in it. A failure of the service is a 200 there."""
+    body["error"] = f"{error.code}: {error.message}"
+    answer = json_response(body)
     if error.retry_after is not None:
         answer["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
     return answer
@@ -80,7 +97,7 @@ def failed(error: SandboxError, **fields: Any) -> HttpResponse:
 
 def file_details(
     request: Request, tenant: Tenant, found: Sequence[Saved], expires_in: int
-) -> list[dict[str, Any]]:
+) -> list[AgentSandboxArtifactShape]:
     """Saved files, each with a link to it for whoever has the link, without what is gone."""
     wanted = [_wanted(saved) for saved in found]
     urls = links(tenant, wanted, expires_in=expires_in, absolute=request.build_absolute_uri)
@@ -116,7 +133,7 @@ def _render_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
         detail = exc.message
     else:
         detail = str(exc.detail) if isinstance(exc, APIException) else "The request failed."
-    answer = json_response({"detail": detail}, response.status_code)
+    answer = json_response(DetailShape(detail=detail), response.status_code)
     for name in ("WWW-Authenticate", "Allow", "Retry-After"):
         if name in response:
             answer[name] = response[name]
@@ -126,8 +143,13 @@ def _render_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
 def _away(away: DatabaseUnavailable, response: HttpResponse) -> HttpResponse:
     """Not a 200 as other failures: a proxy and a client's own retries are to see it."""
     record_id = str(away.record_id) if away.record_id else None
-    body = {"detail": away.message, "error": f"{away.code}: {away.message}"}
-    answer = json_response({**body, "ran": away.ran, "id": record_id}, response.status_code)
+    body: AgentSandboxAwayShape = {
+        "detail": away.message,
+        "error": f"{away.code}: {away.message}",
+        "ran": away.ran,
+        "id": record_id,
+    }
+    answer = json_response(body, response.status_code)
     answer["Retry-After"] = response["Retry-After"]
     if record_id:
         answer["X-Execution-ID"] = record_id
@@ -135,15 +157,10 @@ def _away(away: DatabaseUnavailable, response: HttpResponse) -> HttpResponse:
 
 
 class ResetView(AgentSandboxView):
-    @extend_schema(
-        operation_id="agent_sandbox_reset",
-        summary="Reset a conversation: delete its variables, keep its files",
-        tags=TAGS,
-        request=CONVERSATION,
-        responses={200: schema.AgentSandboxStatusSerializer, **schema.details(401, 413, 415)},
-    )
+    @endpoint("agent_sandbox_reset", request=CONVERSATION, answers={200: AgentSandboxStatusShape})
     @answered_later
     def post(self, request: Request) -> Coroutine[HttpResponse]:
+        """Reset a conversation: delete its variables, keep its files."""
         conversation = CONVERSATION.read(request.data).conversation
         try:
             session = yield from agent_sandbox.held(self.caller(), conversation)
@@ -151,29 +168,29 @@ class ResetView(AgentSandboxView):
         except DatabaseUnavailable:
             raise
         except SandboxError as error:
-            return json_response({"status": "error", "message": f"{error.code}: {error.message}"})
-        return json_response(
-            {"status": "success", "output": "Kernel reset.\n", "container_id": str(session.pk)}
-        )
+            message = f"{error.code}: {error.message}"
+            return json_response(AgentSandboxStatusShape(status="error", message=message))
+        done: AgentSandboxStatusShape = {
+            "status": "success",
+            "output": "Kernel reset.\n",
+            "container_id": str(session.pk),
+        }
+        return json_response(done)
 
 
 class StopView(AgentSandboxView):
-    @extend_schema(
-        operation_id="agent_sandbox_stop",
-        summary="End a conversation's sandbox",
-        description="Its files are deleted too, unless DELETE_S3_ON_CLEANUP=0 keeps them for the "
-        "next sandbox.",
-        tags=TAGS,
-        request=CONVERSATION,
-        responses={200: schema.AgentSandboxStatusSerializer, **schema.details(401, 413, 415)},
-    )
+    @endpoint("agent_sandbox_stop", request=CONVERSATION, answers={200: AgentSandboxStatusShape})
     @answered_later
     def post(self, request: Request) -> Coroutine[HttpResponse]:
+        """End a conversation's sandbox.
+
+        Its files are deleted too, unless DELETE_S3_ON_CLEANUP=0 keeps them for the next sandbox.
+        """
         conversation = CONVERSATION.read(request.data).conversation
         session = agent_sandbox.find(self.api_key.tenant, conversation)
         if session is not None:
             yield from close(session, f"key:{self.api_key.prefix}")
-        return json_response({"status": "success"})
+        return json_response(AgentSandboxStatusShape(status="success"))
 
 
 @require_GET
@@ -187,24 +204,24 @@ _FIGURE = re.compile(r"<Figure size \S+ with \d+ Axes>")
 class ExecuteView(AgentSandboxView):
     bounds = LARGE
 
-    @extend_schema(
-        operation_id="agent_sandbox_execute",
-        summary="Run Python code in a conversation, in the format of Agent Sandbox",
-        description="Variables and files are kept for the next call. The value of the last "
-        "expression is printed. If the service fails, the answer is a 200 with `error`, as Agent "
-        "Sandbox answers. The header `X-Execution-ID` has the id of the execution; `GET "
-        "/api/v1/executions/{id}` returns its receipt.",
-        tags=TAGS,
-        parameters=schema.parameters(CLAIMS),
+    @endpoint(
+        "agent_sandbox_execute",
+        parameters=(CLAIMS,),
         request=EXECUTE,
-        responses={
-            200: schema.AgentSandboxAnswerSerializer,
-            **schema.details(401, 413, 415),
-            503: OpenApiResponse(schema.AgentSandboxAwaySerializer, "Nothing can be recorded now."),
+        answers={
+            200: AgentSandboxAnswerShape,
+            503: OpenApiResponse(AgentSandboxAwayShape, "Nothing can be recorded now."),
         },
     )
     @answered_later
     def post(self, request: Request) -> Coroutine[HttpResponse]:
+        """Run Python code in a conversation, in the format of Agent Sandbox.
+
+        Variables and files are kept for the next call. The value of the last expression is printed.
+        If the service fails, the answer is a 200 with `error`, as Agent Sandbox answers. The header
+        `X-Execution-ID` has the id of the execution; `GET /api/v1/executions/{id}` returns its
+        receipt.
+        """
         wanted: ExecuteRequest = EXECUTE.read(request.data)
         # That API's own examples name them from the root, which is their folder.
         inputs = [path_of("inputs", each.lstrip("/")) for each in wanted.inputs]
@@ -213,13 +230,14 @@ class ExecuteView(AgentSandboxView):
         try:
             session = yield from agent_sandbox.held(caller, wanted.conversation)
             if away := agent_sandbox.missing(session, inputs):
-                return json_response({"error": f"inputs: There is no file {storable(away[0])!r}."})
+                problem = f"inputs: There is no file {storable(away[0])!r}."
+                return json_response(AgentSandboxAnswerShape(error=problem))
             cell = agent_sandbox.cell(session, wanted.code, **claims)
             outcome = yield from running(cell, caller)
         except DatabaseUnavailable:
             raise
         except SandboxError as error:
-            return failed(error)
+            return failed(error, {})
         execution = outcome.execution
         with known_to_run(outcome):
             response = json_response(self._body(request, execution, wanted))
@@ -228,7 +246,7 @@ class ExecuteView(AgentSandboxView):
 
     def _body(
         self, request: Request, execution: Execution, wanted: ExecuteRequest
-    ) -> dict[str, Any]:
+    ) -> AgentSandboxAnswerShape:
         if execution.status == Execution.Status.ERROR:
             return {"error": f"{execution.error_code}: {execution.error_message}"}
         expires_in = seconds_of(wanted.presign_expires_in)
@@ -284,7 +302,7 @@ UPLOAD: Query[Any] = Query(UploadRequest)
 class _FilesView(AgentSandboxView):
     def detail_of(
         self, request: Request, session: Session | None, path: str, expires_in: int | None
-    ) -> dict[str, Any] | None:
+    ) -> AgentSandboxArtifactShape | None:
         """A file of the conversation, if it is saved."""
         saved = agent_sandbox.file(session, path) if session is not None else None
         found = [saved] if saved is not None else []
@@ -295,10 +313,8 @@ class _FilesView(AgentSandboxView):
 class UploadView(_FilesView):
     parser_classes: Any = (MultiPartParser,)
 
-    @extend_schema(
-        operation_id="agent_sandbox_upload",
-        summary="Upload a file to a conversation",
-        tags=TAGS,
+    @endpoint(
+        "agent_sandbox_upload",
         request={
             "multipart/form-data": {
                 "type": "object",
@@ -310,13 +326,11 @@ class UploadView(_FilesView):
                 "additionalProperties": False,
             }
         },
-        responses={
-            200: schema.AgentSandboxUploadSerializer,
-            **schema.details(401, 413, 415),
-        },
+        answers={200: AgentSandboxUploadShape},
     )
     @answered_later
     def post(self, request: Request) -> Coroutine[HttpResponse]:
+        """Upload a file to a conversation."""
         form: Any = request.data
         fields = {name: value for name, value in form.items() if isinstance(value, str)}
         wanted = UPLOAD.read(fields)
@@ -331,9 +345,17 @@ class UploadView(_FilesView):
         detail = self.detail_of(request, session, path, wanted.presign_expires_in)
         if detail is None:
             return json_response(
-                {"detail": "The file is in the sandbox, but it could not be saved. Try again."}, 503
+                DetailShape(
+                    detail="The file is in the sandbox, but it could not be saved. Try again."
+                ),
+                503,
             )
-        return json_response({"status": "success", **detail, "container_id": str(session.pk)})
+        done: AgentSandboxUploadShape = {
+            "status": "success",
+            **detail,
+            "container_id": str(session.pk),
+        }
+        return json_response(done)
 
 
 def _kept(sent: UploadedFile[Any]) -> IO[bytes]:
@@ -348,16 +370,13 @@ def _kept(sent: UploadedFile[Any]) -> IO[bytes]:
 class UploadUrlsView(AgentSandboxView):
     bounds = LARGE
 
-    @extend_schema(
-        operation_id="agent_sandbox_upload_urls",
-        summary="Fetch files by URL into a conversation",
-        description="Each file that can be fetched is stored, even if others fail.",
-        tags=TAGS,
-        request=FETCH,
-        responses={200: schema.AgentSandboxFetchedSerializer, **schema.details(401, 413, 415)},
-    )
+    @endpoint("agent_sandbox_upload_urls", request=FETCH, answers={200: AgentSandboxFetchedShape})
     @answered_later
     def post(self, request: Request) -> Coroutine[HttpResponse]:
+        """Fetch files by URL into a conversation.
+
+        Each file that can be fetched is stored, even if others fail.
+        """
         wanted = FETCH.read(request.data)
         folder = path_of("dest_dir", wanted.dest_dir.rstrip("/")) if wanted.dest_dir else ""
         try:
@@ -366,64 +385,62 @@ class UploadUrlsView(AgentSandboxView):
         except (DatabaseUnavailable, InvalidConfiguration):
             raise
         except SandboxError as error:
-            return failed(error, status="error", uploaded=[], errors=[])
-        failures = [{"source_url": storable(url), "error": text} for url, text in arrived.failures]
+            return failed(error, {"status": "error", "uploaded": [], "errors": []})
+        failures: list[AgentSandboxNotFetchedShape] = [
+            {"source_url": storable(url), "error": text} for url, text in arrived.failures
+        ]
         status = "partial_success" if failures else "success"
         return json_response(
-            {
-                "status": status if arrived.paths else "error",
-                "uploaded": [escape(path) for path in arrived.paths],
-                "errors": failures,
-            }
+            AgentSandboxFetchedShape(
+                status=status if arrived.paths else "error",
+                uploaded=[escape(path) for path in arrived.paths],
+                errors=failures,
+            )
         )
 
 
 class ListView(AgentSandboxView):
-    @extend_schema(
-        operation_id="agent_sandbox_list_files",
-        summary="List the saved files of a conversation",
-        tags=TAGS,
-        parameters=schema.parameters(OF_CONVERSATION),
-        responses={200: schema.AgentSandboxFilesSerializer, **schema.details(400, 401)},
+    @endpoint(
+        "agent_sandbox_list_files",
+        parameters=(OF_CONVERSATION,),
+        answers={200: AgentSandboxFilesShape},
     )
     def get(self, request: Request) -> HttpResponse:
+        """List the saved files of a conversation."""
         wanted = OF_CONVERSATION.read(request.query_params.dict())
         session = agent_sandbox.find_files(self.api_key.tenant, wanted.conversation)
         found = agent_sandbox.saved_files(session) if session is not None else ()
-        return json_response(
+        files: list[AgentSandboxFileShape] = [
             {
-                "files": [
-                    {
-                        "path": escape(each.path),
-                        "size_bytes": each.row.size,
-                        "mtime": int(each.row.modified),
-                    }
-                    for each in found
-                ]
+                "path": escape(each.path),
+                "size_bytes": each.row.size,
+                "mtime": int(each.row.modified),
             }
-        )
+            for each in found
+        ]
+        return json_response(AgentSandboxFilesShape(files=files))
 
 
 class DownloadUrlView(_FilesView):
-    @extend_schema(
-        operation_id="agent_sandbox_download_url",
-        summary="Create a link to a saved file",
-        tags=TAGS,
-        parameters=schema.parameters(LINK),
-        responses={200: schema.AgentSandboxLinkSerializer, **schema.details(400, 401, 404)},
+    @endpoint(
+        "agent_sandbox_download_url",
+        parameters=(LINK,),
+        answers={200: AgentSandboxLinkShape},
+        errors=(404,),
     )
     def get(self, request: Request) -> HttpResponse:
+        """Create a link to a saved file."""
         wanted = LINK.read(request.query_params.dict())
         path = path_of("path", wanted.path)
         session = agent_sandbox.find_files(self.api_key.tenant, wanted.conversation)
         detail = self.detail_of(request, session, path, wanted.expires_in)
         if detail is None:
-            return json_response({"detail": "File not found"}, 404)
+            return json_response(DetailShape(detail="File not found"), 404)
         return json_response(
-            {
-                "status": "success",
-                "path": detail["path"],
-                "expires_in": seconds_of(wanted.expires_in),
-                "download_url": detail["download_url"],
-            }
+            AgentSandboxLinkShape(
+                status="success",
+                path=detail["path"],
+                expires_in=seconds_of(wanted.expires_in),
+                download_url=detail["download_url"],
+            )
         )

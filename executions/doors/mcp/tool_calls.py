@@ -403,7 +403,7 @@ async def file_write(call: Call) -> types.CallToolResult:
 
 
 def _shown(session: Session, door: Door) -> dict[str, Any]:
-    detail = session_for(door.caller.api_key, session)
+    detail: Mapping[str, Any] = session_for(door.caller.api_key, session)
     contexts = [each["id"] for each in detail["contexts"]]
     return {
         "session_id": detail["id"],

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict, TypeVar, cast
 
 from django.http import HttpResponse
-from drf_spectacular.utils import OpenApiResponse, PolymorphicProxySerializer, extend_schema
+from drf_spectacular.utils import PolymorphicProxySerializer
 from pydantic import Field
-from rest_framework import serializers
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
@@ -17,9 +16,11 @@ from rest_framework.request import Request
 from executions.doors.native.authentication import has_scopes, key_text_of
 from executions.doors.native.frame import ApiView
 from executions.doors.native.rendering import json_response
-from executions.doors.native.schema import ERRORS, AnyJson, ErrorSerializer, JsonObject
+from executions.doors.native.schema import endpoint
+from executions.doors.native.shapes import ErrorShape
 from executions.kernel.audit import log_action
 from executions.kernel.declarations import STORABLE, Body, declared
+from executions.kernel.shapes import JsonObject
 from executions.tenants import keys
 from executions.tenants.models import ApiKey, Scope
 from providers import registry
@@ -42,51 +43,43 @@ if TYPE_CHECKING:
     from rest_framework.views import APIView
 
 
-class AdminDataSerializer(serializers.Serializer[Any]):
-    data = AnyJson()  # type: ignore[assignment]
+class AdminDataShape(TypedDict):
+    data: Any
 
 
-class AdminMessageSerializer(serializers.Serializer[Any]):
-    message = serializers.CharField()
+class AdminMessageShape(TypedDict):
+    message: str
 
 
-class AdminPendingSerializer(AdminMessageSerializer):
-    pending = serializers.IntegerField(help_text="Id of the change that waits for approval.")
+class AdminPendingShape(AdminMessageShape):
+    pending: Annotated[int, "Id of the change that waits for approval."]
 
 
-class AdminRefusedSerializer(serializers.Serializer[Any]):
+class AdminRefusedShape(TypedDict):
     """An error in RAGFlow's format."""
 
-    error = serializers.CharField()
-    details = AnyJson(required=False, help_text="One problem per field, or a text.")
+    error: str
+    details: NotRequired[Annotated[Any, "One problem per field, or a text."]]
+
+
+class AdminTrialShape(TypedDict):
+    success: bool
+    message: str
+    latency_ms: float | None
+    runtime: str | None
+    isolation: str | None
+    language: str | None
+    code: Annotated[str | None, "The error code, SB001 to SB009; null on success."]
+    field: str | None
+    errors: Annotated[JsonObject, "The refused fields, with the reason for each."]
 
 
 # A body that cannot be read, and a key without the scope, are told as everywhere in this API.
 _ERROR = PolymorphicProxySerializer(
     component_name="AdminError",
-    serializers=[AdminRefusedSerializer, ErrorSerializer],
+    serializers=cast("Any", [AdminRefusedShape, ErrorShape]),
     resource_type_field_name=None,
 )
-
-
-def errors(*statuses: int) -> dict[int, OpenApiResponse]:
-    """Each with what is told in that case, to whoever administrates."""
-    told = sorted({*statuses, 400, 403, 429, 503})
-    return {each: OpenApiResponse(_ERROR, ERRORS[each]) for each in told}
-
-
-class AdminTrialSerializer(serializers.Serializer[Any]):
-    success = serializers.BooleanField()
-    message = serializers.CharField()
-    latency_ms = serializers.FloatField(allow_null=True)
-    runtime = serializers.CharField(allow_null=True)
-    isolation = serializers.CharField(allow_null=True)
-    language = serializers.CharField(allow_null=True)
-    code = serializers.CharField(
-        allow_null=True, help_text="The error code, SB001 to SB009; null on success."
-    )
-    field = serializers.CharField(allow_null=True)
-    errors = JsonObject(help_text="The refused fields, with the reason for each.")  # type: ignore[assignment]
 
 
 VIEW = "providers.view_providerconfig"
@@ -154,7 +147,9 @@ class _Refused(Exception):
 
     def __init__(self, error: str, details: Any = None, status: int = 400) -> None:
         super().__init__(error)
-        self.body = {"error": error} | ({} if details is None else {"details": details})
+        self.body: AdminRefusedShape = {"error": error}
+        if details is not None:
+            self.body["details"] = details
         self.status = status
 
 
@@ -216,6 +211,9 @@ class _AdminView(ApiView):
     authentication_classes = (AdminAuthentication,)
     permission_classes = (MayAdministrate,)
     needs: Mapping[str, str] = {}
+    tag = "administration"
+    errors = (400, 403, 429, 503)
+    error_shape = _ERROR
 
     def get_exception_handler(self) -> Callable[..., HttpResponse]:
         general = super().get_exception_handler()
@@ -224,10 +222,12 @@ class _AdminView(ApiView):
             if isinstance(exc, _Refused):
                 return json_response(exc.body, exc.status)
             if isinstance(exc, ConfigurationConflict):
-                return json_response({"error": "Conflict", "details": str(exc)}, 409)
+                return json_response(AdminRefusedShape(error="Conflict", details=str(exc)), 409)
             if isinstance(exc, InvalidConfiguration) and exc.field != "body":
                 details = exc.errors or {"config": exc.message}
-                return json_response({"error": "Invalid config", "details": details}, 400)
+                return json_response(
+                    AdminRefusedShape(error="Invalid config", details=details), 400
+                )
             return general(exc, context)
 
         return handler
@@ -236,26 +236,26 @@ class _AdminView(ApiView):
 class ProvidersView(_AdminView):
     needs = {"GET": VIEW}
 
-    @extend_schema(
-        operation_id="list_providers",
-        summary="List providers with their schemas",
-        tags=["administration"],
-        responses={200: AdminDataSerializer, **errors()},
-    )
+    @endpoint("list_providers", answers={200: AdminDataShape})
     def get(self, request: Request) -> HttpResponse:
-        return json_response({"data": [_described(p) for p in registry.all_providers().values()]})
+        """List providers with their schemas.
+
+        For administrators, and for API keys with the scope admin.
+        """
+        return json_response(
+            AdminDataShape(data=[_described(each) for each in registry.all_providers().values()])
+        )
 
 
 class ConfigView(_AdminView):
     needs = {"GET": VIEW, "POST": CHANGE}
 
-    @extend_schema(
-        operation_id="get_config",
-        summary="Get the configuration of every provider, with masked secrets",
-        tags=["administration"],
-        responses={200: AdminDataSerializer, **errors()},
-    )
+    @endpoint("get_config", answers={200: AdminDataShape})
     def get(self, request: Request) -> HttpResponse:
+        """Get the configuration of every provider, with masked secrets.
+
+        For administrators, and for API keys with the scope admin.
+        """
         rows = {row.provider_id: row for row in ProviderConfig.objects.defer("config")}
         active = next((row.provider_id for row in rows.values() if row.is_active), None)
         data: dict[str, Any] = {"active": active}
@@ -272,23 +272,20 @@ class ConfigView(_AdminView):
                 unreadable[provider_id] = error.message
         if unreadable:
             data["unreadable"] = unreadable
-        return json_response({"data": data})
+        return json_response(AdminDataShape(data=data))
 
-    @extend_schema(
-        operation_id="set_config",
-        summary="Configure a provider",
-        description="With `test_connection`, the provider is tested first. It becomes the active "
-        "provider unless `set_active` is false. 202 if a second administrator has to approve the "
-        "change.",
-        tags=["administration"],
+    @endpoint(
+        "set_config",
         request=CONFIGURE,
-        responses={
-            200: AdminMessageSerializer,
-            202: AdminPendingSerializer,
-            **errors(409, 413, 415),
-        },
+        answers={200: AdminMessageShape, 202: AdminPendingShape},
+        errors=(409,),
     )
     def post(self, request: Request) -> HttpResponse:
+        """Configure a provider.
+
+        With `test_connection`, the provider is tested first. It becomes the active provider unless
+        `set_active` is false. 202 if a second administrator has to approve the change.
+        """
         wanted = _read(CONFIGURE, request)
         provider_id = _known(wanted.provider_type)
         config = dict(wanted.config)
@@ -308,15 +305,12 @@ class ConfigView(_AdminView):
 class TestView(_AdminView):
     needs = {"POST": TEST}
 
-    @extend_schema(
-        operation_id="test_connection",
-        summary="Test a provider: start a sandbox and run code in it",
-        description="Uses the stored configuration, or the one in the request, which is not saved.",
-        tags=["administration"],
-        request=TRY,
-        responses={200: AdminTrialSerializer, **errors(413, 415)},
-    )
+    @endpoint("test_connection", request=TRY, answers={200: AdminTrialShape})
     def post(self, request: Request) -> HttpResponse:
+        """Test a provider: start a sandbox and run code in it.
+
+        Uses the stored configuration, or the one in the request, which is not saved.
+        """
         wanted = _read(TRY, request)
         provider_id = _known(wanted.provider_type or wanted.provider)
         config = None
@@ -334,18 +328,17 @@ class TestView(_AdminView):
 class ActiveView(_AdminView):
     needs = {"PUT": ACTIVATE}
 
-    @extend_schema(
-        operation_id="set_active",
-        summary="Choose the provider that runs the code",
-        tags=["administration"],
+    @endpoint(
+        "set_active",
         request=CHOOSE,
-        responses={
-            200: AdminMessageSerializer,
-            202: AdminPendingSerializer,
-            **errors(409, 413, 415),
-        },
+        answers={200: AdminMessageShape, 202: AdminPendingShape},
+        errors=(409,),
     )
     def put(self, request: Request) -> HttpResponse:
+        """Choose the provider that runs the code.
+
+        For administrators, and for API keys with the scope admin.
+        """
         wanted = _read(CHOOSE, request)
         provider_id = _known(wanted.provider)
         if not ProviderConfig.objects.filter(provider_id=provider_id).exists():
@@ -376,9 +369,9 @@ def _change(
     if isinstance(change, PendingChange):
         log_action(request.user, provider_id, f"Requested: {change.get_action_display()}.")
         message = "Waiting for a second administrator"
-        return json_response({"message": message, "pending": change.pk}, 202)
+        return json_response(AdminPendingShape(message=message, pending=change.pk), 202)
     log_action(request.user, provider_id, f"{done}.")
-    return json_response({"message": done})
+    return json_response(AdminMessageShape(message=done))
 
 
 def _described(provider: type[SandboxProvider]) -> dict[str, Any]:

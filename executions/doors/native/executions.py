@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, cast, get_type_hints
 from uuid import UUID
 
 from django.http import Http404, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import reverse
-from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema, inline_serializer
 from pydantic import Field
-from rest_framework import serializers
 from rest_framework.authentication import SessionAuthentication
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from executions.doors.native import schema
 from executions.doors.native.authentication import (
     ApiKeyAuthentication,
     has_scopes,
@@ -31,7 +26,6 @@ from executions.doors.native.authentication import (
 from executions.doors.native.deferred import (
     DOCUMENT,
     NDJSON,
-    SSE,
     Document,
     EventStream,
     answer,
@@ -53,7 +47,16 @@ from executions.doors.native.rendering import (
     execution_for,
     execution_in_full,
     json_response,
-    next_page,
+    page_of,
+)
+from executions.doors.native.schema import BYTES, EVENT_STREAM, endpoint
+from executions.doors.native.shapes import (
+    LanguagesShape,
+    LedgerKeyShape,
+    LedgerKeysShape,
+    PackagesShape,
+    QuotaShape,
+    UsageShape,
 )
 from executions.kernel.bodies import LARGE
 from executions.kernel.coroutines import Coroutine
@@ -76,9 +79,9 @@ from executions.runs.requests import CONFLICT, RUN, ExecutionRequest, run_limits
 from executions.runs.routing import allowed_languages, languages_for
 from executions.runs.sealing import receipt_of
 from executions.runs.service import HasEnded, cancelling, running
+from executions.runs.shapes import ExecutionPageShape, ExecutionShape
 from executions.sessions.usage import usage_of
 from executions.tenants.models import ApiKey, Scope
-from executions.tenants.quotas import Quota
 from providers.errors import CODES
 
 VIEW = "executions.view_execution"
@@ -86,7 +89,7 @@ LAST_EVENT = "Last-Event-ID"
 _LARGEST = 10**15 - 1
 
 
-_EXECUTION_FIELDS = tuple(schema.ExecutionSerializer().fields)
+_EXECUTION_FIELDS = tuple(get_type_hints(ExecutionShape))
 _ONE_FIELD = f"({'|'.join(_EXECUTION_FIELDS)})"
 
 
@@ -222,24 +225,14 @@ class EventsView(RunningView):
     authentication_classes = (KeyOrSession,)
     permission_classes = (MayLook,)
 
-    @extend_schema(
-        operation_id="follow_execution",
-        summary="Follow an execution",
-        description="Sends its events from the first one, or after the one that `after` or "
-        "`Last-Event-ID` names, until the execution has ended. Server-sent events if "
-        "`text/event-stream` is accepted, else lines of JSON.",
-        tags=["executions"],
-        parameters=[
-            OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH),
-            *schema.parameters(EVENTS),
-        ],
-        responses={
-            (200, SSE): OpenApiTypes.STR,
-            (200, NDJSON): OpenApiTypes.STR,
-            **schema.errors(400, 401, 404),
-        },
-    )
+    @endpoint("follow_execution", parameters=(EVENTS,), answers=EVENT_STREAM)
     def get(self, request: Request, execution_id: UUID) -> HttpResponseBase:
+        """Follow an execution.
+
+        Sends its events from the first one, or after the one that `after` or `Last-Event-ID` names,
+        until the execution has ended. Server-sent events if `text/event-stream` is accepted, else
+        lines of JSON.
+        """
         after = after_of(request)
         key = request.auth
         tenant = key.tenant if isinstance(key, ApiKey) else None
@@ -308,24 +301,21 @@ def after_of(request: Request) -> int:
 class ExecutionsView(RunningView):
     bounds = LARGE
 
-    @extend_schema(
-        operation_id="run_execution",
-        summary="Run code",
-        description="200 if the code ran, with any result; 202 if it was queued. With `Accept: "
-        "text/event-stream` or `application/x-ndjson`, the answer is a stream of events: "
-        "`started`, then each `stdout`, `stderr` and `output` when it occurs, and at the end "
-        "`done` with the execution. If the client leaves the stream, the run is cancelled, unless "
-        "the request has `?detach=1`.",
-        tags=["executions"],
-        parameters=schema.parameters(STREAM, CLAIMS, KEY),
+    @endpoint(
+        "run_execution",
+        parameters=(STREAM, CLAIMS, KEY),
         request=RUN,
-        responses={
-            **schema.STREAMED_EXECUTION,
-            202: schema.ExecutionSerializer,
-            **schema.errors(400, 401, 404, 409, 413, 415, 429, 502, 503),
-        },
+        answers={200: ExecutionShape, **EVENT_STREAM, 202: ExecutionShape},
+        errors=(404, 409, 502),
     )
     def post(self, request: Request) -> HttpResponseBase:
+        """Run code.
+
+        200 if the code ran, with any result; 202 if it was queued. With `Accept: text/event-stream`
+        or `application/x-ndjson`, the answer is a stream of events: `started`, then each `stdout`,
+        `stderr` and `output` when it occurs, and at the end `done` with the execution. If the
+        client leaves the stream, the run is cancelled, unless the request has `?detach=1`.
+        """
         form = wanted_form(request.headers.get("Accept", ""))
         # What is queued is answered at once; its events are followed under its id.
         if form and (wanted := _read(request)).mode == Execution.Mode.SYNC:
@@ -341,20 +331,15 @@ class ExecutionsView(RunningView):
         with known_to_run(outcome):
             return outcome_response(outcome, request)
 
-    @extend_schema(
-        operation_id="list_executions",
-        summary="List executions",
-        description="The tenant's executions, newest first, without the fields that can be large.",
-        tags=["executions"],
-        parameters=schema.parameters(LIST),
-        responses={200: schema.ExecutionPageSerializer, **schema.errors(400, 401)},
-    )
+    @endpoint("list_executions", parameters=(LIST,), answers={200: ExecutionPageShape})
     def get(self, request: Request) -> HttpResponse:
+        """List executions.
+
+        The tenant's executions, newest first, without the fields that can be large.
+        """
         page = list_executions(self.api_key.tenant, LIST.read(request.query_params.dict()))
         results = [execution_summary(execution) for execution in page.executions]
-        return json_response(
-            {"results": results, "next": next_page(request, cursor=page.next_cursor)}
-        )
+        return json_response(page_of(request, results, page.next_cursor))
 
 
 def _read(request: Request) -> ExecutionRequest:
@@ -391,18 +376,12 @@ def _error(outcome: Outcome) -> HttpResponse:
 
 
 class ExecutionView(ApiView):
-    @extend_schema(
-        operation_id="get_execution",
-        summary="Get an execution",
-        description="The current record of the execution.",
-        tags=["executions"],
-        parameters=[
-            OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH),
-            *schema.parameters(FIELDS),
-        ],
-        responses={200: schema.ExecutionSerializer, **schema.errors(401, 404)},
-    )
+    @endpoint("get_execution", parameters=(FIELDS,), answers={200: ExecutionShape})
     def get(self, request: Request, execution_id: UUID) -> HttpResponse:
+        """Get an execution.
+
+        The current record of the execution.
+        """
         fields = fields_of(request)
         execution = executions_of(self.api_key.tenant).filter(pk=execution_id).first()
         if execution is None:
@@ -412,19 +391,15 @@ class ExecutionView(ApiView):
 
 
 class CancelView(RunningView):
-    @extend_schema(
-        operation_id="cancel_execution",
-        summary="Cancel an execution",
-        description="A queued or running execution ends as `cancelled` and keeps its output until "
-        "then. A key without the scope `read` gets the output of its own runs only.",
-        tags=["executions"],
-        parameters=[OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH)],
-        request=None,
-        responses={200: schema.ExecutionSerializer, **schema.errors(401, 404, 409, 503)},
-    )
+    @endpoint("cancel_execution", answers={200: ExecutionShape}, errors=(409,))
     @answered_later
     def post(self, request: Request, execution_id: UUID) -> Coroutine[HttpResponse]:
         # All of it is sealed with its end.
+        """Cancel an execution.
+
+        A queued or running execution ends as `cancelled` and keeps its output until then. A key
+        without the scope `read` gets the output of its own runs only.
+        """
         mine = executions_of(self.api_key.tenant).defer(None).defer("pending")
         execution = mine.filter(pk=execution_id).first()
         if execution is None:
@@ -438,18 +413,12 @@ class CancelView(RunningView):
 
 
 class ArtifactView(ApiView):
-    @extend_schema(
-        operation_id="get_artifact",
-        summary="Download an artifact",
-        description="The bytes of the file, as a download.",
-        tags=["executions"],
-        parameters=[
-            OpenApiParameter("execution_id", OpenApiTypes.UUID, OpenApiParameter.PATH),
-            OpenApiParameter("name", str, OpenApiParameter.PATH),
-        ],
-        responses={(200, "*/*"): OpenApiTypes.BINARY, **schema.errors(401, 404)},
-    )
+    @endpoint("get_artifact", answers={(200, "*/*"): BYTES})
     def get(self, request: Request, execution_id: UUID, name: str) -> HttpResponseBase:
+        """Download an artifact.
+
+        The bytes of the file, as a download.
+        """
         mine = artifacts_of(self.api_key.tenant)
         artifact = mine.filter(execution=execution_id, name=name).first()
         if artifact is None:
@@ -458,26 +427,25 @@ class ArtifactView(ApiView):
 
 
 class LanguagesView(ApiView):
-    @extend_schema(
-        operation_id="list_languages",
-        summary="List languages",
-        description="The languages that the caller's providers can run now.",
-        tags=["executions"],
-        responses={200: schema.LanguagesSerializer, **schema.errors(401, 503)},
-    )
+    @endpoint("list_languages", answers={200: LanguagesShape})
     @answered_later
     def get(self, request: Request) -> Coroutine[HttpResponse]:
+        """List languages.
+
+        The languages that the caller's providers can run now.
+        """
         key = self.api_key
         may_use = partial(key.allows, "providers")
         languages, packages = yield from languages_for(key.tenant.slug, may_use)
         allowed = extensions.allowed_languages(key.tenant.slug, allowed_languages(key, languages))
         known = packages if "python" in allowed else {}
-        return json_response(
-            {"languages": allowed, "packages": {name: asdict(each) for name, each in known.items()}}
-        )
+        shown: dict[str, PackagesShape] = {
+            name: {"state": each.state, "reason": each.reason, "versions": dict(each.versions)}
+            for name, each in known.items()
+        }
+        return json_response(LanguagesShape(languages=list(allowed), packages=shown))
 
 
-@extend_schema(exclude=True)
 class NothingHereView(ApiView):
     """What an unknown path under `/api/v1/` answers, to anyone."""
 
@@ -492,55 +460,38 @@ class NothingHereView(ApiView):
 class LedgerKeysView(ApiView):
     """Open to anybody: a receipt is there to be checked by whoever it is shown to."""
 
+    tag = "ledger"
+    errors = (400, 503)
     authentication_classes = ()
     permission_classes = ()
 
-    @extend_schema(
-        operation_id="list_ledger_keys",
-        summary="List the public keys of the ledger",
-        description="Store them: a receipt is verified offline, with the key that it names.",
-        tags=["ledger"],
-        auth=[],
-        responses={200: schema.LedgerKeysSerializer, **schema.errors(400, 503)},
-    )
+    @endpoint("list_ledger_keys", answers={200: LedgerKeysShape})
     def get(self, request: Request) -> HttpResponse:
-        keys = [
+        """List the public keys of the ledger.
+
+        Store them: a receipt is verified offline, with the key that it names.
+        """
+        keys: list[LedgerKeyShape] = [
             {"key_id": key.key_id, "algorithm": "Ed25519", "public_key": key.public_key}
             for key in keyring().values()
         ]
-        response = json_response({"domain": DOMAIN.decode().strip(), "keys": keys})
+        response = json_response(LedgerKeysShape(domain=DOMAIN.decode().strip(), keys=keys))
         response["Cache-Control"] = "public, max-age=300"
         return response
 
 
-class QuotaSerializer(serializers.Serializer[Any]):
-    limit = serializers.FloatField(allow_null=True, help_text="Null if no budget is set.")
-    used = serializers.FloatField(
-        help_text="Includes the amounts that are reserved for work that has not ended."
-    )
-    resets_at = serializers.DateTimeField(
-        allow_null=True,
-        help_text="Null if the use decreases by itself, for example when executions end.",
-    )
-
-
-class UsageSerializer(serializers.Serializer[Any]):
-    tenant = serializers.CharField()
-    quotas = inline_serializer("Quotas", {quota.value: QuotaSerializer() for quota in Quota})
-
-
 class UsageView(ApiView):
-    @extend_schema(
-        operation_id="get_usage",
-        summary="Get quotas and usage",
-        description="The quotas of the tenant, with the usage of all of its keys. Each quota has "
-        "the name that an SB008 error gives in `field`. Days are UTC days.",
-        tags=["usage"],
-        responses={200: UsageSerializer, **schema.errors(401, 503)},
-    )
+    tag = "usage"
+
+    @endpoint("get_usage", answers={200: UsageShape})
     def get(self, request: Request) -> HttpResponse:
+        """Get quotas and usage.
+
+        The quotas of the tenant, with the usage of all of its keys. Each quota has the name that an
+        SB008 error gives in `field`. Days are UTC days.
+        """
         tenant = self.api_key.tenant
-        quotas = {
+        quotas: dict[str, QuotaShape] = {
             quota.value: {
                 "limit": use.limit,
                 "used": use.used,
@@ -548,4 +499,4 @@ class UsageView(ApiView):
             }
             for quota, use in usage_of(tenant).items()
         }
-        return json_response({"tenant": tenant.slug, "quotas": quotas})
+        return json_response(UsageShape(tenant=tenant.slug, quotas=quotas))

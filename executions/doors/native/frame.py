@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import wraps
-from typing import IO, Annotated, Any, Concatenate, ParamSpec, TypeVar, cast
+from typing import IO, Annotated, Any, ClassVar, Concatenate, ParamSpec, TypeVar, cast
 from uuid import uuid4
 
 from django.conf import settings
@@ -39,6 +39,7 @@ from executions.doors.native.authentication import (
 )
 from executions.doors.native.deferred import answer
 from executions.doors.native.rendering import json_response
+from executions.doors.native.shapes import ErrorBodyShape, ErrorShape
 from executions.kernel.bodies import BODY, SMALL, BodyTooLarge, reading, requests_of, value_of
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.database import DatabaseUnavailable, nothing_ran, problem_of
@@ -80,14 +81,16 @@ def error_response(
     record_id: str | None = None,
     receipt: Mapping[str, Any] | None = None,
     retry_after: float | None = None,
-    **known: bool | None,
+    away: DatabaseUnavailable | None = None,
 ) -> HttpResponse:
-    """`record_id` is the execution's, where one was recorded; `retry_after` is seconds. `known` is
-    what else the error says."""
-    error = {"code": code, "message": message, "field": field, **known}
-    body: dict[str, Any] = {"error": error, "id": record_id}
+    """`record_id` is the execution's, where one was recorded; `retry_after` is seconds. `away` says
+    of a database that cannot be used whether any code ran."""
+    error: ErrorBodyShape = {"code": code, "message": message, "field": field}
+    if away is not None:
+        error["ran"] = away.ran
+    body: ErrorShape = {"error": error, "id": record_id}
     if receipt is not None:
-        body["receipt"] = receipt
+        body["receipt"] = dict(receipt)
     response = json_response(body, status)
     if retry_after is not None:
         response["Retry-After"] = str(max(1, math.ceil(retry_after)))
@@ -111,7 +114,7 @@ def render_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
             exc.message,
             record_id=str(exc.record_id) if exc.record_id else None,
             retry_after=exc.retry_after,
-            ran=exc.ran,
+            away=exc,
         )
     if isinstance(exc, SandboxError):
         return error_response(
@@ -224,6 +227,11 @@ class ApiView(APIView):
     # Of bodies in JSON.
     bounds: Bounds = SMALL
     rate: Rate | None = None
+    # For the description: the group of endpoints, what any request to the view may be refused with,
+    # and the shape of that.
+    tag: ClassVar[str] = "executions"
+    errors: ClassVar[Sequence[int]] = (400, 401, 403, 429, 503)
+    error_shape: ClassVar[Any] = ErrorShape
 
     def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
         given = request.META.get("HTTP_X_REQUEST_ID", "")

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from uuid import uuid4
 
 from django.http import HttpResponse
 from django.urls import reverse
 from rest_framework.request import Request
 
+from executions.kernel.shapes import PageShape
 from executions.kernel.text import from_json
 from executions.runs.late_results import late_result_of
-from executions.runs.listing import error_of, omissions_of, place_of, plan_of, timings_of
+from executions.runs.listing import error_of, omissions_of, place_of, timings_of
 from executions.runs.models import Artifact, Execution
 from executions.runs.results import observations_of, policy_of
 from executions.runs.sealing import receipt_of
+from executions.runs.shapes import ArtifactShape, ExecutionShape, LateResultShape
 from executions.sessions.models import Session
 from executions.sessions.queries import expires_at
+from executions.sessions.shapes import SessionShape
 from executions.sessions.storage.wake import files_of, files_saved, is_restored
 from executions.tenants.models import ApiKey, Scope
 from providers import slices
+from providers.values import ARTIFACTS_SKIPPED, OUTPUTS_SKIPPED
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -58,13 +64,12 @@ def execution_detail(
     absolute: Callable[[str], str] = lambda path: path,
     *,
     value_of: Callable[[str], Any] = from_json,
-) -> dict[str, Any]:
+) -> ExecutionShape:
     """One execution in full. `absolute` makes a path on this service into a URL, and `value_of` the
     JSON text of what its program made into a value: Written, for `json_text`, reads nothing."""
     artifacts = execution.artifacts.all() if execution.artifact_count else ()
+    omissions = omissions_of(execution)
     return {
-        "id": str(execution.pk),
-        "status": execution.status,
         **place_of(execution),
         "language": execution.language,
         "provider": execution.provider,
@@ -80,14 +85,16 @@ def execution_detail(
         "exit_code": execution.exit_code,
         "outputs": value_of(execution.outputs) if execution.outputs else [],
         "artifacts": [_artifact(execution, artifact, absolute) for artifact in artifacts],
-        **omissions_of(execution),
+        "artifacts_skipped": omissions[ARTIFACTS_SKIPPED],
+        "outputs_skipped": omissions[OUTPUTS_SKIPPED],
         "error": error_of(execution),
         "exception": value_of(execution.exception) if execution.exception else None,
         "hops": execution.hops,
         "cost": None if execution.cost is None else str(execution.cost),
         "timings": timings_of(execution),
         "created_at": execution.created_at.isoformat(),
-        **plan_of(execution),
+        "run_at": execution.run_at.isoformat() if execution.run_at else None,
+        "schedule": str(execution.schedule_id) if execution.schedule_id else None,
         "receipt": receipt_of(execution),
         "late_result": _late_result(execution, value_of),
         "files_saved": files_saved(execution),
@@ -128,13 +135,6 @@ _UNREAD_EXECUTION: Mapping[str, Any] = {
     "policy": None,
     "observations": [],
 }
-_UNREAD_SESSION: Mapping[str, Any] = {
-    "name": None,
-    "template": None,
-    "metadata": {},
-    "closed_because": None,
-    "contexts": [],
-}
 
 
 def may_read(key: ApiKey | None, row: Execution | Session) -> bool:
@@ -151,16 +151,23 @@ def execution_for(
     return detail if may_read(key, execution) else {**detail, **_UNREAD_EXECUTION}
 
 
-def session_for(key: ApiKey | None, session: Session) -> dict[str, Any]:
+def session_for(key: ApiKey | None, session: Session) -> SessionShape:
     """As `session_detail`, without what the key may not read."""
     detail = session_detail(session)
     if may_read(key, session):
         return detail
-    files = {**detail["files"], "count": 0, "bytes": 0, "problem": None}
-    return {**detail, **_UNREAD_SESSION, "files": files}
+    return {
+        **detail,
+        "name": None,
+        "template": None,
+        "metadata": {},
+        "closed_because": None,
+        "contexts": [],
+        "files": {**detail["files"], "count": 0, "bytes": 0, "problem": None},
+    }
 
 
-def session_detail(session: Session) -> dict[str, Any]:
+def session_detail(session: Session) -> SessionShape:
     """A session. Neither its environment nor what opens its sandbox is ever shown."""
     return {
         "id": str(session.pk),
@@ -187,7 +194,7 @@ def session_detail(session: Session) -> dict[str, Any]:
     }
 
 
-def _late_result(execution: Execution, value_of: Callable[[str], Any]) -> dict[str, Any] | None:
+def _late_result(execution: Execution, value_of: Callable[[str], Any]) -> LateResultShape | None:
     late = late_result_of(execution)
     if late is None:
         return None
@@ -209,7 +216,7 @@ def _late_result(execution: Execution, value_of: Callable[[str], Any]) -> dict[s
 
 def _artifact(
     execution: Execution, artifact: Artifact, absolute: Callable[[str], str]
-) -> dict[str, Any]:
+) -> ArtifactShape:
     path = reverse("execution-artifact", args=[execution.pk, artifact.name])
     return {
         "name": artifact.name,
@@ -217,6 +224,11 @@ def _artifact(
         "size_bytes": artifact.size_bytes,
         "url": absolute(path),
     }
+
+
+def page_of(request: Request, results: list[T], cursor: str) -> PageShape[T]:
+    """A page of rows, and where the next one begins: after `cursor`, which is empty on the last."""
+    return {"results": results, "next": next_page(request, cursor=cursor)}
 
 
 def next_page(request: Request, **place: str) -> str | None:

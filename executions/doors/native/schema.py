@@ -1,35 +1,22 @@
-"""The OpenAPI schema of the API."""
+"""The description of the API: what an endpoint declares, as OpenAPI."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from inspect import getdoc
+from typing import Any, TypeVar, cast
 
 from django.conf import settings
 from drf_spectacular.extensions import OpenApiAuthenticationExtension, OpenApiSerializerExtension
+from drf_spectacular.openapi import AutoSchema
 from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema_field
-from rest_framework import serializers
+from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
 
 from executions.doors.native.authentication import ApiKeyAuthentication
 from executions.doors.native.deferred import NDJSON, SSE
 from executions.kernel.declarations import Body, Query
-from executions.runs.models import Execution
-from executions.runs.requests import MODES, PRIORITIES
-from executions.sessions.models import Session
-from providers.observations import KINDS, WITNESSES
-
-
-class ObservationSerializer(serializers.Serializer[Any]):
-    kind = serializers.ChoiceField(
-        tuple(KINDS), help_text="; ".join(f"{kind}: {what}" for kind, what in KINDS.items())
-    )
-    seen_by = serializers.ChoiceField(
-        WITNESSES,
-        help_text="Who saw it: the host, outside the sandbox, or the supervisor, inside it.",
-    )
-    count = serializers.IntegerField()
-
+from executions.kernel.shapes import is_shape, name_of, schema_of
 
 ERRORS = {
     400: "The request is invalid. The error names the field. No code ran.",
@@ -44,6 +31,106 @@ ERRORS = {
     502: "The provider cannot be reached.",
     503: "No provider can serve now, or nothing can be recorded; `ran` says whether any code ran.",
 }
+
+# What an answer may be instead of a shape.
+EVENT_STREAM = {(200, SSE): OpenApiTypes.STR, (200, NDJSON): OpenApiTypes.STR}
+BYTES = OpenApiTypes.BINARY
+
+H = TypeVar("H", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """What is special to an endpoint. What it has in common with others says its view.
+
+    `answers` are shapes by status, or by status and media type. `errors` are those that neither its
+    view nor its body nor its path brings along.
+    """
+
+    name: str
+    answers: Mapping[Any, Any]
+    request: Any
+    errors: Sequence[int]
+    parameters: Sequence[Query[Any] | OpenApiParameter]
+
+
+def endpoint(
+    name: str,
+    *,
+    answers: Mapping[Any, Any],
+    request: Any = None,
+    errors: Sequence[int] = (),
+    parameters: Sequence[Query[Any] | OpenApiParameter] = (),
+) -> Callable[[H], H]:
+    """Describe a handler. The first line of its docstring is the summary, the rest the text."""
+    described = Endpoint(name, answers, request, errors, parameters)
+
+    def describe(handle: H) -> H:
+        vars(handle)["endpoint"] = described
+        return handle
+
+    return describe
+
+
+class EndpointSchema(AutoSchema):
+    """The description of a handler, which drf-spectacular asks for part by part."""
+
+    view: Any
+
+    @property
+    def _handler(self) -> Any:
+        return getattr(self.view, self.method.lower())
+
+    @property
+    def _endpoint(self) -> Endpoint:
+        if (found := getattr(self._handler, "endpoint", None)) is None:
+            raise TypeError(f"{type(self.view).__name__}.{self.method.lower()} lacks @endpoint.")
+        return cast("Endpoint", found)
+
+    def get_operation_id(self) -> str:
+        return self._endpoint.name
+
+    def get_summary(self) -> str:
+        return self._texts[0].removesuffix(".")
+
+    def get_description(self) -> str:  # type: ignore[override]
+        return " ".join(self._texts[2].split())
+
+    @property
+    def _texts(self) -> tuple[str, str, str]:
+        return (getdoc(self._handler) or "").partition("\n")
+
+    def get_tags(self) -> list[str]:
+        return [self.view.tag]
+
+    def get_override_parameters(self) -> list[Any]:
+        found: list[Any] = []
+        for each in self._endpoint.parameters:
+            found += _parameters(each) if isinstance(each, Query) else [each]
+        return found
+
+    def get_request_serializer(self) -> Any:
+        return self._endpoint.request
+
+    def get_response_serializers(self) -> dict[Any, Any]:  # type: ignore[override]
+        shape = self.view.error_shape
+        told = {each: OpenApiResponse(shape, ERRORS[each]) for each in self._errors()}
+        whole = {**told, **self._endpoint.answers}
+        return dict(sorted(whole.items(), key=lambda each: _status(each[0])))
+
+    def _errors(self) -> Iterator[int]:
+        yield from self.view.errors
+        yield from self._endpoint.errors
+        if "{" in self.path:
+            yield 404
+        if (body := self._endpoint.request) is not None:
+            yield 413
+            if not (isinstance(body, dict) and BYTES in body.values()):
+                yield 415
+
+
+def _status(key: int | tuple[int, str]) -> int:
+    return key if isinstance(key, int) else key[0]
 
 
 # An API key in either header, or the admin's session.
@@ -105,9 +192,25 @@ class BodyExtension(OpenApiSerializerExtension):  # type: ignore[no-untyped-call
         return cast("Body[Any]", self.target)
 
 
-def parameters(*queries: Query[Any]) -> list[OpenApiParameter]:
-    """Queries, as they are read."""
-    return [each for query in queries for each in _parameters(query)]
+class ShapeExtension(OpenApiSerializerExtension):  # type: ignore[no-untyped-call]
+    """What an answer is rendered as describes it."""
+
+    @classmethod
+    def _matches(cls, target: Any) -> bool:
+        return is_shape(target)
+
+    def get_name(self, auto_schema: object, direction: object) -> str:
+        return name_of(self.target)
+
+    def get_identity(self, auto_schema: object, direction: object) -> str:
+        return name_of(self.target)
+
+    def map_serializer(self, auto_schema: Any, direction: Any) -> dict[str, Any]:
+        def reference(shape: Any) -> dict[str, Any]:
+            found: dict[str, Any] = auto_schema.resolve_serializer(shape, direction).ref
+            return found
+
+        return schema_of(self.target, reference)
 
 
 def _parameters(query: Query[Any]) -> list[OpenApiParameter]:
@@ -131,470 +234,6 @@ def _undescribed(schema: dict[str, Any]) -> dict[str, Any]:
 def _or_empty(schema: dict[str, Any]) -> dict[str, Any]:
     """Empty, a parameter is left out."""
     return {"anyOf": [_undescribed(schema), {"const": ""}]}
-
-
-@extend_schema_field({})
-class AnyJson(serializers.JSONField):
-    """Any JSON value."""
-
-
-@extend_schema_field({"type": "object", "additionalProperties": {}})
-class JsonObject(serializers.JSONField):
-    """A JSON object."""
-
-
-class ArtifactSerializer(serializers.Serializer[Any]):
-    name = serializers.CharField()
-    mime_type = serializers.CharField()
-    size_bytes = serializers.IntegerField()
-    url = serializers.URLField()
-
-
-class OmissionSerializer(serializers.Serializer[Any]):
-    """A file or an output that the answer does not contain. The last one may give their number."""
-
-    name = serializers.CharField(
-        help_text="For a file, its path below `artifacts/`; for an output, its number and type, "
-        "or the name of the stream. A byte that is not text is written as `\\xNN`."
-    )
-    reason = serializers.CharField()
-
-
-class VerdictSerializer(serializers.Serializer[Any]):
-    code = serializers.CharField(help_text="The error code, SB001 to SB009.")
-    message = serializers.CharField()
-
-
-class TimingsSerializer(serializers.Serializer[Any]):
-    queue_ms = serializers.FloatField(allow_null=True)
-    start_ms = serializers.FloatField(allow_null=True)
-    run_ms = serializers.FloatField(allow_null=True)
-    total_ms = serializers.FloatField(allow_null=True)
-
-
-class PolicyRemarkSerializer(serializers.Serializer[Any]):
-    line = serializers.IntegerField(
-        help_text="The line of the code, from 1; 0 for all of the code."
-    )
-    kind = serializers.CharField(help_text="`import`, `call`, `code`, `remark` or `note`.")
-    name = serializers.CharField()
-
-
-class PolicySerializer(serializers.Serializer[Any]):
-    id = serializers.IntegerField(allow_null=True)
-    version = serializers.IntegerField(
-        allow_null=True, help_text="The version in the policy's history."
-    )
-    warnings = PolicyRemarkSerializer(many=True)
-    approved = JsonObject(allow_null=True, help_text="The approval: which code, by whom, and when.")
-
-
-class LateResultSerializer(serializers.Serializer[Any]):
-    """The result of a run that ended after its record was closed."""
-
-    status = serializers.ChoiceField(Execution.Status.values)
-    result = AnyJson()
-    has_result = serializers.BooleanField()
-    stdout = serializers.CharField()
-    stderr = serializers.CharField()
-    stdout_truncated = serializers.BooleanField()
-    stderr_truncated = serializers.BooleanField()
-    exit_code = serializers.IntegerField(allow_null=True)
-    outputs = serializers.ListField(child=JsonObject())
-    artifacts = serializers.ListField(
-        child=JsonObject(), help_text="Names and hashes only; the bytes were not kept."
-    )
-    error = VerdictSerializer(allow_null=True)
-    finished_at = serializers.DateTimeField()
-
-
-class PlaceSerializer(serializers.Serializer[Any]):
-    """The execution, with its session and its caller."""
-
-    id = serializers.CharField()
-    status = serializers.ChoiceField(Execution.Status.values)
-    session = serializers.CharField(
-        allow_null=True, help_text="The session that it ran in; null for a run outside of sessions."
-    )
-    context = serializers.CharField(allow_null=True)  # type: ignore[assignment]
-    context_kept = serializers.BooleanField(
-        allow_null=True,
-        help_text="Whether the context still has its state, such as variables. "
-        "If false, it was restarted.",
-    )
-    pid = serializers.IntegerField(
-        allow_null=True, help_text="The process id of a command in a session."
-    )
-    agent = serializers.CharField(allow_null=True, help_text="The agent, as claimed by the caller.")
-    model = serializers.CharField(allow_null=True)
-    conversation = serializers.CharField(allow_null=True)
-    on_behalf_of = serializers.CharField(
-        allow_null=True,
-        help_text="The person, as claimed by the caller. Null also after it was "
-        "erased with the code.",
-    )
-    traceparent = serializers.CharField(allow_null=True)
-
-
-class ProgramExceptionSerializer(serializers.Serializer[Any]):
-    """The exception that ended the program, as the program reported it."""
-
-    type = serializers.CharField(
-        help_text="For example ValueError; Error in a language without exception types."
-    )
-    message = serializers.CharField()
-    traceback = serializers.CharField(
-        help_text="With notes, causes and the members of exception groups; empty if there is none."
-    )
-
-
-class ExecutionSerializer(PlaceSerializer):
-    language = serializers.CharField()
-    provider = serializers.CharField()
-    runtime = serializers.CharField(help_text="The tool that isolated the sandbox.")
-    isolation = serializers.CharField(
-        help_text="The isolation level: microvm, gvisor, namespaces or none; empty if nothing ran."
-    )
-    sharing = serializers.CharField(
-        help_text="Who shared the sandbox: execution, only this run; tenant, also its other runs."
-    )
-    result = AnyJson(help_text="The return value of `main`.")
-    has_result = serializers.BooleanField(
-        help_text="Whether there is a result: it distinguishes the result null from no result."
-    )
-    stdout = serializers.CharField()
-    stderr = serializers.CharField()
-    stdout_truncated = serializers.BooleanField()
-    stderr_truncated = serializers.BooleanField()
-    exit_code = serializers.IntegerField(allow_null=True)
-    outputs = serializers.ListField(
-        child=JsonObject(),
-        help_text="Rich outputs. Each is an object with the data for each MIME type.",
-    )
-    artifacts = ArtifactSerializer(many=True)
-    artifacts_skipped = OmissionSerializer(
-        many=True, help_text="Files in `artifacts/` that were not kept, with the reason."
-    )
-    outputs_skipped = OmissionSerializer(
-        many=True, help_text="Rich outputs and ends of streams that were not kept, with the reason."
-    )
-    error = VerdictSerializer(allow_null=True)
-    exception = ProgramExceptionSerializer(
-        allow_null=True,
-        help_text="The exception that ended the program; null if it did not fail or reported none.",
-    )
-    hops = serializers.ListField(
-        child=JsonObject(),
-        help_text="The providers that were tried or skipped, in order, each "
-        "with the outcome and the reason.",
-    )
-    cost = serializers.CharField(
-        allow_null=True, help_text="The estimated cost; null if the provider has no price."
-    )
-    timings = TimingsSerializer()
-    created_at = serializers.DateTimeField()
-    run_at = serializers.DateTimeField(
-        allow_null=True, help_text="The execution does not start before this time."
-    )
-    schedule = serializers.CharField(allow_null=True)
-    receipt = JsonObject(
-        allow_null=True,
-        help_text="The signed entry of the ledger, after the end. See examples/receipts.",
-    )
-    late_result = LateResultSerializer(
-        allow_null=True,
-        help_text="A result that arrived after the execution was recorded as lost. It changes no "
-        "other field.",
-    )
-    files_saved = serializers.BooleanField(
-        allow_null=True,
-        help_text="Whether the files of its session were saved to storage as they were after the "
-        "run; null outside of sessions.",
-    )
-    restored = serializers.BooleanField(
-        help_text="Whether it is the first run after its session was resumed from storage. Files "
-        "were restored, variables were lost."
-    )
-    policy = PolicySerializer(
-        allow_null=True, help_text="The policy that applied, with its findings."
-    )
-    observations = ObservationSerializer(
-        many=True, help_text="Security events that were seen during the run."
-    )
-
-
-class ExecutionSummarySerializer(PlaceSerializer):
-    mode = serializers.ChoiceField(MODES)
-    priority = serializers.ChoiceField(PRIORITIES)
-    language = serializers.CharField()
-    provider = serializers.CharField()
-    runtime = serializers.CharField()
-    isolation = serializers.CharField()
-    sharing = serializers.CharField()
-    exit_code = serializers.IntegerField(allow_null=True)
-    error = VerdictSerializer(allow_null=True)
-    timings = TimingsSerializer()
-    created_at = serializers.DateTimeField()
-    run_at = serializers.DateTimeField(
-        allow_null=True, help_text="The execution does not start before this time."
-    )
-    schedule = serializers.CharField(allow_null=True)
-
-
-class ExecutionPageSerializer(serializers.Serializer[Any]):
-    results = ExecutionSummarySerializer(many=True)
-    next = serializers.URLField(allow_null=True)
-
-
-class PackagesSerializer(serializers.Serializer[Any]):
-    state = serializers.ChoiceField(["ready", "preparing", "failed"])
-    reason = serializers.CharField(
-        allow_blank=True, help_text="Why the packages could not be installed; else empty."
-    )
-    versions = serializers.DictField(
-        child=serializers.CharField(), help_text="The version of each package, by name."
-    )
-
-
-class LanguagesSerializer(serializers.Serializer[Any]):
-    languages = serializers.ListField(child=serializers.CharField())
-    packages = serializers.DictField(
-        child=PackagesSerializer(),
-        help_text="The packages that Python code can import, by provider id. Providers that do "
-        "not know theirs are missing.",
-    )
-
-
-class LedgerKeySerializer(serializers.Serializer[Any]):
-    key_id = serializers.CharField()
-    algorithm = serializers.CharField()
-    public_key = serializers.CharField(help_text="The key: 32 bytes in base64.")
-
-
-class LedgerKeysSerializer(serializers.Serializer[Any]):
-    domain = serializers.CharField(
-        help_text="The signed text starts with this domain and a line feed."
-    )
-    keys = LedgerKeySerializer(many=True)
-
-
-class ErrorBodySerializer(serializers.Serializer[Any]):
-    code = serializers.CharField(
-        help_text="SB001 to SB009, or a name such as `not_found`. SB002 "
-        "is the code of an invalid request."
-    )
-    message = serializers.CharField()
-    field = serializers.CharField(allow_null=True)
-    ran = serializers.BooleanField(
-        required=False,
-        allow_null=True,
-        help_text="Only if the database cannot be used: whether any code ran; null if unknown.",
-    )
-
-
-class ErrorSerializer(serializers.Serializer[Any]):
-    error = ErrorBodySerializer()
-    id = serializers.CharField(
-        allow_null=True, help_text="The id of the execution, if one was recorded."
-    )
-    receipt = JsonObject(required=False, help_text="The receipt of the failed execution.")
-
-
-class AgentSandboxArtifactSerializer(serializers.Serializer[Any]):
-    path = serializers.CharField()
-    size_bytes = serializers.IntegerField()
-    mime_type = serializers.CharField()
-    download_url = serializers.URLField()
-
-
-class AgentSandboxAnswerSerializer(serializers.Serializer[Any]):
-    """Either `output` and `artifacts`, or only `error`."""
-
-    output = serializers.CharField(required=False)
-    artifacts = AgentSandboxArtifactSerializer(many=True, required=False)
-    error = serializers.CharField(required=False)
-
-
-class AgentSandboxAwaySerializer(serializers.Serializer[Any]):
-    detail = serializers.CharField()
-    error = serializers.CharField()
-    ran = serializers.BooleanField(allow_null=True)
-    id = serializers.CharField(allow_null=True)
-
-
-class AgentSandboxStatusSerializer(serializers.Serializer[Any]):
-    status = serializers.CharField(help_text="success or error")
-    output = serializers.CharField(required=False)
-    container_id = serializers.CharField(required=False, help_text="The session's id.")
-    message = serializers.CharField(required=False)
-
-
-class AgentSandboxUploadSerializer(AgentSandboxArtifactSerializer):
-    status = serializers.CharField()
-    container_id = serializers.CharField(help_text="The session's id.")
-
-
-class AgentSandboxNotFetchedSerializer(serializers.Serializer[Any]):
-    source_url = serializers.CharField()
-    error = serializers.CharField()
-
-
-class AgentSandboxFetchedSerializer(serializers.Serializer[Any]):
-    status = serializers.CharField(help_text="success, partial_success or error")
-    uploaded = serializers.ListField(child=serializers.CharField())
-    errors = AgentSandboxNotFetchedSerializer(many=True)  # type: ignore[assignment]
-
-
-class AgentSandboxFileSerializer(serializers.Serializer[Any]):
-    path = serializers.CharField()
-    size_bytes = serializers.IntegerField()
-    mtime = serializers.IntegerField(help_text="Seconds since 1970, by the sandbox's clock.")
-
-
-class AgentSandboxFilesSerializer(serializers.Serializer[Any]):
-    files = AgentSandboxFileSerializer(many=True)
-
-
-class AgentSandboxLinkSerializer(serializers.Serializer[Any]):
-    status = serializers.CharField()
-    path = serializers.CharField()
-    expires_in = serializers.IntegerField()
-    download_url = serializers.URLField()
-
-
-class DetailSerializer(serializers.Serializer[Any]):
-    detail = serializers.CharField()
-
-
-# What answers a call that runs something: the record, or the events on the way to it.
-STREAMED_EXECUTION = {
-    (200, "application/json"): ExecutionSerializer,
-    (200, SSE): OpenApiTypes.STR,
-    (200, NDJSON): OpenApiTypes.STR,
-}
-
-
-def errors(*statuses: int) -> dict[int, OpenApiResponse]:
-    """Each with what is told in that case."""
-    return {each: OpenApiResponse(ErrorSerializer, ERRORS[each]) for each in _told(statuses)}
-
-
-def _told(statuses: tuple[int, ...]) -> list[int]:
-    """With what any request with a key may be told before it is read, and when nothing can be."""
-    return sorted({*statuses, 400, 403, 429, 503} if 401 in statuses else statuses)
-
-
-def details(*statuses: int) -> dict[int, OpenApiResponse]:
-    """As `errors`, in the shape of Agent Sandbox."""
-    return {each: OpenApiResponse(DetailSerializer, ERRORS[each]) for each in _told(statuses)}
-
-
-class ContextSerializer(serializers.Serializer[Any]):
-    id = serializers.CharField()
-    language = serializers.CharField()
-    cwd = serializers.CharField(
-        allow_blank=True, help_text="The working folder, relative to the workspace."
-    )
-
-
-class ContextPageSerializer(serializers.Serializer[Any]):
-    results = ContextSerializer(many=True)
-    next = serializers.URLField(allow_null=True)
-
-
-class SavedFilesSerializer(serializers.Serializer[Any]):
-    """The files of a session in storage."""
-
-    count = serializers.IntegerField(help_text="The number of files, folders and links.")
-    bytes = serializers.IntegerField()
-    saved_at = serializers.DateTimeField(allow_null=True)
-    unsaved_since = serializers.DateTimeField(
-        allow_null=True, help_text="Since when changes are unsaved; null if everything is saved."
-    )
-    problem = serializers.CharField(allow_null=True, help_text="Why the changes are not saved.")
-
-
-class SessionSerializer(serializers.Serializer[Any]):
-    id = serializers.CharField()
-    name = serializers.CharField(allow_null=True)
-    state = serializers.ChoiceField(Session.State.values)
-    provider = serializers.CharField()
-    runtime = serializers.CharField()
-    isolation = serializers.CharField()
-    sharing = serializers.CharField()
-    language = serializers.CharField()
-    template = serializers.CharField(allow_null=True)
-    metadata = JsonObject()
-    idle_seconds = serializers.IntegerField()
-    max_seconds = serializers.IntegerField()
-    created_at = serializers.DateTimeField()
-    used_at = serializers.DateTimeField()
-    expires_at = serializers.DateTimeField(
-        help_text="When its idle time or its total time ends, whichever is earlier."
-    )
-    closed_at = serializers.DateTimeField(allow_null=True)
-    closed_because = serializers.CharField(
-        allow_null=True, help_text="Why it was closed or lost; null while it is not."
-    )
-    contexts = ContextSerializer(many=True)
-    saves = serializers.ChoiceField(
-        Session.Saves.values,
-        help_text="When its files are saved to storage: before the answer, after it, or never.",
-    )
-    files = SavedFilesSerializer()
-    woken_at = serializers.DateTimeField(
-        allow_null=True,
-        help_text="When it was last resumed from storage. Its files were "
-        "restored, its variables were lost.",
-    )
-
-
-class SessionPageSerializer(serializers.Serializer[Any]):
-    results = SessionSerializer(many=True)
-    next = serializers.URLField(allow_null=True)
-
-
-class InterruptedSerializer(serializers.Serializer[Any]):
-    interrupted = serializers.BooleanField(help_text="False if nothing was running.")
-
-
-class FileSerializer(serializers.Serializer[Any]):
-    path = serializers.CharField()
-    type = serializers.ChoiceField(["file", "directory", "symlink", "other"])
-    size_bytes = serializers.IntegerField()
-    mode = serializers.IntegerField()
-    modified_at = serializers.DateTimeField(allow_null=True)
-    target = serializers.CharField(required=False, help_text="The target of a symbolic link.")
-
-
-class FilePageSerializer(serializers.Serializer[Any]):
-    entries = FileSerializer(many=True)
-    next = serializers.URLField(allow_null=True)
-
-
-class MadeSerializer(serializers.Serializer[Any]):
-    path = serializers.CharField()
-    created = serializers.BooleanField(help_text="False if the folder already existed.")
-
-
-class UnpackedSerializer(serializers.Serializer[Any]):
-    entries = serializers.IntegerField()
-
-
-class ProcessSerializer(serializers.Serializer[Any]):
-    pid = serializers.IntegerField()
-    execution = serializers.CharField(allow_null=True)
-    state = serializers.ChoiceField(["running", "exited"])
-    exit_code = serializers.IntegerField(allow_null=True)
-
-
-class ProcessPageSerializer(serializers.Serializer[Any]):
-    results = ProcessSerializer(many=True)
-    next = serializers.URLField(allow_null=True)
-
-
-class SignalledSerializer(serializers.Serializer[Any]):
-    signalled = serializers.BooleanField(help_text="False if the command had already ended.")
 
 
 _WHAT = {

@@ -12,34 +12,30 @@ from uuid import UUID
 
 from django.http import Http404, HttpResponse
 from django.http.response import HttpResponseBase
-from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import extend_schema
 from rest_framework.request import Request
 
-from executions.doors.native import schema
-from executions.doors.native.deferred import NDJSON, SSE, EventStream, wanted_form
+from executions.doors.native.deferred import NDJSON, EventStream, wanted_form
 from executions.doors.native.downloads import download, ranged_download
 from executions.doors.native.frame import answered_later
 from executions.doors.native.rendering import json_response, next_page
-from executions.doors.native.sessions import SESSION_ID, TAGS, SessionApiView
+from executions.doors.native.schema import BYTES, EVENT_STREAM, endpoint
+from executions.doors.native.sessions import SessionApiView
 from executions.kernel.coroutines import Coroutine
 from executions.sessions import files
 from executions.sessions.file_events import watching
 from executions.sessions.models import Session
 from executions.sessions.requests import FILE, FOLDER, LIST, MKDIR, MOVE, FileListing, named_as
+from executions.sessions.shapes import FilePageShape, FileShape, MadeShape, UnpackedShape
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.guest.names import escape
 from providers.sandbox import FileEntry
 
-BYTES = {"application/octet-stream": OpenApiTypes.BINARY}
-TAR = {"application/x-tar": OpenApiTypes.BINARY}
 _COPIED_BYTES = 256 * 1024
-_OF_SANDBOX = (401, 404, 409, 502)
 
 
-def entry_detail(entry: FileEntry) -> dict[str, Any]:
+def entry_detail(entry: FileEntry) -> FileShape:
     """With its names as `escape` has them: each can be asked for by that."""
-    detail = {
+    detail: FileShape = {
         "path": escape(entry.path),
         "type": entry.type,
         "size_bytes": entry.size,
@@ -73,34 +69,26 @@ def _or_not_found(session: Session, wanted: FileListing) -> Coroutine[tuple[list
 class FilesView(SessionApiView):
     operations = {"GET": "list_files", "DELETE": "remove_file"}
 
-    @extend_schema(
-        operation_id="list_session_files",
-        summary="List a folder of a session",
-        tags=TAGS,
-        parameters=[SESSION_ID, *schema.parameters(LIST)],
-        responses={200: schema.FilePageSerializer, **schema.errors(*_OF_SANDBOX)},
+    @endpoint(
+        "list_session_files", parameters=(LIST,), answers={200: FilePageShape}, errors=(409, 502)
     )
     @answered_later
     def get(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+        """List a folder of a session."""
         session = self.session(session_id)
         wanted = self.of(request, LIST)
         entries, after = yield from _or_not_found(session, wanted)
         return json_response(
-            {
-                "entries": [entry_detail(entry) for entry in entries],
-                "next": next_page(request, after=after),
-            }
+            FilePageShape(
+                entries=[entry_detail(entry) for entry in entries],
+                next=next_page(request, after=after),
+            )
         )
 
-    @extend_schema(
-        operation_id="remove_session_file",
-        summary="Delete a file, or a folder with its content",
-        tags=TAGS,
-        parameters=[SESSION_ID, *schema.parameters(FILE)],
-        responses={204: None, **schema.errors(*_OF_SANDBOX)},
-    )
+    @endpoint("remove_session_file", parameters=(FILE,), answers={204: None}, errors=(409, 502))
     @answered_later
     def delete(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+        """Delete a file, or a folder with its content."""
         session = self.session(session_id)
         if not (yield from files.removing(session, self.of(request, FILE).path)):
             raise Http404
@@ -110,20 +98,18 @@ class FilesView(SessionApiView):
 class FileContentView(SessionApiView):
     operations = {"GET": "read_file", "PUT": "write_file"}
 
-    @extend_schema(
-        operation_id="read_session_file",
-        summary="Download a file",
-        description="The header `Range` may name one range.",
-        tags=TAGS,
-        parameters=[SESSION_ID, *schema.parameters(FILE)],
-        responses={
-            (200, "*/*"): OpenApiTypes.BINARY,
-            (206, "*/*"): OpenApiTypes.BINARY,
-            **schema.errors(*_OF_SANDBOX, 416),
-        },
+    @endpoint(
+        "read_session_file",
+        parameters=(FILE,),
+        answers={(200, "*/*"): BYTES, (206, "*/*"): BYTES},
+        errors=(409, 416, 502),
     )
     @answered_later
     def get(self, request: Request, session_id: UUID) -> Coroutine[HttpResponseBase]:
+        """Download a file.
+
+        The header `Range` may name one range.
+        """
         session = self.session(session_id)
         path = self.of(request, FILE).path
         seen = yield from files.file_of(session, path)
@@ -137,18 +123,19 @@ class FileContentView(SessionApiView):
             path,
         )
 
-    @extend_schema(
-        operation_id="write_session_file",
-        summary="Write a file",
-        description="Missing parent folders are created. Readers see the old file or the complete "
-        "new one.",
-        tags=TAGS,
-        parameters=[SESSION_ID, *schema.parameters(FILE)],
-        request=BYTES,
-        responses={200: schema.FileSerializer, **schema.errors(*_OF_SANDBOX, 413)},
+    @endpoint(
+        "write_session_file",
+        parameters=(FILE,),
+        request={"application/octet-stream": BYTES},
+        answers={200: FileShape},
+        errors=(409, 502),
     )
     @answered_later
     def put(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+        """Write a file.
+
+        Missing parent folders are created. Readers see the old file or the complete new one.
+        """
         with received(request) as content:
             session = self.session(session_id)
             path = self.of(request, FILE).path
@@ -159,19 +146,10 @@ class FileContentView(SessionApiView):
 class FileMoveView(SessionApiView):
     operations = {"POST": "move_file"}
 
-    @extend_schema(
-        operation_id="move_session_file",
-        summary="Rename a file or folder",
-        tags=TAGS,
-        parameters=[SESSION_ID],
-        request=MOVE,
-        responses={
-            200: schema.FileSerializer,
-            **schema.errors(*_OF_SANDBOX, 413, 415),
-        },
-    )
+    @endpoint("move_session_file", request=MOVE, answers={200: FileShape}, errors=(409, 502))
     @answered_later
     def post(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+        """Rename a file or folder."""
         session = self.session(session_id)
         wanted = MOVE.read(request.data)
         with named_as({"path": "from", "target": "to"}):
@@ -182,38 +160,33 @@ class FileMoveView(SessionApiView):
 class FileMkdirView(SessionApiView):
     operations = {"POST": "make_directory"}
 
-    @extend_schema(
-        operation_id="make_session_directory",
-        summary="Create a folder and its parents",
-        tags=TAGS,
-        parameters=[SESSION_ID],
+    @endpoint(
+        "make_session_directory",
         request=MKDIR,
-        responses={
-            200: schema.MadeSerializer,
-            201: schema.MadeSerializer,
-            **schema.errors(*_OF_SANDBOX, 413, 415),
-        },
+        answers={200: MadeShape, 201: MadeShape},
+        errors=(409, 502),
     )
     @answered_later
     def post(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+        """Create a folder and its parents."""
         session = self.session(session_id)
         path = MKDIR.read(request.data).path
         made = yield from files.making_directory(session, path)
-        return json_response({"path": escape(path), "created": made}, 201 if made else 200)
+        return json_response(MadeShape(path=escape(path), created=made), 201 if made else 200)
 
 
 class FileArchiveView(SessionApiView):
     operations = {"GET": "read_archive", "PUT": "write_archive"}
 
-    @extend_schema(
-        operation_id="read_session_archive",
-        summary="Download a folder as a tar archive",
-        tags=TAGS,
-        parameters=[SESSION_ID, *schema.parameters(FOLDER)],
-        responses={(200, "application/x-tar"): OpenApiTypes.BINARY, **schema.errors(*_OF_SANDBOX)},
+    @endpoint(
+        "read_session_archive",
+        parameters=(FOLDER,),
+        answers={(200, "application/x-tar"): BYTES},
+        errors=(409, 502),
     )
     @answered_later
     def get(self, request: Request, session_id: UUID) -> Coroutine[HttpResponseBase]:
+        """Download a folder as a tar archive."""
         session = self.session(session_id)
         path = self.of(request, FOLDER).path
         yield from _or_not_found(session, FileListing(path=path))
@@ -221,21 +194,21 @@ class FileArchiveView(SessionApiView):
         response["Content-Type"] = "application/x-tar"
         return response
 
-    @extend_schema(
-        operation_id="write_session_archive",
-        summary="Unpack a tar archive into a folder",
-        tags=TAGS,
-        parameters=[SESSION_ID, *schema.parameters(FOLDER)],
-        request=TAR,
-        responses={200: schema.UnpackedSerializer, **schema.errors(*_OF_SANDBOX, 413)},
+    @endpoint(
+        "write_session_archive",
+        parameters=(FOLDER,),
+        request={"application/x-tar": BYTES},
+        answers={200: UnpackedShape},
+        errors=(409, 502),
     )
     @answered_later
     def put(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+        """Unpack a tar archive into a folder."""
         with received(request) as content:
             session = self.session(session_id)
             path = self.of(request, FOLDER).path
             number = yield from files.unpacking(session, path, files.Rereadable(content))
-        return json_response({"entries": number})
+        return json_response(UnpackedShape(entries=number))
 
 
 def received(request: Request) -> IO[bytes]:
@@ -257,24 +230,16 @@ def at_most(pieces: Iterator[bytes], length: int) -> Iterator[bytes]:
 
 
 class FileEventsView(SessionApiView):
-    @extend_schema(
-        operation_id="watch_session_files",
-        summary="Watch a folder of a session",
-        description="Sends each change in the folder and below it when it happens: `created`, "
-        "`modified`, `deleted`, `moved` or `attributes`, with the path, and for `moved` also the "
-        "former path. Server-sent events if `text/event-stream` is accepted, else lines of JSON. "
-        "The last event is `done`, or `error` with the reason. A watch does not count as use of "
-        "the session.",
-        tags=TAGS,
-        parameters=[SESSION_ID, *schema.parameters(FOLDER)],
-        responses={
-            (200, SSE): OpenApiTypes.STR,
-            (200, NDJSON): OpenApiTypes.STR,
-            **schema.errors(400, 401, 404, 409, 429, 502, 503),
-        },
-    )
+    @endpoint("watch_session_files", parameters=(FOLDER,), answers=EVENT_STREAM, errors=(409, 502))
     @answered_later
     def get(self, request: Request, session_id: UUID) -> Coroutine[HttpResponseBase]:
+        """Watch a folder of a session.
+
+        Sends each change in the folder and below it when it happens: `created`, `modified`,
+        `deleted`, `moved` or `attributes`, with the path, and for `moved` also the former path.
+        Server-sent events if `text/event-stream` is accepted, else lines of JSON. The last event is
+        `done`, or `error` with the reason. A watch does not count as use of the session.
+        """
         session = self.session(session_id)
         path = self.of(request, FOLDER).path
         form = wanted_form(request.headers.get("Accept", "")) or NDJSON

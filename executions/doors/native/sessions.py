@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from time import perf_counter
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 from uuid import UUID
 
 from django.http import Http404, HttpResponse
 from django.http.response import HttpResponseBase
 from django.urls import reverse
-from drf_spectacular.types import OpenApiTypes
-from drf_spectacular.utils import OpenApiParameter, extend_schema
-from rest_framework import serializers
+from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
 
-from executions.doors.native import schema
 from executions.doors.native.deferred import answer, wanted_form
 from executions.doors.native.executions import (
     STREAM,
@@ -35,36 +32,37 @@ from executions.doors.native.frame import (
 from executions.doors.native.rendering import (
     json_response,
     may_read,
-    next_page,
+    page_of,
     session_detail,
     session_for,
 )
+from executions.doors.native.schema import EVENT_STREAM, endpoint
 from executions.kernel.audit import SUCCESS, log_operation
 from executions.kernel.bodies import LARGE
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import Query
+from executions.kernel.shapes import PageShape
 from executions.runs.models import Execution
 from executions.runs.requests import CELL
 from executions.runs.routing import require_language
 from executions.runs.service import running
+from executions.runs.shapes import ExecutionShape
 from executions.sessions import control
 from executions.sessions.ending import close
 from executions.sessions.lifecycle import opening
 from executions.sessions.models import Session
 from executions.sessions.queries import LIST, list_sessions, living_session_of, session_of
 from executions.sessions.requests import CHANGE, CREATE_CONTEXT, INTERRUPT, OPEN, RESET
+from executions.sessions.shapes import ContextShape, InterruptedShape, SessionShape, SnapshotShape
 from executions.sessions.storage import snapshots
 from executions.sessions.storage.models import Snapshot
 from providers.sandbox import DEFAULT_CONTEXT
 
 T = TypeVar("T")
-SESSION_ID = OpenApiParameter("session_id", OpenApiTypes.UUID, OpenApiParameter.PATH)
-CONTEXT_ID = OpenApiParameter("context_id", str, OpenApiParameter.PATH)
 # A sandbox always has its first one.
 OTHER_CONTEXT = OpenApiParameter(
     "context_id", {"type": "string", "not": {"const": DEFAULT_CONTEXT}}, OpenApiParameter.PATH
 )
-TAGS = ["sessions"]
 
 
 class LoggedView(RunningView):
@@ -107,6 +105,8 @@ class LoggedView(RunningView):
 
 
 class SessionApiView(LoggedView):
+    tag = "sessions"
+
     def session(self, session_id: UUID) -> Session:
         """The caller's session, open. Raises NoSuchSession and Conflict."""
         self.of_session = living_session_of(self.api_key.tenant, session_id)
@@ -117,80 +117,52 @@ class SessionApiView(LoggedView):
 
 
 class SessionsView(SessionApiView):
-    @extend_schema(
-        operation_id="open_session",
-        summary="Open a session",
-        description="The sandbox of a session persists: it keeps variables, files and processes "
-        "between calls. With `from`, the session starts with the files of a snapshot or of an "
-        "ended session, without its variables.",
-        tags=TAGS,
-        request=OPEN,
-        responses={
-            201: schema.SessionSerializer,
-            **schema.errors(400, 401, 404, 409, 413, 415, 429, 502, 503),
-        },
-    )
+    @endpoint("open_session", request=OPEN, answers={201: SessionShape}, errors=(404, 409, 502))
     @answered_later
     def post(self, request: Request) -> Coroutine[HttpResponse]:
+        """Open a session.
+
+        The sandbox of a session persists: it keeps variables, files and processes between calls.
+        With `from`, the session starts with the files of a snapshot or of an ended session, without
+        its variables.
+        """
         session = yield from opening(OPEN.read(request.data), self.caller())
         response = json_response(session_detail(session), 201)
         path = reverse("session", args=[session.pk])
         response["Location"] = request.build_absolute_uri(path)
         return response
 
-    @extend_schema(
-        operation_id="list_sessions",
-        summary="List sessions",
-        description="The tenant's sessions, newest first.",
-        tags=TAGS,
-        parameters=schema.parameters(LIST),
-        responses={200: schema.SessionPageSerializer, **schema.errors(400, 401)},
-    )
+    @endpoint("list_sessions", parameters=(LIST,), answers={200: PageShape[SessionShape]})
     def get(self, request: Request) -> HttpResponse:
+        """List sessions.
+
+        The tenant's sessions, newest first.
+        """
         page = list_sessions(self.api_key.tenant, self.of(request, LIST))
         results = [session_detail(session) for session in page.sessions]
-        return json_response(
-            {"results": results, "next": next_page(request, cursor=page.next_cursor)}
-        )
+        return json_response(page_of(request, results, page.next_cursor))
 
 
 class SessionView(SessionApiView):
-    @extend_schema(
-        operation_id="get_session",
-        summary="Get a session",
-        tags=TAGS,
-        parameters=[SESSION_ID],
-        responses={200: schema.SessionSerializer, **schema.errors(401, 404)},
-    )
+    @endpoint("get_session", answers={200: SessionShape})
     def get(self, request: Request, session_id: UUID) -> HttpResponse:
+        """Get a session."""
         return json_response(session_detail(session_of(self.api_key.tenant, session_id)))
 
-    @extend_schema(
-        operation_id="change_session",
-        summary="Extend a session, or change its metadata",
-        tags=TAGS,
-        parameters=[SESSION_ID],
-        request=CHANGE,
-        responses={
-            200: schema.SessionSerializer,
-            **schema.errors(400, 401, 404, 409, 413, 415),
-        },
-    )
+    @endpoint("change_session", request=CHANGE, answers={200: SessionShape}, errors=(409,))
     def patch(self, request: Request, session_id: UUID) -> HttpResponse:
+        """Extend a session, or change its metadata."""
         session = self.session(session_id)
         changes = CHANGE.read(request.data)
         return json_response(session_for(self.api_key, control.change(session, changes, self.by())))
 
-    @extend_schema(
-        operation_id="close_session",
-        summary="Close a session",
-        description="Running code ends as `cancelled`. It is no error to close a session twice.",
-        tags=TAGS,
-        parameters=[SESSION_ID],
-        responses={204: None, **schema.errors(401, 404)},
-    )
+    @endpoint("close_session", answers={204: None})
     @answered_later
     def delete(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+        """Close a session.
+
+        Running code ends as `cancelled`. It is no error to close a session twice.
+        """
         session = session_of(self.api_key.tenant, session_id)
         if session.closed_at is None:
             yield from close(session, self.by())
@@ -200,22 +172,20 @@ class SessionView(SessionApiView):
 class SessionExecutionsView(SessionApiView):
     bounds = LARGE
 
-    @extend_schema(
-        operation_id="run_in_session",
-        summary="Run code in a session",
-        description="Runs in one of its contexts, after all code that was sent there before. With "
-        "`Accept: text/event-stream` or `application/x-ndjson`, the answer is a stream of events, "
-        "as for a single execution.",
-        tags=TAGS,
-        parameters=[SESSION_ID, *schema.parameters(STREAM, CLAIMS, KEY)],
+    @endpoint(
+        "run_in_session",
+        parameters=(STREAM, CLAIMS, KEY),
         request=CELL,
-        responses={
-            **schema.STREAMED_EXECUTION,
-            202: schema.ExecutionSerializer,
-            **schema.errors(400, 401, 404, 409, 413, 415, 429, 502, 503),
-        },
+        answers={200: ExecutionShape, **EVENT_STREAM, 202: ExecutionShape},
+        errors=(409, 502),
     )
     def post(self, request: Request, session_id: UUID) -> HttpResponseBase:
+        """Run code in a session.
+
+        Runs in one of its contexts, after all code that was sent there before. With `Accept:
+        text/event-stream` or `application/x-ndjson`, the answer is a stream of events, as for a
+        single execution.
+        """
         if form := wanted_form(request.headers.get("Accept", "")):
             wanted = read_run(CELL, request, session=session_id)
             if wanted.mode == Execution.Mode.SYNC:
@@ -233,41 +203,29 @@ class SessionExecutionsView(SessionApiView):
 
 
 class InterruptView(SessionApiView):
-    @extend_schema(
-        operation_id="interrupt_session",
-        summary="Interrupt the code in a context",
-        description="The context keeps its state.",
-        tags=TAGS,
-        parameters=[SESSION_ID],
-        request=INTERRUPT,
-        responses={
-            202: schema.InterruptedSerializer,
-            **schema.errors(401, 404, 409, 413, 415, 502),
-        },
+    @endpoint(
+        "interrupt_session", request=INTERRUPT, answers={202: InterruptedShape}, errors=(409, 502)
     )
     @answered_later
     def post(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+        """Interrupt the code in a context.
+
+        The context keeps its state.
+        """
         session = self.session(session_id)
         wanted = INTERRUPT.read(request.data)
         stopped = yield from control.interrupting(session, wanted.context)
-        return json_response({"interrupted": stopped}, 202)
+        return json_response(InterruptedShape(interrupted=stopped), 202)
 
 
 class ResetView(SessionApiView):
-    @extend_schema(
-        operation_id="reset_session",
-        summary="Reset a session",
-        description="Processes and contexts end; files are kept.",
-        tags=TAGS,
-        parameters=[SESSION_ID],
-        request=RESET,
-        responses={
-            200: schema.SessionSerializer,
-            **schema.errors(401, 404, 409, 413, 415, 502),
-        },
-    )
+    @endpoint("reset_session", request=RESET, answers={200: SessionShape}, errors=(409, 502))
     @answered_later
     def post(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+        """Reset a session.
+
+        Processes and contexts end; files are kept.
+        """
         session = self.session(session_id)
         RESET.read(request.data)
         return json_response(
@@ -276,48 +234,31 @@ class ResetView(SessionApiView):
 
 
 class ContextsView(SessionApiView):
-    @extend_schema(
-        operation_id="create_context",
-        summary="Create a context (an interpreter) in a session",
-        tags=TAGS,
-        parameters=[SESSION_ID],
-        request=CREATE_CONTEXT,
-        responses={
-            201: schema.ContextSerializer,
-            **schema.errors(401, 404, 409, 413, 415, 502),
-        },
+    @endpoint(
+        "create_context", request=CREATE_CONTEXT, answers={201: ContextShape}, errors=(409, 502)
     )
     @answered_later
     def post(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+        """Create a context (an interpreter) in a session."""
         session = self.session(session_id)
         wanted = CREATE_CONTEXT.read(request.data)
         require_language(self.api_key, wanted.language)
         made = yield from control.creating_context(session, wanted)
         return json_response(made, 201)
 
-    @extend_schema(
-        operation_id="list_contexts",
-        summary="List the contexts of a session",
-        tags=TAGS,
-        parameters=[SESSION_ID],
-        responses={200: schema.ContextPageSerializer, **schema.errors(401, 404, 409)},
-    )
+    @endpoint("list_contexts", answers={200: PageShape[ContextShape]}, errors=(409,))
     def get(self, request: Request, session_id: UUID) -> HttpResponse:
-        return json_response({"results": self.session(session_id).contexts, "next": None})
+        """List the contexts of a session."""
+        return json_response(PageShape(results=self.session(session_id).contexts, next=None))
 
 
 class ContextView(SessionApiView):
-    @extend_schema(
-        operation_id="end_context",
-        summary="End a context",
-        tags=TAGS,
-        parameters=[SESSION_ID, OTHER_CONTEXT],
-        responses={204: None, **schema.errors(401, 404, 409, 502, 503)},
-    )
+    @endpoint("end_context", parameters=(OTHER_CONTEXT,), answers={204: None}, errors=(409, 502))
     @answered_later
     def delete(
         self, request: Request, session_id: UUID, context_id: str
     ) -> Coroutine[HttpResponse]:
+        """End a context."""
         session = self.session(session_id)
         if not (yield from control.ending_context(session, context_id)):
             raise Http404
@@ -325,19 +266,10 @@ class ContextView(SessionApiView):
 
 
 class ContextRestartView(SessionApiView):
-    @extend_schema(
-        operation_id="restart_context",
-        summary="Restart a context",
-        tags=TAGS,
-        parameters=[SESSION_ID, CONTEXT_ID],
-        request=None,
-        responses={
-            200: schema.ContextSerializer,
-            **schema.errors(401, 404, 409, 502, 503),
-        },
-    )
+    @endpoint("restart_context", answers={200: ContextShape}, errors=(409, 502))
     @answered_later
     def post(self, request: Request, session_id: UUID, context_id: str) -> Coroutine[HttpResponse]:
+        """Restart a context."""
         session = self.session(session_id)
         context = yield from control.restarting_context(session, context_id)
         if context is None:
@@ -347,27 +279,7 @@ class ContextRestartView(SessionApiView):
         return json_response(context)
 
 
-SNAPSHOT_TAGS = ["snapshots"]
-SNAPSHOT_ID = OpenApiParameter("snapshot_id", OpenApiTypes.UUID, OpenApiParameter.PATH)
-
-
-class SnapshotSerializer(serializers.Serializer[Any]):
-    """The files of a session at one time, without its variables and processes."""
-
-    id = serializers.CharField()
-    name = serializers.CharField(allow_null=True)
-    session = serializers.CharField(help_text="The session that the files are from.")
-    files = serializers.IntegerField(help_text="The number of files, folders and links.")
-    bytes = serializers.IntegerField()
-    created_at = serializers.DateTimeField()
-
-
-class SnapshotPageSerializer(serializers.Serializer[Any]):
-    results = SnapshotSerializer(many=True)
-    next = serializers.URLField(allow_null=True)
-
-
-def snapshot_detail(snapshot: Snapshot) -> dict[str, Any]:
+def snapshot_detail(snapshot: Snapshot) -> SnapshotShape:
     return {
         "id": str(snapshot.pk),
         "name": snapshot.name or None,
@@ -379,22 +291,19 @@ def snapshot_detail(snapshot: Snapshot) -> dict[str, Any]:
 
 
 class SessionSnapshotView(SessionApiView):
-    @extend_schema(
-        operation_id="take_snapshot",
-        summary="Take a snapshot of the files of a session",
-        description="Other sessions can start with these files: `POST /api/v1/sessions` with "
-        "`from`. A snapshot has only files, folders and links, no variables, contexts or "
-        "processes. It is kept after the session ends, until it is deleted.",
-        tags=SNAPSHOT_TAGS,
-        parameters=[SESSION_ID],
-        request=snapshots.TAKE,
-        responses={
-            201: SnapshotSerializer,
-            **schema.errors(400, 401, 404, 409, 413, 415, 429, 502, 503),
-        },
+    tag = "snapshots"
+
+    @endpoint(
+        "take_snapshot", request=snapshots.TAKE, answers={201: SnapshotShape}, errors=(409, 502)
     )
     @answered_later
     def post(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+        """Take a snapshot of the files of a session.
+
+        Other sessions can start with these files: `POST /api/v1/sessions` with `from`. A snapshot
+        has only files, folders and links, no variables, contexts or processes. It is kept after the
+        session ends, until it is deleted.
+        """
         session = self.session(session_id)
         wanted = snapshots.TAKE.read(request.data)
         snapshot = yield from snapshots.taking(session, wanted, self.caller())
@@ -405,46 +314,38 @@ class SessionSnapshotView(SessionApiView):
 
 
 class SnapshotsView(SessionApiView):
-    @extend_schema(
-        operation_id="list_snapshots",
-        summary="List snapshots",
-        description="The tenant's snapshots, newest first.",
-        tags=SNAPSHOT_TAGS,
-        parameters=schema.parameters(snapshots.LIST),
-        responses={200: SnapshotPageSerializer, **schema.errors(400, 401)},
+    tag = "snapshots"
+
+    @endpoint(
+        "list_snapshots", parameters=(snapshots.LIST,), answers={200: PageShape[SnapshotShape]}
     )
     def get(self, request: Request) -> HttpResponse:
+        """List snapshots.
+
+        The tenant's snapshots, newest first.
+        """
         wanted = self.of(request, snapshots.LIST)
         page = snapshots.list_snapshots(self.api_key.tenant, wanted)
         results = [snapshot_detail(each) for each in page.snapshots]
-        return json_response(
-            {"results": results, "next": next_page(request, cursor=page.next_cursor)}
-        )
+        return json_response(page_of(request, results, page.next_cursor))
 
 
 class SnapshotView(SessionApiView):
-    @extend_schema(
-        operation_id="get_snapshot",
-        summary="Get a snapshot",
-        tags=SNAPSHOT_TAGS,
-        parameters=[SNAPSHOT_ID],
-        responses={200: SnapshotSerializer, **schema.errors(401, 404)},
-    )
+    tag = "snapshots"
+
+    @endpoint("get_snapshot", answers={200: SnapshotShape})
     def get(self, request: Request, snapshot_id: UUID) -> HttpResponse:
+        """Get a snapshot."""
         return json_response(
             snapshot_detail(snapshots.snapshot_of(self.api_key.tenant, snapshot_id))
         )
 
-    @extend_schema(
-        operation_id="delete_snapshot",
-        summary="Delete a snapshot",
-        description="Sessions that started with it keep their files. 409 if the tenant has a "
-        "legal hold.",
-        tags=SNAPSHOT_TAGS,
-        parameters=[SNAPSHOT_ID],
-        responses={204: None, **schema.errors(401, 404, 409)},
-    )
+    @endpoint("delete_snapshot", answers={204: None}, errors=(409,))
     def delete(self, request: Request, snapshot_id: UUID) -> HttpResponse:
+        """Delete a snapshot.
+
+        Sessions that started with it keep their files. 409 if the tenant has a legal hold.
+        """
         snapshot = snapshots.snapshot_of(self.api_key.tenant, snapshot_id)
         if not snapshots.remove(snapshot, self.by()):
             raise Http404

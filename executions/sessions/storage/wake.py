@@ -35,6 +35,7 @@ from executions.sessions.due import ends
 from executions.sessions.models import Session
 from executions.sessions.requests import SessionClosed, refuse_ended, tenant_of
 from executions.sessions.session_sandbox import LEASE_SECONDS, lender_of, taken_over
+from executions.sessions.shapes import SavedFilesShape
 from executions.sessions.storage.models import Workspace
 from executions.sessions.storage.restore import Restored, archive_of, to_restore
 from executions.sessions.storage.validation import mark_of
@@ -262,7 +263,7 @@ def _begin_anew(session: Session, mark: str, turn: int | None) -> None:
 RESTORED = "restored"
 
 
-def files_of(session: Session) -> dict[str, Any]:
+def files_of(session: Session) -> SavedFilesShape:
     """What is saved of a session. `unsaved_since` is null where nothing else is in its sandbox."""
     workspace: Workspace | None = getattr(session, "workspace", None)
     if workspace is None:

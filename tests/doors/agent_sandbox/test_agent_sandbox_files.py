@@ -9,8 +9,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import jsonschema
 import pytest
 from django.test import Client
+from drf_spectacular.generators import SchemaGenerator
 
 from executions.capabilities import conversations as agent_sandbox
 from executions.sessions.models import Session
@@ -29,6 +31,7 @@ from tests.support.agent_sandbox import (
     upload_urls,
 )
 from tests.support.fetching import allow
+from tests.support.schemas import strict
 from tests.support.sessions import in_thread
 from tests.support.web_server import WebServer, answer
 
@@ -269,6 +272,18 @@ def test_where_no_file_comes_the_status_is_error(
     found = upload_urls(alice, [pages.url("/large")]).json()
     assert (found["status"], len(found["errors"])) == ("error", 1)
     assert listed(alice) == []
+
+
+def test_without_a_provider_a_fetch_says_why_as_it_is_described(
+    no_provider: None, alice: Caller
+) -> None:
+    found = upload_urls(alice, ["https://files.example/x"])
+    assert found.status_code == 200
+    body = found.json()
+    assert body.pop("error").startswith("SB001: ")
+    assert body == {"status": "error", "uploaded": [], "errors": []}
+    described = strict(SchemaGenerator().get_schema(public=True), "AgentSandboxFetched")
+    jsonschema.validate(found.json(), described)
 
 
 def test_this_machine_is_not_fetched_from_unless_it_is_named(

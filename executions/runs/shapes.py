@@ -1,0 +1,209 @@
+"""The shapes of executions and of their parts, as answers have them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, TypedDict
+
+from executions.kernel.shapes import Choices, JsonObject, Time, Uri
+from executions.runs.models import Execution
+from providers.observations import KINDS, WITNESSES
+
+Status = Annotated[str, Choices.of(Execution.Status.values)]
+
+
+class ArtifactShape(TypedDict):
+    name: str
+    mime_type: str
+    size_bytes: int
+    url: Uri
+
+
+class OmissionShape(TypedDict):
+    """A file or an output that the answer does not contain. The last one may give their number."""
+
+    name: Annotated[
+        str,
+        "For a file, its path below `artifacts/`; for an output, its number and "
+        "type, or the name of the stream. A byte that is not text is written as `\\xNN`.",
+    ]
+    reason: str
+
+
+class VerdictShape(TypedDict):
+    code: Annotated[str, "The error code, SB001 to SB009."]
+    message: str
+
+
+class TimingsShape(TypedDict):
+    queue_ms: float | None
+    start_ms: float | None
+    run_ms: float | None
+    total_ms: float | None
+
+
+class PolicyRemarkShape(TypedDict):
+    line: Annotated[int, "The line of the code, from 1; 0 for all of the code."]
+    kind: Annotated[str, "`import`, `call`, `code`, `remark` or `note`."]
+    name: str
+
+
+class PolicyShape(TypedDict):
+    id: int | None
+    version: Annotated[int | None, "The version in the policy's history."]
+    warnings: list[PolicyRemarkShape]
+    approved: Annotated[JsonObject | None, "The approval: which code, by whom, and when."]
+
+
+class ObservationShape(TypedDict):
+    kind: Annotated[
+        str, Choices.of(tuple(KINDS)), "; ".join(f"{kind}: {what}" for kind, what in KINDS.items())
+    ]
+    seen_by: Annotated[
+        str,
+        Choices.of(WITNESSES),
+        "Who saw it: the host, outside the sandbox, or the supervisor, inside it.",
+    ]
+    count: int
+
+
+class LateResultShape(TypedDict):
+    """The result of a run that ended after its record was closed."""
+
+    status: Status
+    result: Any
+    has_result: bool
+    stdout: str
+    stderr: str
+    stdout_truncated: bool
+    stderr_truncated: bool
+    exit_code: int | None
+    outputs: list[JsonObject]
+    artifacts: Annotated[list[JsonObject], "Names and hashes only; the bytes were not kept."]
+    error: VerdictShape | None
+    finished_at: Time
+
+
+class ProgramExceptionShape(TypedDict):
+    """The exception that ended the program, as the program reported it."""
+
+    type: Annotated[str, "For example ValueError; Error in a language without exception types."]
+    message: str
+    traceback: Annotated[
+        str, "With notes, causes and the members of exception groups; empty if there is none."
+    ]
+
+
+class PlaceShape(TypedDict):
+    """The execution, with its session and its caller."""
+
+    id: str
+    status: Status
+    session: Annotated[
+        str | None, "The session that it ran in; null for a run outside of sessions."
+    ]
+    context: str | None
+    context_kept: Annotated[
+        bool | None,
+        "Whether the context still has its state, such as variables. If false, it was restarted.",
+    ]
+    pid: Annotated[int | None, "The process id of a command in a session."]
+    agent: Annotated[str | None, "The agent, as claimed by the caller."]
+    model: str | None
+    conversation: str | None
+    on_behalf_of: Annotated[
+        str | None,
+        "The person, as claimed by the caller. Null also after it was erased with the code.",
+    ]
+    traceparent: str | None
+
+
+class ExecutionShape(PlaceShape):
+    """The execution, with its session and its caller."""
+
+    language: str
+    provider: str
+    runtime: Annotated[str, "The tool that isolated the sandbox."]
+    isolation: Annotated[
+        str, "The isolation level: microvm, gvisor, namespaces or none; empty if nothing ran."
+    ]
+    sharing: Annotated[
+        str, "Who shared the sandbox: execution, only this run; tenant, also its other runs."
+    ]
+    result: Annotated[Any, "The return value of `main`."]
+    has_result: Annotated[
+        bool, "Whether there is a result: it distinguishes the result null from no result."
+    ]
+    stdout: str
+    stderr: str
+    stdout_truncated: bool
+    stderr_truncated: bool
+    exit_code: int | None
+    outputs: Annotated[
+        list[JsonObject], "Rich outputs. Each is an object with the data for each MIME type."
+    ]
+    artifacts: list[ArtifactShape]
+    artifacts_skipped: Annotated[
+        list[OmissionShape], "Files in `artifacts/` that were not kept, with the reason."
+    ]
+    outputs_skipped: Annotated[
+        list[OmissionShape], "Rich outputs and ends of streams that were not kept, with the reason."
+    ]
+    error: VerdictShape | None
+    exception: Annotated[
+        ProgramExceptionShape | None,
+        "The exception that ended the program; null if it did not fail or reported none.",
+    ]
+    hops: Annotated[
+        list[JsonObject],
+        "The providers that were tried or skipped, in order, each with the outcome and the reason.",
+    ]
+    cost: Annotated[str | None, "The estimated cost; null if the provider has no price."]
+    timings: TimingsShape
+    created_at: Time
+    run_at: Annotated[Time | None, "The execution does not start before this time."]
+    schedule: str | None
+    receipt: Annotated[
+        JsonObject | None, "The signed entry of the ledger, after the end. See examples/receipts."
+    ]
+    late_result: Annotated[
+        LateResultShape | None,
+        "A result that arrived after the execution was recorded as lost. It "
+        "changes no other field.",
+    ]
+    files_saved: Annotated[
+        bool | None,
+        "Whether the files of its session were saved to storage as they were after "
+        "the run; null outside of sessions.",
+    ]
+    restored: Annotated[
+        bool,
+        "Whether it is the first run after its session was resumed from storage. "
+        "Files were restored, variables were lost.",
+    ]
+    policy: Annotated[PolicyShape | None, "The policy that applied, with its findings."]
+    observations: Annotated[
+        list[ObservationShape], "Security events that were seen during the run."
+    ]
+
+
+class ExecutionSummaryShape(PlaceShape):
+    """The execution, with its session and its caller."""
+
+    mode: Annotated[str, Choices.of(Execution.Mode.values)]
+    priority: Annotated[str, Choices.of(Execution.Priority.labels)]
+    language: str
+    provider: str
+    runtime: str
+    isolation: str
+    sharing: str
+    exit_code: int | None
+    error: VerdictShape | None
+    timings: TimingsShape
+    created_at: Time
+    run_at: Annotated[Time | None, "The execution does not start before this time."]
+    schedule: str | None
+
+
+class ExecutionPageShape(TypedDict):
+    results: list[ExecutionSummaryShape]
+    next: Uri | None
