@@ -375,7 +375,7 @@ POOL: Group = Group(
             "127.0.0.1",
             is_common=True,
         ),
-        number("POOL_PORT", 9385, 1, 65_535, "The port where it listens."),
+        number("POOL_PORT", 9385, 1, 65_535, "The port where the pool service listens."),
         secret(
             "POOL_TOKEN",
             "The bearer token that the pool service requires; the provider's configuration needs "

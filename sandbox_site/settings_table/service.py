@@ -256,7 +256,7 @@ PRODUCTION: Group = Group(
             15,
             1,
             10_080,
-            "How long the name is then refused from there.",
+            "How long such a name is refused from that address.",
             unit="min",
         ),
     ),
@@ -287,7 +287,7 @@ FILES: Group = Group(
         text(
             "S3_ENDPOINT_URL",
             "The service of a bucket as Agent Sandbox names it. Set it with `S3_BUCKET` and the "
-            "two keys, all four in place of the three above.",
+            "two keys, all four in place of `STORAGE_URL` and its keys.",
         ),
         text("S3_BUCKET", "The name of that bucket."),
         secret("S3_ACCESS_KEY_ID", "The access key of that bucket."),
@@ -384,8 +384,8 @@ OBSERVABILITY: Group = Group(
         ),
         addresses(
             "METRICS_ALLOWED_ADDRESSES",
-            "Networks that a scrape must come from. With neither of the two, only this machine "
-            "may read, and with `DEBUG=false` no client.",
+            "Networks that a scrape must come from. With neither this nor `METRICS_TOKEN`, only "
+            "this machine may read, and with `DEBUG=false` no client.",
         ),
         secret(
             "EMAIL_URL",
@@ -397,7 +397,7 @@ OBSERVABILITY: Group = Group(
         secret("ALERT_WEBHOOK_URL", "Where alerts are posted."),
         secret(
             "ALERT_WEBHOOK_SECRET",
-            "The secret that signs them as in Standard Webhooks: `whsec_` and base64.",
+            "The secret that signs these posts as in Standard Webhooks: `whsec_` and base64.",
         ),
         several(
             "ALERT_THRESHOLDS",
@@ -432,7 +432,7 @@ OBSERVABILITY: Group = Group(
         ),
         text(
             "AUDIT_EXPORT_CA_FILE",
-            "PEM file of the only certificate authorities that are trusted there.",
+            "PEM file of the only certificate authorities that are trusted for that collector.",
             shown="the system's",
         ),
         secret(
@@ -447,9 +447,16 @@ OBSERVABILITY: Group = Group(
         ),
         secret(
             "OTEL_EXPORTER_OTLP_HEADERS",
-            "Headers for it, `name=value`, comma separated, values URL encoded.",
+            "Headers for that collector, `name=value`, comma separated, values URL encoded.",
         ),
-        number("OTEL_EXPORTER_OTLP_TIMEOUT", 10, 1, 60, "Timeout of a request.", unit="s"),
+        number(
+            "OTEL_EXPORTER_OTLP_TIMEOUT",
+            10,
+            1,
+            60,
+            "Timeout of a request to that collector.",
+            unit="s",
+        ),
         text("OTEL_EXPORTER_OTLP_PROTOCOL", "The only supported protocol.", "http/protobuf"),
         text("OTEL_SERVICE_NAME", "The name of the service there.", "cofferdam"),
         flag("OTEL_SDK_DISABLED", "Send nothing, whatever the others say."),
