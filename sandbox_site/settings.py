@@ -283,14 +283,11 @@ CODE_EXEC_PROVIDER_TYPE = env.str("CODE_EXEC_PROVIDER_TYPE")
 # RAGFlow's executor, where no provider is configured.
 SANDBOX_HOST = env.host("SANDBOX_HOST")
 SANDBOX_MAX_OUTPUT_KB = env.number("SANDBOX_MAX_OUTPUT_KB")
-SANDBOX_MAX_CODE_BYTES = env.number("SANDBOX_MAX_CODE_BYTES")
 SANDBOX_MAX_BODY_BYTES = env.number("SANDBOX_MAX_BODY_BYTES")
-# How far ahead a run may be asked for.
-SANDBOX_MAX_RUN_AHEAD_DAYS = env.number("SANDBOX_MAX_RUN_AHEAD_DAYS")
 # The bounds of a tenant that has none of its own.
 SANDBOX_MAX_RUNNING = env.number("SANDBOX_MAX_RUNNING")
 SANDBOX_MAX_QUEUED = env.number("SANDBOX_MAX_QUEUED")
-SANDBOX_MAX_SCHEDULES = env.number("SANDBOX_MAX_SCHEDULES")
+SANDBOX_MAX_SCHEDULES = 20
 SANDBOX_MAX_STORED_MIB = env.number("SANDBOX_MAX_STORED_MIB")
 SANDBOX_MAX_REQUESTS_PER_MINUTE = env.number("SANDBOX_MAX_REQUESTS_PER_MINUTE")
 SANDBOX_MAX_EXECUTIONS_PER_DAY = env.number("SANDBOX_MAX_EXECUTIONS_PER_DAY")
@@ -299,7 +296,7 @@ SANDBOX_MAX_SECONDS_PER_DAY = env.number("SANDBOX_MAX_SECONDS_PER_DAY")
 # Sessions: how many a tenant may have open, and all together; how long one may be asked to stay;
 # and how long an execution waits for those before it in its session.
 SESSIONS_PER_TENANT = env.number("SESSIONS_PER_TENANT")
-SESSIONS_MAX_TOTAL = env.number("SESSIONS_MAX_TOTAL", default=env.number("SANDBOX_MAX_TOTAL"))
+SESSIONS_MAX_TOTAL = env.number("SANDBOX_MAX_TOTAL")
 SESSION_MAX_SECONDS = env.number("SESSION_MAX_SECONDS")
 # How often they are tended: closed, put to sleep and renewed as their times say.
 SANDBOX_REAPER_INTERVAL = env.number("SANDBOX_REAPER_INTERVAL")

@@ -32,6 +32,11 @@ SETTINGS: dict[str, Setting] = {
 
 # Variables that do nothing here, with the reason. One that is set is an error at start.
 REFUSED = {
+    "SANDBOX_MAX_CODE_BYTES": "code has 1 MiB at most. Send more as a file of the request",
+    "SANDBOX_MAX_RUN_AHEAD_DAYS": "a run may be scheduled 30 days ahead at most",
+    "SANDBOX_MAX_SCHEDULES": "a tenant may have 20 schedules. Enter another number on the tenant's "
+    "page in the admin",
+    "SESSIONS_MAX_TOTAL": "the name of this limit is SANDBOX_MAX_TOTAL. Set that in its place",
     "SANDBOX_IMAGE": "the pool runs images that `manage.py build_images` has prepared. Name your "
     "image in SANDBOX_BASE_PYTHON_IMAGE",
     "WORK_ROOT": "no folder of this host is mounted into a sandbox. Files are stored in DATA_DIR "

@@ -50,14 +50,6 @@ EXECUTIONS: Group = Group(
             unit="kB",
         ),
         number(
-            "SANDBOX_MAX_CODE_BYTES",
-            1024 * 1024,
-            1,
-            64 * 1024 * 1024,
-            "The maximum size of the code.",
-            unit="bytes",
-        ),
-        number(
             "SANDBOX_MAX_BODY_BYTES",
             64 * 1024 * 1024,
             1024,
@@ -107,23 +99,6 @@ EXECUTIONS: Group = Group(
             100_000,
             "Executions of a tenant that wait for a worker, if the tenant has no number of its "
             "own; one more is refused with SB008.",
-        ),
-        number(
-            "SANDBOX_MAX_RUN_AHEAD_DAYS",
-            30,
-            0,
-            3650,
-            "How many days ahead a run may be [scheduled](asynchronous.md#scheduled-runs); `0` "
-            "refuses `run_at`.",
-            unit="days",
-        ),
-        number(
-            "SANDBOX_MAX_SCHEDULES",
-            20,
-            0,
-            10_000,
-            "[Schedules](asynchronous.md#recurring-schedules) of a tenant that has no number of "
-            "its own, paused ones too; `0` allows none.",
         ),
         number(
             "SANDBOX_MAX_REQUESTS_PER_MINUTE",
@@ -199,19 +174,12 @@ SESSIONS: Group = Group(
             "longest makes room.",
         ),
         number(
-            "SESSIONS_MAX_TOTAL",
+            "SANDBOX_MAX_TOTAL",
             200,
             0,
             100_000,
             "Open sessions of all tenants. Beyond it, the session that was unused longest makes "
             "room.",
-        ),
-        number(
-            "SANDBOX_MAX_TOTAL",
-            200,
-            0,
-            100_000,
-            "Agent Sandbox's name of `SESSIONS_MAX_TOTAL`, which takes precedence.",
         ),
         number(
             "SESSION_MAX_SECONDS",
