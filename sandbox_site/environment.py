@@ -200,7 +200,7 @@ def _similar(name: str) -> str:
 
 
 def _remedy(setting: Setting) -> str:
-    default = setting.shown or text_of(setting.default) or "empty"
+    default = setting.shown.replace("`", "") or text_of(setting.default) or "empty"
     return f"Correct it, or remove it: the default is {default}"
 
 
