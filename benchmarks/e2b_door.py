@@ -145,7 +145,7 @@ def main() -> int:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
         # Of all that there may be half can be kept, and four fifths of that by one tenant.
         config = {"launcher": "bubblewrap", "max_sandboxes": min(512, 3 * arguments.sandboxes)}
-        bounds = {"SESSIONS_PER_TENANT": "1000", "SESSIONS_MAX_TOTAL": "1000"}
+        bounds = {"SESSIONS_PER_TENANT": "1000", "SANDBOX_MAX_TOTAL": "1000"}
         service = held.enter_context(running_service(folder, config, **bounds))
         print("measuring ...", flush=True)
         door = opened(service)

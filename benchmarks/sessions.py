@@ -176,7 +176,7 @@ def main() -> None:
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
         config = {"launcher": "bubblewrap", "max_sandboxes": 512}
-        bounds = {"SESSIONS_PER_TENANT": "1000", "SESSIONS_MAX_TOTAL": "1000"}
+        bounds = {"SESSIONS_PER_TENANT": "1000", "SANDBOX_MAX_TOTAL": "1000"}
         service = held.enter_context(running_service(folder, config, **bounds))
         print("measuring ...", flush=True)
         rows: list[Figures] = []

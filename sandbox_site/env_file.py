@@ -11,24 +11,27 @@ from pathlib import Path
 import environ
 from django.core.exceptions import ImproperlyConfigured
 
+from sandbox_site.environment import FILE
+from sandbox_site.settings_table import SETTINGS
+
 _ASSIGNMENT = re.compile(r"(?:export )?([A-Za-z_][A-Za-z_0-9]*)=")
-_SECRET = re.compile(r"SECRET|KEYS|TOKEN|PASSWORD|_URL$")
-_FILE = "_FILE"
+# Of a variable that is not a setting.
+_SECRET = re.compile(r"SECRET|KEY|TOKEN|PASSWORD|_URL$")
 
 
-def read_env_file(path: Path) -> None:
+def read_env_file(path: Path) -> frozenset[str]:
     """Put what the file sets into the environment, which wins where it sets the same.
 
-    A variable that is set to nothing counts as unset, and one whose content is in a file
-    (`..._FILE`) as set. Raises ImproperlyConfigured for a line that is no assignment, and for a
-    file with secrets that others may read.
+    Returns the names that came from the file. A variable that is set to nothing counts as unset,
+    and one whose content is in a file (`..._FILE`) as set. Raises ImproperlyConfigured for a line
+    that is no assignment, and for a file with secrets that others may read.
     """
     try:
         with path.open(encoding="utf-8-sig") as stream:
             mode = os.fstat(stream.fileno()).st_mode
             text = stream.read()
     except FileNotFoundError:
-        return
+        return frozenset()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "not UTF-8 text"
         raise ImproperlyConfigured(f"Cannot read {path}: {reason}") from None
@@ -40,10 +43,13 @@ def read_env_file(path: Path) -> None:
             f"{path} holds {', '.join(secrets)}, and others may read or write it: chmod 600 {path}"
         )
     given = {name for name, value in os.environ.items() if value}
+    added = set()
     for name, value in values.items():
-        twin = name.removesuffix(_FILE) if name.endswith(_FILE) else name + _FILE
+        twin = name.removesuffix(FILE) if name.endswith(FILE) else name + FILE
         if not given & {name, twin}:
             os.environ[name] = value
+            added.add(name)
+    return frozenset(added)
 
 
 def _check_lines(path: Path, text: str) -> None:
@@ -64,4 +70,6 @@ def _parsed(text: str) -> dict[str, str]:
 
 
 def _is_secret(name: str) -> bool:
-    return _SECRET.search(name) is not None and not name.endswith(_FILE)
+    if setting := SETTINGS.get(name):
+        return setting.is_secret
+    return _SECRET.search(name) is not None and not name.endswith(FILE)

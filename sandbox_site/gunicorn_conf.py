@@ -39,7 +39,7 @@ EXIT_SECONDS = 5
 worker_class = "sandbox_site.web.connections.Worker"
 asgi_loop = "asyncio"
 asgi_lifespan = "off"
-workers = settings.env.bounded("WEB_CONCURRENCY", default=1, low=1, high=64)
+workers = settings.WEB_CONCURRENCY
 keepalive = 65
 # A path has 4096 bytes, and three characters for each where it is sent percent-encoded. Beside it a
 # list may have the path where it goes on, whose own `%` is sent as three.
@@ -59,7 +59,7 @@ control_socket_disable = True
 forwarded_allow_ips = ",".join(map(str, settings.TRUSTED_PROXIES))
 # The worker's heartbeat is a file; on a busy disk it could look dead.
 worker_tmp_dir = "/dev/shm" if os.path.isdir("/dev/shm") else None  # noqa: S108
-accesslog = "-" if settings.env.bool("ACCESS_LOG", default=False) else None
+accesslog = "-" if settings.ACCESS_LOG else None
 
 
 class Logger(glogging.Logger):  # type: ignore[misc]

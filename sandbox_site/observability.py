@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlsplit
 import environ
 from django.core.exceptions import ImproperlyConfigured
 
-from sandbox_site.environment import PROJECT, StrictEnv
+from sandbox_site.environment import PROJECT, StrictEnv, declaration
 
 # What is guessed in a minute is no token.
 LEAST_TOKEN_LENGTH = 16
@@ -54,37 +54,20 @@ def mail(env: StrictEnv) -> dict[str, Any]:
     }
 
 
-# From when on an alert is opened; `executions/capabilities/alerts/rules.py` says what of.
-THRESHOLDS = {
-    "availability_percent": 99.0,
-    "error_percent": 5.0,
-    "average_seconds": 10.0,
-    "p95_seconds": 5.0,
-    "rate_percent": 80.0,
-    "memory_percent": 90.0,
-    "disk_percent": 90.0,
-    "out_of_memory_per_hour": 20.0,
-    "timed_out_per_hour": 20.0,
-    "sigsys_per_hour": 5.0,
-    "process_bursts_per_hour": 5.0,
-    "queue_seconds": 300.0,
-    "checkpoint_hours": 3.0,
-}
-
-
 def thresholds(env: StrictEnv) -> dict[str, float]:
-    """The defaults with what ALERT_THRESHOLDS says otherwise: `name=number`, by commas."""
-    found = dict(THRESHOLDS)
-    for entry in env.list("ALERT_THRESHOLDS", default=[]):
+    """From when on an alert is opened: the defaults of ALERT_THRESHOLDS and what it says otherwise,
+    `name=number`, by commas. `executions/capabilities/alerts/rules.py` says of what."""
+    default = dict(entry.split("=") for entry in declaration("ALERT_THRESHOLDS").default)
+    found = {name: float(number) for name, number in default.items()}
+    for entry in env.list("ALERT_THRESHOLDS"):
         name, _, text = entry.partition("=")
         try:
             number = float(text)
         except ValueError:
             number = -1.0
         if name.strip() not in found or not 0 < number < 1_000_000:
-            known = ", ".join(THRESHOLDS)
             raise ImproperlyConfigured(
-                f"ALERT_THRESHOLDS: {entry!r} is not name=number of one of {known}"
+                f"ALERT_THRESHOLDS: {entry!r} is not name=number of one of {', '.join(found)}"
             )
         found[name.strip()] = number
     return found
@@ -102,7 +85,7 @@ class Alerting:
 
 def alerting(env: StrictEnv) -> Alerting:
     """Raises ImproperlyConfigured where something to be sent could not be."""
-    emails = tuple(env.list("ALERT_EMAILS", default=[]))
+    emails = tuple(env.list("ALERT_EMAILS"))
     for address in emails:
         if "@" not in address or not address.isprintable() or any(c.isspace() for c in address):
             raise ImproperlyConfigured(f"ALERT_EMAILS: {address!r} is not an email address")
@@ -117,7 +100,7 @@ def alerting(env: StrictEnv) -> Alerting:
             '`echo "whsec_$(openssl rand -base64 32)"`. Without it the receiver cannot tell who '
             "sends"
         )
-    return Alerting(emails, env.str("ALERT_SENDER", default="cofferdam@localhost"), url, secret)
+    return Alerting(emails, env.str("ALERT_SENDER"), url, secret)
 
 
 def _is_signing_secret(secret: str) -> bool:
@@ -148,8 +131,8 @@ def telemetry(env: StrictEnv, instance: str) -> Telemetry | None:
 
     Raises ImproperlyConfigured where it is not understood, and where the packages are missing.
     """
-    endpoint = env.str("OTEL_EXPORTER_OTLP_ENDPOINT", default="")
-    if not endpoint or env.bool("OTEL_SDK_DISABLED", default=False):
+    endpoint = env.str("OTEL_EXPORTER_OTLP_ENDPOINT")
+    if not endpoint or env.bool("OTEL_SDK_DISABLED"):
         return None
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
@@ -157,7 +140,7 @@ def telemetry(env: StrictEnv, instance: str) -> Telemetry | None:
             "OTEL_EXPORTER_OTLP_ENDPOINT: must be such as https://collector:4318; /v1/traces and "
             "/v1/metrics are added"
         )
-    protocol = env.str("OTEL_EXPORTER_OTLP_PROTOCOL", default="http/protobuf")
+    protocol = env.str("OTEL_EXPORTER_OTLP_PROTOCOL")
     if protocol != "http/protobuf":
         raise ImproperlyConfigured(
             f"OTEL_EXPORTER_OTLP_PROTOCOL: {protocol!r} is not http/protobuf, the only supported "
@@ -172,9 +155,9 @@ def telemetry(env: StrictEnv, instance: str) -> Telemetry | None:
     return Telemetry(
         endpoint,
         _otel_headers(env),
-        env.str("OTEL_SERVICE_NAME", default="cofferdam"),
+        env.str("OTEL_SERVICE_NAME"),
         instance,
-        env.bounded("OTEL_EXPORTER_OTLP_TIMEOUT", default=10, low=1, high=60),
+        env.number("OTEL_EXPORTER_OTLP_TIMEOUT"),
     )
 
 
@@ -221,7 +204,7 @@ class AuditDestination:
 
 def audit_destination(env: StrictEnv) -> AuditDestination | None:
     """Where AUDIT_EXPORT_URL leads; None where it is not set. Never without TLS."""
-    url = env.str("AUDIT_EXPORT_URL", default="")
+    url = env.str("AUDIT_EXPORT_URL")
     if not url:
         return None
     try:
@@ -240,7 +223,7 @@ def audit_destination(env: StrictEnv) -> AuditDestination | None:
 
 
 def _ca(env: StrictEnv) -> str:
-    name = env.str("AUDIT_EXPORT_CA_FILE", default="")
+    name = env.str("AUDIT_EXPORT_CA_FILE")
     if not name:
         return ""
     try:

@@ -1,4 +1,5 @@
-"""Settings. Every value that an operator may change is read from the environment.
+"""Settings. Every value that an operator may change is read from the environment, by a name that
+`sandbox_site.settings_table` declares with its type, default, limits and meaning.
 
 Three ways to run, told apart by DEBUG:
 - unset: needs no other setting. Keys are generated into the data directory; error pages say
@@ -9,6 +10,7 @@ Three ways to run, told apart by DEBUG:
 
 from __future__ import annotations
 
+import os
 import socket
 from datetime import timedelta
 from pathlib import Path
@@ -16,10 +18,7 @@ from pathlib import Path
 import django_stubs_ext
 from django.core.exceptions import ImproperlyConfigured
 
-from executions.kernel.storage import MOST_LINK_SECONDS
-from providers.guest.protocol import MOST_KNOWN
 from providers.key_file import KeyFile
-from providers.launcher_names import KINDS
 from sandbox_site import (
     __version__,
     admin_pages,
@@ -33,7 +32,7 @@ from sandbox_site import (
 )
 from sandbox_site.database import databases, files_of
 from sandbox_site.env_file import read_env_file
-from sandbox_site.environment import PROJECT, StrictEnv
+from sandbox_site.environment import PROJECT, StrictEnv, refuse_unknown
 from sandbox_site.private_files import write_privately
 
 # Lets annotations such as ModelAdmin[Tenant] stand where Python evaluates them.
@@ -41,10 +40,11 @@ django_stubs_ext.monkeypatch()
 
 BASE_DIR: Path = PROJECT
 env = StrictEnv()
-read_env_file(BASE_DIR / env.str("ENV_FILE", default=".env"))
-DATA_DIR = (BASE_DIR / env.str("DATA_DIR", default="var")).resolve()
-HOST = env.str("HOST", default="127.0.0.1")
-PORT = env.bounded("PORT", default=8000, low=1, high=65535)
+env.in_file = read_env_file(BASE_DIR / env.str("ENV_FILE"))
+refuse_unknown(name for name, value in os.environ.items() if value)
+DATA_DIR = (BASE_DIR / env.str("DATA_DIR")).resolve()
+HOST = env.str("HOST")
+PORT = env.number("PORT")
 # How this host or container is called in records and on pages.
 INSTANCE = env.str("INSTANCE", default=socket.gethostname())[:100]
 
@@ -67,22 +67,22 @@ SECRET_KEY = _keys.get("SECRET_KEY", "")
 SECRET_KEY_FALLBACKS = keys.split(env.secret("SECRET_KEY_FALLBACKS"))
 FERNET_KEYS = keys.split(_keys.get("FERNET_KEYS", ""))
 FERNET_KEYS_FILE: KeyFile | None = None
-if _file := env.str("FERNET_KEYS_FILE", default=""):
+if _file := env.str("FERNET_KEYS_FILE"):
     FERNET_KEYS_FILE = KeyFile(BASE_DIR / _file)
 elif not env.secret("FERNET_KEYS") and not PRODUCTION:
     FERNET_KEYS_FILE = KeyFile(DATA_DIR / keys.FILE_NAME, "FERNET_KEYS")
 LEDGER_KEYS = keys.split(_keys.get("LEDGER_KEYS", ""))
 
 ALLOWED_HOSTS = env.list("ALLOWED_HOSTS", default=[".localhost", "127.0.0.1", "[::1]", HOST])
-CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS", default=[])
+CSRF_TRUSTED_ORIGINS = env.list("CSRF_TRUSTED_ORIGINS")
 
 # The proxies whose X-Forwarded-For and X-Forwarded-Proto are believed; nobody else's are.
-TRUSTED_PROXIES = client_address.read_networks(env.list("TRUSTED_PROXIES", default=[]))
+TRUSTED_PROXIES = client_address.read_networks(env.list("TRUSTED_PROXIES"))
 # The middleware leaves the header of a trusted proxy alone.
 SECURE_PROXY_SSL_HEADER = (client_address.FORWARDED_PROTO, "https")
 
 # Set where HTTPS ends at this service or at a proxy in front of it.
-HTTPS_ONLY = env.bool("HTTPS_ONLY", default=False)
+HTTPS_ONLY = env.bool("HTTPS_ONLY")
 SECURE_SSL_REDIRECT = HTTPS_ONLY
 SECURE_REDIRECT_EXEMPT = [r"^healthz$", r"^readyz$", r"^metrics$"]
 SECURE_HSTS_SECONDS = 31_536_000 if HTTPS_ONLY else 0
@@ -171,17 +171,17 @@ TEMPLATES = [
     },
 ]
 
-DATABASE_WAIT_SECONDS = env.bounded("DATABASE_WAIT_SECONDS", default=10, low=1, high=60)
+DATABASE_WAIT_SECONDS = env.number("DATABASE_WAIT_SECONDS")
 DATABASES = databases(env, DATA_DIR, DATABASE_WAIT_SECONDS)
 # Every process reads this before it writes anything.
 write_privately(DATA_DIR, *files_of(DATABASES))
 # Artifacts, large queued requests and the ledger's checkpoints: what every host needs.
 STORAGES = storage_settings.storages(env)
-STORAGE_FOLDER = storage_settings.shared_folder(env.str("STORAGE_URL", default=""))
+STORAGE_FOLDER = storage_settings.shared_folder(env.str("STORAGE_URL"))
 if STORAGE_FOLDER:
     write_privately(STORAGE_FOLDER)
 # Of a link to a file, where its caller says no time.
-PRESIGN_EXPIRES_SECONDS = env.bounded("PRESIGN_EXPIRES_SECONDS", 300, 1, MOST_LINK_SECONDS)
+PRESIGN_EXPIRES_SECONDS = env.number("PRESIGN_EXPIRES_SECONDS")
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 AUTH_PASSWORD_VALIDATORS = [
@@ -206,7 +206,7 @@ LOGOUT_REDIRECT_URL = "admin:login"
 
 LANGUAGE_CODE = "en-us"
 FORMAT_MODULE_PATH = "sandbox_site.formats"
-TIME_ZONE = env.str("TIME_ZONE", default="UTC")
+TIME_ZONE = env.str("TIME_ZONE")
 USE_TZ = True
 
 STATIC_URL = "static/"
@@ -218,8 +218,8 @@ WHITENOISE_MAX_AGE = 3600 if PRODUCTION else 60
 UNFOLD, CONTENT_SECURITY_POLICY = admin_pages.UNFOLD, admin_pages.POLICY
 OTP_TOTP_ISSUER = "Cofferdam"
 OTP_ADMIN_HIDE_SENSITIVE_DATA = True
-AXES_FAILURE_LIMIT = env.bounded("LOGIN_FAILURES", default=5, low=1, high=1000)
-AXES_COOLOFF_TIME = timedelta(minutes=env.bounded("LOGIN_LOCKOUT_MINUTES", 15, 1, 10_080))
+AXES_FAILURE_LIMIT = env.number("LOGIN_FAILURES")
+AXES_COOLOFF_TIME = timedelta(minutes=env.number("LOGIN_LOCKOUT_MINUTES"))
 # A name from one address; a name alone would let anybody lock an administrator out.
 AXES_LOCKOUT_PARAMETERS = [["username", "ip_address"]]
 AXES_CLIENT_IP_CALLABLE = "sandbox_site.client_address.address_of"
@@ -230,8 +230,8 @@ AXES_SENSITIVE_PARAMETERS = ["username", "ip_address", "otp_token"]
 AXES_VERBOSE = False
 
 LOGGING = logs.configuration(
-    env.choice("LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")),
-    logs.format_for(env.choice("LOG_FORMAT", "auto", ("auto", "json", "text"))),
+    env.choice("LOG_LEVEL"),
+    logs.format_for(env.choice("LOG_FORMAT")),
 )
 
 REST_FRAMEWORK = {
@@ -267,98 +267,75 @@ SPECTACULAR_SETTINGS = {
     ],
 }
 
-SANDBOX_STORE_CODE = env.choice("SANDBOX_STORE_CODE", "always", ("always", "on_error", "never"))
+SANDBOX_STORE_CODE = env.choice("SANDBOX_STORE_CODE")
 # Public keys that signed the ledger once and are vouched for by nothing in it.
-LEDGER_TRUSTED_KEYS = env.list("LEDGER_TRUSTED_KEYS", default=[])
+LEDGER_TRUSTED_KEYS = env.list("LEDGER_TRUSTED_KEYS")
 # A folder of their own for the checkpoints; "storage" is where the artifacts are as well.
-LEDGER_CHECKPOINTS = env.str("LEDGER_CHECKPOINTS", default="storage")
+LEDGER_CHECKPOINTS = env.str("LEDGER_CHECKPOINTS")
 if LEDGER_CHECKPOINTS not in ("", "storage"):
     LEDGER_CHECKPOINTS = str(BASE_DIR / LEDGER_CHECKPOINTS)
     write_privately(Path(LEDGER_CHECKPOINTS))
 # Days; 0 keeps for ever. A tenant may have its own.
 SANDBOX_KEEP_DAYS = {
-    data: env.bounded(f"SANDBOX_KEEP_{data.upper()}_DAYS", default=0, low=0, high=32_767)
+    data: env.number(f"SANDBOX_KEEP_{data.upper()}_DAYS")
     for data in ("code", "output", "artifacts", "records")
 }
 # Records stay at least so long, whatever else is said: six months, as auditors ask. From the first
 # of March they have 184 days.
-SANDBOX_RECORDS_FLOOR_DAYS = env.bounded("SANDBOX_MIN_RECORD_RETENTION_DAYS", 184, 1, 32_767)
-SANDBOX_MAX_TIMEOUT_SEC = env.bounded("SANDBOX_MAX_TIMEOUT_SEC", default=300, low=1, high=86_400)
-SANDBOX_TIMEOUT_SEC = env.bounded(
+SANDBOX_RECORDS_FLOOR_DAYS = env.number("SANDBOX_MIN_RECORD_RETENTION_DAYS")
+SANDBOX_MAX_TIMEOUT_SEC = env.number("SANDBOX_MAX_TIMEOUT_SEC")
+SANDBOX_TIMEOUT_SEC = env.number(
     "SANDBOX_TIMEOUT_SEC",
     default=min(30, SANDBOX_MAX_TIMEOUT_SEC),
-    low=1,
     high=SANDBOX_MAX_TIMEOUT_SEC,
 )
 # The bridge, `manage.py code_exec`: RAGFlow's name and number for a run's time. Whoever has set the
 # most for everybody has not meant less than this.
-_most = SANDBOX_MAX_TIMEOUT_SEC if env.str("SANDBOX_MAX_TIMEOUT_SEC", default="") else 600
-COMPONENT_EXEC_TIMEOUT = env.bounded(
-    "COMPONENT_EXEC_TIMEOUT", default=min(600, _most), low=1, high=86_400
-)
+_most = SANDBOX_MAX_TIMEOUT_SEC if env.is_set("SANDBOX_MAX_TIMEOUT_SEC") else 600
+COMPONENT_EXEC_TIMEOUT = env.number("COMPONENT_EXEC_TIMEOUT", default=min(600, _most))
 CODE_EXEC_API_KEY = env.secret("CODE_EXEC_API_KEY")
-CODE_EXEC_PROVIDER_TYPE = env.str("CODE_EXEC_PROVIDER_TYPE", default="")
+CODE_EXEC_PROVIDER_TYPE = env.str("CODE_EXEC_PROVIDER_TYPE")
 # RAGFlow's executor, where no provider is configured.
 SANDBOX_HOST = env.host("SANDBOX_HOST")
-SANDBOX_MAX_OUTPUT_KB = env.bounded("SANDBOX_MAX_OUTPUT_KB", default=1000, low=1, high=65_536)
-SANDBOX_MAX_CODE_BYTES = env.bounded("SANDBOX_MAX_CODE_BYTES", 1024 * 1024, 1, 64 * 1024 * 1024)
-SANDBOX_MAX_BODY_BYTES = env.bounded(
-    "SANDBOX_MAX_BODY_BYTES", default=64 * 1024 * 1024, low=1024, high=1024 * 1024 * 1024
-)
-# How far ahead a run may be asked for.
-SANDBOX_MAX_RUN_AHEAD_DAYS = env.bounded("SANDBOX_MAX_RUN_AHEAD_DAYS", 30, 0, 3650)
+SANDBOX_MAX_OUTPUT_KB = env.number("SANDBOX_MAX_OUTPUT_KB")
+SANDBOX_MAX_BODY_BYTES = env.number("SANDBOX_MAX_BODY_BYTES")
 # The bounds of a tenant that has none of its own.
-SANDBOX_MAX_RUNNING = env.bounded("SANDBOX_MAX_RUNNING", default=10, low=0, high=10_000)
-SANDBOX_MAX_QUEUED = env.bounded("SANDBOX_MAX_QUEUED", default=100, low=0, high=100_000)
-SANDBOX_MAX_SCHEDULES = env.bounded("SANDBOX_MAX_SCHEDULES", default=20, low=0, high=10_000)
-SANDBOX_MAX_STORED_MIB = env.bounded("SANDBOX_MAX_STORED_MIB", 5 * 1024, 0, 100 * 1024 * 1024)
-SANDBOX_MAX_REQUESTS_PER_MINUTE = env.bounded(
-    "SANDBOX_MAX_REQUESTS_PER_MINUTE", default=6000, low=0, high=10_000_000
-)
-SANDBOX_MAX_EXECUTIONS_PER_DAY = env.bounded(
-    "SANDBOX_MAX_EXECUTIONS_PER_DAY", default=1_000_000, low=0, high=1_000_000_000
-)
+SANDBOX_MAX_RUNNING = env.number("SANDBOX_MAX_RUNNING")
+SANDBOX_MAX_QUEUED = env.number("SANDBOX_MAX_QUEUED")
+SANDBOX_MAX_SCHEDULES = 20
+SANDBOX_MAX_STORED_MIB = env.number("SANDBOX_MAX_STORED_MIB")
+SANDBOX_MAX_REQUESTS_PER_MINUTE = env.number("SANDBOX_MAX_REQUESTS_PER_MINUTE")
+SANDBOX_MAX_EXECUTIONS_PER_DAY = env.number("SANDBOX_MAX_EXECUTIONS_PER_DAY")
 # A hundred runs around the clock.
-SANDBOX_MAX_SECONDS_PER_DAY = env.bounded(
-    "SANDBOX_MAX_SECONDS_PER_DAY", default=8_640_000, low=0, high=1_000_000_000
-)
+SANDBOX_MAX_SECONDS_PER_DAY = env.number("SANDBOX_MAX_SECONDS_PER_DAY")
 # Sessions: how many a tenant may have open, and all together; how long one may be asked to stay;
 # and how long an execution waits for those before it in its session.
-SESSIONS_PER_TENANT = env.bounded("SESSIONS_PER_TENANT", default=20, low=0, high=10_000)
-SESSIONS_MAX_TOTAL = env.bounded(
-    "SESSIONS_MAX_TOTAL",
-    # Agent Sandbox's name for it.
-    default=env.bounded("SANDBOX_MAX_TOTAL", default=200, low=0, high=100_000),
-    low=0,
-    high=100_000,
-)
-SESSION_MAX_SECONDS = env.bounded("SESSION_MAX_SECONDS", default=86_400, low=1, high=31_536_000)
+SESSIONS_PER_TENANT = env.number("SESSIONS_PER_TENANT")
+SESSIONS_MAX_TOTAL = env.number("SANDBOX_MAX_TOTAL")
+SESSION_MAX_SECONDS = env.number("SESSION_MAX_SECONDS")
 # How often they are tended: closed, put to sleep and renewed as their times say.
-SANDBOX_REAPER_INTERVAL = env.bounded("SANDBOX_REAPER_INTERVAL", default=15, low=1, high=60)
-SESSION_QUEUE_TIMEOUT = env.bounded("SESSION_QUEUE_TIMEOUT", default=30, low=1, high=3600)
+SANDBOX_REAPER_INTERVAL = env.number("SANDBOX_REAPER_INTERVAL")
+SESSION_QUEUE_TIMEOUT = env.number("SESSION_QUEUE_TIMEOUT")
 # What may be in storage of a session and of a tenant: bytes, and files with folders; whether it
 # goes with the session; whether a removed file's bytes go at once, whoever has a link to them.
-_EIB = 2**60
-SESSION_STORAGE_BYTES = env.bounded("SESSION_STORAGE_BYTES", default=2 * 2**30, low=0, high=_EIB)
-SESSION_STORAGE_FILES = env.bounded("SESSION_STORAGE_FILES", default=20_000, low=0, high=MOST_KNOWN)
-TENANT_STORAGE_BYTES = env.bounded("TENANT_STORAGE_BYTES", default=20 * 2**30, low=0, high=_EIB)
-TENANT_STORAGE_FILES = env.bounded("TENANT_STORAGE_FILES", default=1_000_000, low=0, high=2**40)
-DELETE_S3_ON_CLEANUP = env.bool("DELETE_S3_ON_CLEANUP", default=True)
-DELETE_S3_ON_DELETE = env.bool("DELETE_S3_ON_DELETE", default=False)
+SESSION_STORAGE_BYTES = env.number("SESSION_STORAGE_BYTES")
+SESSION_STORAGE_FILES = env.number("SESSION_STORAGE_FILES")
+TENANT_STORAGE_BYTES = env.number("TENANT_STORAGE_BYTES")
+TENANT_STORAGE_FILES = env.number("TENANT_STORAGE_FILES")
+DELETE_S3_ON_CLEANUP = env.bool("DELETE_S3_ON_CLEANUP")
+DELETE_S3_ON_DELETE = env.bool("DELETE_S3_ON_DELETE")
 # What is left free of the disk for what runs already.
-DISK_RESERVE_MIB = env.bounded("DISK_RESERVE_MIB", default=512, low=0, high=100 * 1024 * 1024)
-SANDBOX_TYPE = env.choice("SANDBOX_TYPE", "", ("", "local", "docker", "e2b"), any_case=True)
-TWO_PERSON_RULE = env.bool("TWO_PERSON_RULE", default=False)
-MINIMUM_ISOLATION = env.choice(
-    "MINIMUM_ISOLATION", "namespaces", ("microvm", "gvisor", "namespaces", "none")
-)
+DISK_RESERVE_MIB = env.number("DISK_RESERVE_MIB")
+SANDBOX_TYPE = env.choice("SANDBOX_TYPE", any_case=True)
+TWO_PERSON_RULE = env.bool("TWO_PERSON_RULE")
+MINIMUM_ISOLATION = env.choice("MINIMUM_ISOLATION")
 # `manage.py packages` makes it.
 PACKAGES_DIR = BASE_DIR / ".venv-packages"
 _packages_python = PACKAGES_DIR / "bin" / "python"
 SANDBOX_LOCAL_PYTHON = env.str(
     "SANDBOX_LOCAL_PYTHON", default=str(_packages_python) if _packages_python.exists() else ""
 )
-SANDBOX_LOCAL_UNISOLATED = env.bool("SANDBOX_LOCAL_UNISOLATED", default=False)
+SANDBOX_LOCAL_UNISOLATED = env.bool("SANDBOX_LOCAL_UNISOLATED")
 # Of a form, without its files.
 DATA_UPLOAD_MAX_MEMORY_SIZE = min(SANDBOX_MAX_BODY_BYTES, 2_621_440)
 
@@ -366,14 +343,16 @@ DATA_UPLOAD_MAX_MEMORY_SIZE = min(SANDBOX_MAX_BODY_BYTES, 2_621_440)
 AGENT_SANDBOX = agent_sandbox.read(env)
 
 # The web server, `sandbox_site.web`.
-WEB_THREADS = env.bounded("WEB_THREADS", default=16, low=4, high=256)
-WEB_CONNECTIONS = env.bounded("WEB_CONNECTIONS", default=2000, low=16, high=100_000)
-WEB_HEADER_SECONDS = env.bounded("WEB_HEADER_SECONDS", default=10, low=1, high=3600)
-WEB_BODY_SECONDS = env.bounded("WEB_BODY_SECONDS", default=15, low=1, high=50)
-WEB_SEND_SECONDS = env.bounded("WEB_SEND_SECONDS", default=60, low=1, high=3600)
+WEB_CONCURRENCY = env.number("WEB_CONCURRENCY")
+ACCESS_LOG = env.bool("ACCESS_LOG")
+WEB_THREADS = env.number("WEB_THREADS")
+WEB_CONNECTIONS = env.number("WEB_CONNECTIONS")
+WEB_HEADER_SECONDS = env.number("WEB_HEADER_SECONDS")
+WEB_BODY_SECONDS = env.number("WEB_BODY_SECONDS")
+WEB_SEND_SECONDS = env.number("WEB_SEND_SECONDS")
 # One tenant may hold half of it, and must be able to send the largest request.
 _largest_mb = -(-SANDBOX_MAX_BODY_BYTES // 2**20)
-WEB_SPOOL_MB = env.bounded(
+WEB_SPOOL_MB = env.number(
     "WEB_SPOOL_MB",
     default=max(512, 4 * _largest_mb),
     low=max(32, 2 * _largest_mb),
@@ -381,25 +360,23 @@ WEB_SPOOL_MB = env.bounded(
 )
 # After SIGTERM: how long /readyz says so before the listener closes, then how long what runs may go
 # on: the longest allowed run, and what starting, ending and recording it takes.
-SHUTDOWN_DELAY_SECONDS = env.bounded("SHUTDOWN_DELAY_SECONDS", default=0, low=0, high=600)
-SHUTDOWN_GRACE_SECONDS = env.bounded(
-    "SHUTDOWN_GRACE_SECONDS", default=SANDBOX_MAX_TIMEOUT_SEC + 30, low=0, high=90_000
-)
+SHUTDOWN_DELAY_SECONDS = env.number("SHUTDOWN_DELAY_SECONDS")
+SHUTDOWN_GRACE_SECONDS = env.number("SHUTDOWN_GRACE_SECONDS", default=SANDBOX_MAX_TIMEOUT_SEC + 30)
 # Calls of providers that are clients of a service, waited for at once in a web process.
-PROVIDER_WAITS = env.bounded("PROVIDER_MAX_INFLIGHT", 256, 1, 4096)
+PROVIDER_WAITS = env.number("PROVIDER_MAX_INFLIGHT")
 # Beside public addresses over https, which every provider may have; see providers/addresses.py.
 PROVIDER_ALLOWED_NETWORKS = env.networks("PROVIDER_ALLOWED_NETWORKS")
 PROVIDER_PLAIN_HTTP = env.networks("PROVIDER_PLAIN_HTTP")
 # Where tenants' files may be fetched from by URL, beside the internet.
-ALLOW_PRIVATE_URLS = env.bool("ALLOW_PRIVATE_URLS", default=False)
+ALLOW_PRIVATE_URLS = env.bool("ALLOW_PRIVATE_URLS")
 URL_ALLOWED_NETWORKS = env.networks("URL_ALLOWED_NETWORKS")
 # Where tenants' webhooks may be sent to, beside the internet over https.
 WEBHOOK_ALLOWED_NETWORKS = env.networks("WEBHOOK_ALLOWED_NETWORKS")
-WEBHOOK_PLAIN_HTTP = env.bool("WEBHOOK_PLAIN_HTTP", default=False)
+WEBHOOK_PLAIN_HTTP = env.bool("WEBHOOK_PLAIN_HTTP")
 
 # Metrics, alerts and the export of the ledger; see docs/observability.md.
 METRICS_TOKEN = observability.metrics_token(env)
-METRICS_ALLOWED_ADDRESSES = env.networks("METRICS_ALLOWED_ADDRESSES", names=False)
+METRICS_ALLOWED_ADDRESSES = env.networks("METRICS_ALLOWED_ADDRESSES")
 ALERTING = observability.alerting(env)
 ALERT_THRESHOLDS = observability.thresholds(env)
 ALERT_ALLOWED_NETWORKS = env.networks("ALERT_ALLOWED_NETWORKS")
@@ -409,20 +386,20 @@ AUDIT_EXPORT = observability.audit_destination(env)
 TELEMETRY = observability.telemetry(env, INSTANCE)
 
 # Where `manage.py pool` listens, and where `manage.py up` expects it.
-POOL_HOST = env.str("POOL_HOST", default="127.0.0.1")
-POOL_PORT = env.bounded("POOL_PORT", default=9385, low=1, high=65535)
+POOL_HOST = env.str("POOL_HOST")
+POOL_PORT = env.number("POOL_PORT")
 POOL_TOKEN = env.secret("POOL_TOKEN")
-POOL_ALLOWED_ADDRESSES = env.networks("POOL_ALLOWED_ADDRESSES", names=False)
-POOL_LAUNCHER = env.choice("POOL_LAUNCHER", "auto", KINDS)
-POOL_GVISOR_PLATFORM = env.choice("POOL_GVISOR_PLATFORM", "systrap", ("systrap", "ptrace", "kvm"))
+POOL_ALLOWED_ADDRESSES = env.networks("POOL_ALLOWED_ADDRESSES")
+POOL_LAUNCHER = env.choice("POOL_LAUNCHER")
+POOL_GVISOR_PLATFORM = env.choice("POOL_GVISOR_PLATFORM")
 # What the pool begins with, until a provider pushes its configuration. RAGFlow's names.
-POOL_SIZE = env.bounded("SANDBOX_EXECUTOR_MANAGER_POOL_SIZE", default=10, low=1, high=100)
-POOL_MEMORY = env.str("SANDBOX_MAX_MEMORY", default="256m")
-POOL_TIMEOUT = env.str("SANDBOX_TIMEOUT", default="10s")
+POOL_SIZE = env.number("SANDBOX_EXECUTOR_MANAGER_POOL_SIZE")
+POOL_MEMORY = env.str("SANDBOX_MAX_MEMORY")
+POOL_TIMEOUT = env.str("SANDBOX_TIMEOUT")
 POOL_IMAGES = {
-    "python": env.str("SANDBOX_BASE_PYTHON_IMAGE", default=""),
-    "nodejs": env.str("SANDBOX_BASE_NODEJS_IMAGE", default=""),
+    "python": env.str("SANDBOX_BASE_PYTHON_IMAGE"),
+    "nodejs": env.str("SANDBOX_BASE_NODEJS_IMAGE"),
 }
 # Queued executions that each of the Q_WORKERS runs at once.
-Q_THREADS = env.bounded("Q_THREADS", default=4, low=1, high=64)
+Q_THREADS = env.number("Q_THREADS")
 Q_CLUSTER = task_queue.cluster(env, SECRET_KEY, SANDBOX_MAX_TIMEOUT_SEC + 60)

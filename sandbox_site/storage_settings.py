@@ -26,14 +26,14 @@ _FOLDER = "executions.kernel.storage.Folder"
 _BUCKET = "executions.kernel.bucket.Bucket"
 _PARAMETERS = {"endpoint", "region", "addressing", "plain_http", "links"}
 _KEY_ID, _KEY = "S3_ACCESS_KEY_ID", "S3_SECRET_ACCESS_KEY"
-# Without a default; the others are S3_REGION and S3_PREFIX_ROOT.
 _S3_NEEDED = ("S3_ENDPOINT_URL", _KEY_ID, _KEY, "S3_BUCKET")
+_S3_WITH_DEFAULT = ("S3_REGION", "S3_PREFIX_ROOT")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
 def storages(env: StrictEnv) -> dict[str, dict[str, Any]]:
     """Django's STORAGES. Raises ImproperlyConfigured for a STORAGE_URL that is not understood."""
-    url = env.str("STORAGE_URL", default="")
+    url = env.str("STORAGE_URL")
     options = _bucket(url, env) if url.startswith("s3://") else None
     if (theirs := _s3_variables(env)) is not None:
         options = _one_of(url, options, theirs)
@@ -135,10 +135,10 @@ def _is_plain(address: str) -> bool:
 
 def _s3_variables(env: StrictEnv) -> dict[str, Any] | None:
     """The bucket that the variables S3_... name; None where none of them is set."""
-    values = {name: env.str(name, default="") for name in ("S3_ENDPOINT_URL", "S3_BUCKET")}
+    values = {name: env.str(name) for name in ("S3_ENDPOINT_URL", "S3_BUCKET")}
     values |= {name: env.secret(name) for name in (_KEY_ID, _KEY)}
-    region, root = (env.str(name, default="") for name in ("S3_REGION", "S3_PREFIX_ROOT"))
-    if not any((*values.values(), region, root)):
+    region, root = (env.str(name) for name in _S3_WITH_DEFAULT)
+    if not any(values.values()) and not any(map(env.is_set, _S3_WITH_DEFAULT)):
         return None
     if missing := [name for name in _S3_NEEDED if not values[name]]:
         raise ImproperlyConfigured(
@@ -157,9 +157,9 @@ def _s3_variables(env: StrictEnv) -> dict[str, Any] | None:
         raise ImproperlyConfigured("S3_BUCKET: the bucket's name alone; S3_PREFIX_ROOT is a folder")
     return {
         "bucket_name": values["S3_BUCKET"],
-        "location": (root or "sandboxes").strip("/"),
+        "location": root.strip("/"),
         "endpoint_url": endpoint.rstrip("/"),
-        "region_name": region or "us-east-1",
+        "region_name": region,
         "access_key": values[_KEY_ID],
         "secret_key": values[_KEY],
         "setting": "S3_ENDPOINT_URL",

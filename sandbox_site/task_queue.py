@@ -25,7 +25,7 @@ def queue_name(secret_key: str) -> str:
 
 def cluster(env: StrictEnv, secret_key: str, task_seconds: int) -> dict[str, Any]:
     """`task_seconds` is what a task may take at most. Raises ImproperlyConfigured."""
-    workers = env.bounded("Q_WORKERS", default=2, low=1, high=64)
+    workers = env.number("Q_WORKERS")
     configured: dict[str, Any] = {
         # The first is what signatures are salted with, the second is the queue.
         "name": "cofferdam",
@@ -42,7 +42,7 @@ def cluster(env: StrictEnv, secret_key: str, task_seconds: int) -> dict[str, Any
         "catch_up": False,
         "save_limit": 250,
     }
-    if env.choice("Q_BROKER", "orm", ("orm", "redis")) == "orm":
+    if env.choice("Q_BROKER") == "orm":
         # Seconds between looks for tasks of the schedule, which nobody waits for.
         return configured | {"orm": "default", "poll": 1}
     if not (redis_url := env.secret("REDIS_URL")):

@@ -9,12 +9,9 @@ import os
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from django.conf import settings
-
 from executions.kernel.background import TurnBounds, Turns
 from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.json_reading import (
-    MOST_TEXT,
     MOST_VALUES,
     SMALL_BYTES,
     Bounds,
@@ -60,8 +57,7 @@ def submit_read(body: Any, size: int, owner: str) -> Future[Read]:
     Raises RateLimited for a tenant that has too many of them. The future raises TooMuch, ValueError
     for what is no JSON, and CannotRead.
     """
-    most_text = max(MOST_TEXT, 2 * settings.SANDBOX_MAX_CODE_BYTES)
-    return _turns.take(lambda: read_file(body, size, _ENCODED, most_text), owner)
+    return _turns.take(lambda: read_file(body, size, _ENCODED), owner)
 
 
 def value_of(read: Future[Read], bounds: Bounds) -> Any:

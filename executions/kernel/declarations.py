@@ -51,6 +51,7 @@ from providers.guest.names import unescape
 T = TypeVar("T")
 Says = Mapping[str, Any]
 
+MAX_CODE_BYTES = 1024 * 1024
 # No "1" for 1, no true for 1, no key that is not declared.
 STRICT = ConfigDict(strict=True, extra="forbid")
 
@@ -424,7 +425,7 @@ def check_storable(value: str) -> str:
 
 def program(code: str) -> str:
     # First, for what is below looks at every character.
-    _require_bytes(code, settings.SANDBOX_MAX_CODE_BYTES)
+    _require_bytes(code, MAX_CODE_BYTES)
     if not _SOMETHING.search(code):
         raise ValueError("Must not be empty.")
     return check_storable(code)
@@ -527,7 +528,7 @@ Code = Annotated[
         program,
         lambda: {
             "minLength": 1,
-            "maxLength": settings.SANDBOX_MAX_CODE_BYTES,
+            "maxLength": MAX_CODE_BYTES,
             "pattern": _NOT_BLANK,
         },
     ),
@@ -537,7 +538,7 @@ Script = Annotated[
     Rule(
         program_or_none,
         lambda: {
-            "maxLength": settings.SANDBOX_MAX_CODE_BYTES,
+            "maxLength": MAX_CODE_BYTES,
             "pattern": rf"^$|{_NOT_BLANK}",
         },
     ),

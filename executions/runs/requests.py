@@ -54,6 +54,8 @@ from providers.languages import normalize_language
 from providers.values import Entrypoint, InputFile, RunLimits
 
 MAX_FILES = 100
+# Of a run with `run_at`.
+MAX_DAYS_AHEAD = 30
 MAX_FILE_BYTES = 32 * 1024 * 1024
 MAX_FILES_BYTES = 40 * 1024 * 1024
 MAX_PATH_PARTS = 10
@@ -598,9 +600,8 @@ def refuse_run_at(run_at: datetime, api_key: ApiKey | None) -> None:
     now = timezone.now()
     if run_at <= now:
         refuse("run_at", "Must be in the future. Leave it out to run now.")
-    days = settings.SANDBOX_MAX_RUN_AHEAD_DAYS
-    if run_at > now + timedelta(days=days):
-        refuse("run_at", f"Must be at most {days} days ahead (SANDBOX_MAX_RUN_AHEAD_DAYS).")
+    if run_at > now + timedelta(days=MAX_DAYS_AHEAD):
+        refuse("run_at", f"Must be at most {MAX_DAYS_AHEAD} days ahead.")
     if api_key is not None and not api_key.is_valid(run_at):
         refuse("run_at", "The key will have expired by then. Use one that is valid for longer.")
 

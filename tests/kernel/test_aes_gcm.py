@@ -124,7 +124,7 @@ def test_every_encrypted_column_is_among_those_tested() -> None:
 def test_a_value_opens_with_plain_aes_256_gcm_and_the_documented_key(
     name: str, settings: Any
 ) -> None:
-    """By nothing of ours: as an auditor would, from docs/settings.md."""
+    """By nothing of ours: as an auditor would, from docs/deployment/keys.md."""
     row = ROWS[name]()
     column = name.rpartition(".")[2]
     token = column_of(row, column)

@@ -58,7 +58,9 @@ def test_a_line_that_is_no_assignment_is_refused_by_its_number_alone(file: Path,
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o660, 0o602])
-@pytest.mark.parametrize("name", ["SECRET_KEY", "FERNET_KEYS", "POOL_TOKEN", "DATABASE_URL"])
+@pytest.mark.parametrize(
+    "name", ["SECRET_KEY", "FERNET_KEYS", "DATABASE_URL", "SANDBOX_API_KEY", "E2B_API_KEY"]
+)
 def test_secrets_that_others_may_read_or_write_are_refused(
     file: Path, mode: int, name: str
 ) -> None:
@@ -69,7 +71,10 @@ def test_secrets_that_others_may_read_or_write_are_refused(
     assert "tok-in-the-file" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("mode", "text"), [(0o640, "POOL_TOKEN=t"), (0o644, "PORT=8126")])
+@pytest.mark.parametrize(
+    ("mode", "text"),
+    [(0o640, "POOL_TOKEN=t"), (0o644, "PORT=8126\nAUDIT_EXPORT_URL=https://collector/")],
+)
 def test_a_file_for_its_group_or_without_a_secret_is_taken(
     file: Path, mode: int, text: str
 ) -> None:

@@ -95,11 +95,3 @@ def test_the_seeds_defaults_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_key_is_in_no_repr(monkeypatch: pytest.MonkeyPatch) -> None:
     assert FIRST not in repr(read(monkeypatch, SANDBOX_API_KEY=FIRST))
-
-
-@pytest.mark.parametrize("name", ["SANDBOX_IMAGE", "WORK_ROOT"])
-def test_what_cannot_be_obeyed_is_refused_by_name(
-    monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    with pytest.raises(ImproperlyConfigured, match=f"{name} has no effect"):
-        read(monkeypatch, **{name: "something"})

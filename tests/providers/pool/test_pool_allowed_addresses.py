@@ -73,4 +73,4 @@ def test_whom_the_addresses_let_in(
 def test_what_is_no_network_ends_the_start(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POOL_ALLOWED_ADDRESSES", value)
     with pytest.raises(ImproperlyConfigured, match="POOL_ALLOWED_ADDRESSES"):
-        StrictEnv().networks("POOL_ALLOWED_ADDRESSES", names=False)
+        StrictEnv().networks("POOL_ALLOWED_ADDRESSES")
