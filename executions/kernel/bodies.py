@@ -5,13 +5,12 @@ A large one is read beside the requests of others: a few at once, and of one ten
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import Future
 from typing import Any, Protocol
 
 from django.conf import settings
 
-from executions.kernel.background import TurnBounds, Turns
+from executions.kernel.background import Executor
 from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.json_reading import (
     MOST_TEXT,
@@ -61,7 +60,7 @@ def submit_read(body: Any, size: int, owner: str) -> Future[Read]:
     for what is no JSON, and CannotRead.
     """
     most_text = max(MOST_TEXT, 2 * settings.SANDBOX_MAX_CODE_BYTES)
-    return _turns.take(lambda: read_file(body, size, _ENCODED, most_text), owner)
+    return _readers.submit(owner, lambda: read_file(body, size, _ENCODED, most_text))
 
 
 def value_of(read: Future[Read], bounds: Bounds) -> Any:
@@ -104,16 +103,10 @@ def requests_of(size: int) -> int:
     return max(1, -(-size // MIB))
 
 
-def _new_turns() -> Turns[Read]:
-    work = "large requests of the tenant are being read."
-    return Turns(TurnBounds(AT_ONCE, OF_ONE_TENANT, work), "body-reader")
-
-
-def _after_fork() -> None:
-    """The parent's threads answer the parent."""
-    global _turns
-    _turns = _new_turns()
-
-
-_turns = _new_turns()
-os.register_at_fork(after_in_child=_after_fork)
+_readers = Executor(
+    "body-reader",
+    threads=AT_ONCE,
+    of_one=AT_ONCE - 1,
+    most=OF_ONE_TENANT,
+    refusal=f"{OF_ONE_TENANT} large requests of the tenant are being read. Send it again.",
+)

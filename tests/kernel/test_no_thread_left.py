@@ -46,11 +46,11 @@ def no_thread_left() -> Iterator[None]:
         yield
 
 
-def test_saving(monkeypatch: pytest.MonkeyPatch) -> None:
-    saver = background._KeyedExecutor()
+def test_saving() -> None:
+    saver = background.Executor("saver", threads=8, of_one=3)
     with no_thread_left():
-        kept = [saver.submit(number, "alice", lambda: "saved") for number in range(9)]
-    kept.append(saver.submit("another", "bob", lambda: "saved"))
+        kept = [saver.submit("alice", lambda: "saved", key=number) for number in range(9)]
+    kept.append(saver.submit("bob", lambda: "saved", key="another"))
     assert [future.result(20) for future in kept] == ["saved"] * 10
 
 
@@ -124,12 +124,11 @@ def test_a_call_to_a_service_is_not_made() -> None:
 
 def test_a_look_at_code_takes_nobodys_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(analyzer_pool, "look", lambda code, rules: ("looked", []))
-    lookers = analyzer_pool._Lookers()
     with no_thread_left():
         for _ in range(analyzer_pool.OF_ONE_TENANT + 1):
             with pytest.raises(RateLimited, match="thread"):
-                lookers.submit("1", {}, "alice")
-    assert lookers.submit("1", {}, "alice").result(20) == ("looked", [])
+                analyzer_pool.submit_look("1", {}, "alice")
+    assert analyzer_pool.submit_look("1", {}, "alice").result(20) == ("looked", [])
 
 
 def test_what_could_not_be_ended_is_told(caplog: pytest.LogCaptureFixture) -> None:
