@@ -99,7 +99,7 @@ def test_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_lease_that_nobody_would_renew_is_not_taken() -> None:
     keeper = Heartbeat(beat_seconds=0.02, look_seconds=0.01)
-    with no_thread_left(), pytest.raises(RuntimeError):
+    with no_thread_left(), pytest.raises(RateLimited, match="thread"):
         keeper.take()
     lease = keeper.take()
     wait_until(lambda: Process.objects.get(pk=lease).beat > 1, seconds=20)
