@@ -27,6 +27,7 @@ from providers.remote.deadline import DeadlinePassed, call_within
 from providers.remote.reclaim import end_later
 from providers.services import breaker, health, probing
 from providers.services.probing import _start as start_probe
+from providers.threads import Loop
 from tests.support.managers import configure, eventually, leased
 from tests.support.routing import make_route
 from tests.support.sandboxes import wait_until
@@ -87,8 +88,7 @@ def test_checkpoints() -> None:
 
 def test_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     worked = threading.Event()
-    monkeypatch.setattr(journal, "_thread", None)
-    monkeypatch.setattr(journal, "_work", worked.set)
+    monkeypatch.setattr(journal, "_loop", Loop("journal", worked.set))
     with no_thread_left():
         start_journal()
     assert not worked.is_set()
