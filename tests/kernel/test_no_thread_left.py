@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -16,9 +17,13 @@ from executions.capabilities.policies import analyzer_pool
 from executions.kernel import background
 from executions.ledger.checkpoint_store import AsyncWriter
 from executions.runs import heartbeat, journal
+from executions.runs.event_log import EventLog
 from executions.runs.heartbeat import Heartbeat
 from executions.runs.journal import start as start_journal
 from executions.runs.process_models import Process
+from executions.runs.requests import run_limits
+from executions.sessions import file_events, output_collector
+from executions.sessions.models import Session
 from providers import waiting
 from providers.errors import ProviderUnavailable, RateLimited
 from providers.manager import ProviderManager
@@ -53,6 +58,30 @@ def test_saving() -> None:
         kept = [saver.submit("alice", lambda: "saved", key=number) for number in range(9)]
     kept.append(saver.submit("bob", lambda: "saved", key="another"))
     assert [future.result(20) for future in kept] == ["saved"] * 10
+
+
+def test_what_comes_while_a_thread_is_there_waits_for_that() -> None:
+    opens = threading.Event()
+    executor = background.Executor("two", threads=2, of_one=1)
+    calls = [executor.submit("alice", lambda: opens.wait(20))]
+    with no_thread_left():
+        calls.append(executor.submit("bob", lambda: True))
+    opens.set()
+    assert [each.result(20) for each in calls] == [True, True]
+
+
+def test_a_process_that_nobody_can_follow_takes_no_place() -> None:
+    execution = uuid4()
+    with no_thread_left():
+        log = EventLog(run_limits())
+        assert not output_collector.begin("alice", execution, bool, bool, log)
+    assert (output_collector.has(execution), output_collector.shares.of("alice")) == (False, 0)
+
+
+def test_a_folder_that_nobody_can_watch_takes_no_place() -> None:
+    with no_thread_left(), pytest.raises(RateLimited, match="thread"):
+        next(file_events.watching(Session(tenant_slug="alice"), ""))
+    assert file_events._listeners.of("alice") == 0
 
 
 def test_work_that_nobody_waits_for() -> None:
