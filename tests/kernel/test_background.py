@@ -146,15 +146,16 @@ def test_under_a_key_one_call_runs_at_a_time_for_all_that_came_before_it(gate: G
 
 
 def test_work_with_a_key_is_done_even_if_nobody_waits_for_it(gate: Gate) -> None:
-    one = Executor("one", threads=1, of_one=1)
+    one = Executor("one", threads=1, of_one=1, most=3)
     running = one.submit("alice", gate.call("running"))
     wait_until(lambda: gate.begun == ["running"], seconds=60)
     assert one.submit("alice", gate.call("keyed"), key="a").cancel()
     assert one.submit("alice", gate.call("plain")).cancel()
+    last = one.submit("alice", gate.call("last"))
     gate.open()
-    assert running.result(60)
+    assert (running.result(60), last.result(60)) == ("running", "last")
     assert one.wait_until_idle(60)
-    assert gate.begun == ["running", "keyed"]
+    assert gate.begun == ["running", "keyed", "last"]
 
 
 def test_shares_end_at_the_whole_and_at_that_of_one() -> None:
@@ -200,12 +201,18 @@ def test_a_loop_that_has_ended_begins_again_and_may_wait_before_its_first_call()
     for number in (1, 2):
         quick.start()
         wait_until(lambda: len(ticks) == number and not quick.is_running, seconds=60)  # noqa: B023
+    pauses: list[float | None] = []
+
+    class Woken(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            pauses.append(timeout)
+            return True
+
     slow = Loop("slow", lambda: ticks.append(2), first_pause=3600)
+    slow._woken = Woken()
     slow.start()
-    assert (slow.is_running, ticks) == (True, [1, 1])
-    slow.wake()
     wait_until(lambda: not slow.is_running, seconds=60)
-    assert ticks == [1, 1, 2]
+    assert (pauses, ticks) == ([3600], [1, 1, 2])
 
 
 def test_a_fork_has_threads_of_its_own_and_all_places(two: Executor, gate: Gate) -> None:
@@ -224,7 +231,8 @@ def test_a_fork_has_threads_of_its_own_and_all_places(two: Executor, gate: Gate)
         own = two.submit("alice", lambda: "own").result(60)
         # What the parent took is not given back twice.
         shares.give_back("alice")
-        return ticked.result(60) and own == "own" and shares.take("alice")
+        taken = [shares.take("alice"), shares.take("alice")]
+        return ticked.result(60) and own == "own" and taken == [True, False]
 
     assert in_a_fork(check)
     assert not shares.take("alice")
