@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 from providers import json_values
 from providers.json_values import BASE64, NO_BASE64, TooMuch
+from providers.threads import reset_after_fork
 
 MOST_VALUES = 100_000
 # More than arguments may have, so that it is said of them.
@@ -172,12 +173,6 @@ def _living() -> _Reader | None:
     return None
 
 
-def _after_fork() -> None:
-    """The parent's processes answer the parent."""
-    global _idle
-    _idle = []
-
-
 def _read_answer(told: BinaryIO) -> Read:
     """It comes from a process that has read hostile text: nothing of it is more than a value."""
     told.seek(0)
@@ -218,4 +213,5 @@ def _refuse_constant(name: str) -> None:
 
 _MARKS = (b",", b"[", b"{", b"\\")
 _idle: list[_Reader] = []
-os.register_at_fork(after_in_child=_after_fork)
+# The parent's processes answer the parent.
+reset_after_fork(_idle.clear)

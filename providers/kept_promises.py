@@ -170,6 +170,7 @@ def _interrupts(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
         runs.wait(30)
         interrupted.append(probe.provider.attach(sandbox.ref).interrupt())
 
+    # Not one of `providers.threads`: it is joined here, and ends with this check.
     thread = threading.Thread(target=interrupt_when_it_runs)
     thread.start()
     result = sandbox.run(Job(first, timeout=30), lambda event: runs.set())

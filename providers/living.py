@@ -66,7 +66,8 @@ def _clock() -> str:
     return "" if found == _FIRST_CLOCK else found
 
 
-# What the parent does not know a child must not share with its siblings.
+# What the parent does not know a child must not share with its siblings. Not by
+# `providers.threads`, which needs Django: launchers import this module without it.
 os.register_at_fork(after_in_child=here.cache_clear)
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, InvalidStateError
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from weakref import WeakSet
 
 from django.db import Error as DatabaseFailure
-from django.db import connections
 from django.db.models import QuerySet
 
 from providers import looks
@@ -24,6 +23,7 @@ from providers.fields import DecryptionError
 from providers.manager_names import RagflowNames
 from providers.models import ProviderConfig
 from providers.starting import start_provider
+from providers.threads import NoThreadLeft, reset_after_fork, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +102,7 @@ class ProviderManager(RagflowNames):
         self._load_seconds = load_seconds
         self._start_afresh()
         _managers.add(self)
+        reset_after_fork(self.forget)
 
     def _start_afresh(self) -> None:
         # Reentrant: a lease of a stream that nobody reads on is given back by whoever's thread
@@ -246,12 +247,10 @@ class ProviderManager(RagflowNames):
         if wait:
             self._load(*found)
         else:
-            thread = threading.Thread(target=self._load_apart, args=found, name="provider-load")
-            thread.daemon = True
             try:
-                thread.start()
-            except RuntimeError as error:
-                found[0].fail(ProviderUnavailable(f"The process has no thread left: {error}."))
+                start_thread("provider-load", partial(self._load, *found))
+            except NoThreadLeft as error:
+                found[0].fail(ProviderUnavailable(error.message))
 
     def _rows(self) -> QuerySet[ProviderConfig]:
         """The row in force, if there is one."""
@@ -316,15 +315,6 @@ class ProviderManager(RagflowNames):
             self._close_in_background(former)
         return slot
 
-    def _load_apart(self, slot: Slot, row: ProviderConfig) -> None:
-        """In a thread of its own, which nobody waits for."""
-        try:
-            self._load(slot, row)
-        except BaseException:
-            logger.exception("The start of provider %r was interrupted.", row.provider_id)
-        finally:
-            connections.close_all()
-
     def _start(self, row: ProviderConfig) -> SandboxProvider:
         return start_provider(row)
 
@@ -347,14 +337,11 @@ class ProviderManager(RagflowNames):
             self._close_in_background(slot)
 
     def _close_in_background(self, slot: Slot) -> None:
-        closer = threading.Thread(target=self._close, args=(slot,), name="provider-close")
-        closer.daemon = True
         try:
             with self._lock:
-                closer.start()
+                closer = start_thread("provider-close", partial(self._close, slot))
                 self._closers = {thread for thread in self._closers if thread.is_alive()} | {closer}
-        except RuntimeError:
-            # The process has no thread left.
+        except NoThreadLeft:
             self._close(slot)
 
     def _close(self, slot: Slot) -> None:
@@ -389,14 +376,6 @@ def _copy(error: SandboxError) -> SandboxError:
 
 _managers: WeakSet[ProviderManager] = WeakSet()
 _inherited: list[set[Slot]] = []
-
-
-def _after_fork() -> None:
-    for inherited in list(_managers):
-        inherited.forget()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 manager = ProviderManager()
 atexit.register(manager.close)

@@ -22,6 +22,7 @@ def calls_tools(sandbox: KeptSandbox, code: str) -> None:
             answer = json.dumps({"result": {"is": asked["n"] * 2}}).encode()
             told.append((call.name, asked, sandbox.answer("asks", call.number, answer)))
 
+    # Not one of `providers.threads`: it is joined here, and ends with this check.
     thread = threading.Thread(target=answer_them)
     thread.start()
     try:

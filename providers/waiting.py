@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import itertools
 import logging
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from django.conf import settings
 
 from providers.errors import RateLimited
 from providers.remote.deadline import DeadlinePassed
+from providers.threads import NoThreadLeft, reset_after_fork, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -66,14 +66,11 @@ class WaitingThreads:
 
     def _start(self) -> None:
         try:
-            threading.Thread(target=self._work, name="provider-wait", daemon=True).start()
-        except RuntimeError as error:
+            start_thread("provider-wait", self._work)
+        except NoThreadLeft:
             with self._lock:
                 self._open -= 1
-            raise RateLimited(
-                f"The process has no thread left to wait for a provider: {error}.",
-                retry_after=RETRY_AFTER_SECONDS,
-            ) from error
+            raise
 
     def _carry_out(self, call: Callable[[], T], future: Future[T]) -> None:
         try:
@@ -144,14 +141,11 @@ class _Deadlines:
                 self._wake.notify()
 
     def _start(self) -> None:
-        thread = threading.Thread(target=self._work, name="deadlines", daemon=True)
         try:
-            thread.start()
-        except RuntimeError as error:
+            self._thread = start_thread("deadlines", self._work)
+        except NoThreadLeft as error:
             # The next wait tries again. What is waited for has begun, and has deadlines of its own.
-            logger.error("no thread for deadlines: %s", error)
-        else:
-            self._thread = thread
+            logger.error("%s", error.message)
 
     def _work(self) -> None:
         while True:
@@ -224,4 +218,4 @@ def _after_fork() -> None:
     _threads, _threads_lock, _deadlines = None, threading.Lock(), _Deadlines()
 
 
-os.register_at_fork(after_in_child=_after_fork)
+reset_after_fork(_after_fork)

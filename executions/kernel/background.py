@@ -1,19 +1,22 @@
-"""Work in the background: tasks, keyed work, loops with an interval, and turns of tenants."""
+"""Work in the background: tasks, executors whose threads owners share, and shares of owners.
+
+The start of a thread, loops with a pause and what is reset after a fork are in `providers.threads`.
+"""
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
-from django.db import close_old_connections, connection, connections
+from django.db import close_old_connections
 
 from providers.errors import RateLimited
+from providers.threads import NoThreadLeft, reset_after_fork, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -31,26 +34,16 @@ def run_once_in_background(name: str, work: Callable[[], object]) -> threading.T
             return None
         _going_on.add(name)
 
-    def run() -> None:
-        try:
-            work()
-        except Exception:
-            logger.exception("%s was aborted", name)
-        finally:
-            connections.close_all()
-            with _lock:
-                _going_on.discard(name)
-                _lock.notify_all()
-
-    thread = threading.Thread(target=run, name=name, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError as error:
-        logger.error("no thread for %s: %s", name, error)
+    def note_end() -> None:
         with _lock:
             _going_on.discard(name)
+            _lock.notify_all()
+
+    try:
+        return start_thread(name, work, at_end=note_end)
+    except NoThreadLeft as error:
+        logger.error("%s", error.message)
         return None
-    return thread
 
 
 def wait_until_idle(seconds: float) -> bool:
@@ -59,112 +52,249 @@ def wait_until_idle(seconds: float) -> bool:
         return _lock.wait_for(lambda: not _going_on, seconds)
 
 
+def _forget() -> None:
+    global _lock
+    _lock = threading.Condition()
+    _going_on.clear()
+
+
+reset_after_fork(_forget)
+
+
+class Shares:
+    """The places of a bounded whole, of which each owner has a bounded share."""
+
+    def __init__(self, whole: int, of_one: int) -> None:
+        self.whole = whole
+        self.of_one = of_one
+        self._forget()
+        reset_after_fork(self._forget)
+
+    def _forget(self) -> None:
+        # Reentrant: the garbage collector may end a generator that has a place, in any thread.
+        self._lock = threading.RLock()
+        self._taken: Counter[str] = Counter()
+
+    @property
+    def taken(self) -> int:
+        """How many places are taken."""
+        with self._lock:
+            return self._taken.total()
+
+    def of(self, owner: str) -> int:
+        """How many places the owner has."""
+        with self._lock:
+            return self._taken[owner]
+
+    def has_room(self, owner: str) -> bool:
+        """Whether there is a place for the owner."""
+        with self._lock:
+            return self._taken[owner] < self.of_one and self._taken.total() < self.whole
+
+    def take(self, owner: str) -> bool:
+        """Take a place. False where there is none for the owner."""
+        with self._lock:
+            if not self.has_room(owner):
+                return False
+            self._taken[owner] += 1
+            return True
+
+    def give_back(self, owner: str) -> None:
+        """Give a place back. What was taken before a fork is nobody's in the child."""
+        with self._lock:
+            if self._taken[owner] > 1:
+                self._taken[owner] -= 1
+            else:
+                del self._taken[owner]
+
+
 T = TypeVar("T")
 
-THREADS = 8
-# A tenant whose sandboxes or files are slow holds up itself.
-OF_ONE_TENANT = 3
-# A thread that has had nothing to do for so long ends, and its connection to the database with it.
-IDLE_SECONDS = 10.0
 
-
-@dataclass
-class _Job:
-    call: Callable[[], Any]
+@dataclass(eq=False)
+class _Work:
     owner: str
-    waiting: list[Future[Any]] = field(default_factory=list)
+    call: Callable[[], Any]
+    key: object | None
+    futures: list[Future[Any]] = field(default_factory=list)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Work with a key is done even if nobody waits for it any more."""
+        return self.key is None and self.futures[0].cancelled()
 
 
-class _KeyedExecutor:
-    """Carries out what is asked for under a key: once for all that asked before it began."""
+class Executor:
+    """Carries out calls on threads that owners share. The owner that waited longest is next.
 
-    def __init__(self) -> None:
+    There are as many `threads` as there is work, and an owner has at most `of_one` of them. A
+    thread ends after `idle_seconds` without work, and its connection to the database with it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        threads: int,
+        of_one: int,
+        idle_seconds: float = 0.0,
+        most: int | None = None,
+        refusal: str = "",
+    ) -> None:
+        """`most` is how many calls without a key an owner may have at once, those that wait among
+        them; `refusal` is what the owner of one more is told."""
+        self._name = name
+        self._most_threads = threads
+        self._of_one = of_one
+        self._idle_seconds = idle_seconds
+        self._most = most
+        self._refusal = refusal
+        self._forget()
+        reset_after_fork(self._forget)
+
+    def _forget(self) -> None:
         self._changed = threading.Condition()
-        self._waiting: dict[object, _Job] = {}
-        self._order: deque[object] = deque()
-        self._running: set[object] = set()
-        self._owners: Counter[str] = Counter()
+        # What waits of each owner, whose turn it is first.
+        self._waiting: OrderedDict[str, deque[_Work]] = OrderedDict()
+        self._keyed: dict[object, _Work] = {}
+        self._running_keys: set[object] = set()
+        self._shares = Shares(self._most_threads, self._of_one)
         self._threads = 0
         self._idle = 0
 
     def submit(
-        self, key: object, owner: str, call: Callable[[], T], *, first: bool = False
+        self, owner: str, call: Callable[[], T], *, key: object | None = None, first: bool = False
     ) -> Future[T]:
-        """What `call` returns that begins after this; `first` goes before what waits."""
+        """Return the future of what `call` returns or raises.
+
+        Under a `key` one call is carried out at a time, once for all that submitted it before it
+        began, whether anybody waits for it or not. It is never refused: without a thread it waits
+        for the next submission. `first` goes before what waits.
+
+        Raises RateLimited for a call without a key where its owner has too many, or no thread is
+        left.
+        """
         future: Future[T] = Future()
         with self._changed:
-            job = self._waiting.get(key)
-            if job is None:
-                job = self._waiting[key] = _Job(call, owner)
-                (self._order.appendleft if first else self._order.append)(key)
-            elif first:
-                self._order.remove(key)
-                self._order.appendleft(key)
-            job.waiting.append(future)
-            if len(self._order) > self._idle and self._threads < THREADS:
-                self._start()
+            work = None if key is None else self._keyed.get(key)
+            if work is None:
+                work = _Work(owner, call, key)
+                if key is None:
+                    self._refuse_beyond_most(owner)
+                else:
+                    self._keyed[key] = work
+                self._waiting.setdefault(owner, deque()).append(work)
+            work.futures.append(future)
+            if first:
+                self._put_first(work)
+            self._start_thread_for(work)
             self._changed.notify_all()
         return future
 
-    def _start(self) -> None:
-        try:
-            threading.Thread(target=self._work, name="saver", daemon=True).start()
-            self._threads += 1
-        except RuntimeError as error:
-            # Another thread does it, or the next one that can be started.
-            logger.error("no thread for saved files: %s", error)
-
     def wait_until_idle(self, seconds: float) -> bool:
+        """Wait until nothing waits or runs. Return whether that is so."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._waiting and not self._running, seconds)
+            return self._changed.wait_for(
+                lambda: not (self._waiting or self._shares.taken), seconds
+            )
+
+    def _refuse_beyond_most(self, owner: str) -> None:
+        if self._most is None:
+            return
+        for cancelled in [each for each in self._waiting.get(owner, ()) if each.is_cancelled]:
+            self._remove(cancelled)
+        if len(self._waiting.get(owner, ())) + self._shares.of(owner) >= self._most:
+            raise RateLimited(self._refusal, retry_after=1.0)
+
+    def _put_first(self, work: _Work) -> None:
+        waiting = self._waiting[work.owner]
+        waiting.remove(work)
+        waiting.appendleft(work)
+        self._waiting.move_to_end(work.owner, last=False)
+
+    def _start_thread_for(self, work: _Work) -> None:
+        number = sum(map(len, self._waiting.values()))
+        if number <= self._idle or self._threads >= self._most_threads:
+            return
+        try:
+            start_thread(self._name, self._work)
+        except NoThreadLeft as error:
+            # A thread that is there does it in its turn.
+            if work.key is None and not self._threads:
+                self._remove(work)
+                raise
+            logger.error("%s", error.message)
+        else:
+            self._threads += 1
+
+    def _remove(self, work: _Work) -> None:
+        waiting = self._waiting[work.owner]
+        waiting.remove(work)
+        if not waiting:
+            del self._waiting[work.owner]
+        self._keyed.pop(work.key, None)
 
     def _work(self) -> None:
         try:
-            while (taken := self._next()) is not None:
-                self._carry_out(*taken)
-        finally:
-            connections.close_all()
+            while (work := self._next()) is not None:
+                self._carry_out(work)
+        except BaseException:
+            with self._changed:
+                self._threads -= 1
+            raise
 
-    def _carry_out(self, key: object, job: _Job) -> None:
-        outcome: Future[Any] = Future()
-        close_old_connections()
-        try:
-            outcome.set_result(job.call())
-        except BaseException as error:
-            outcome.set_exception(error)
-        finally:
-            close_old_connections()
-        with self._changed:
-            self._running.discard(key)
-            self._owners[job.owner] -= 1
-            self._changed.notify_all()
-        for future in job.waiting:
-            if future.set_running_or_notify_cancel():
-                _pass_on(outcome, future)
-
-    def _next(self) -> tuple[object, _Job] | None:
+    def _next(self) -> _Work | None:
         """None for a thread that is not needed any more, and is not counted from here on."""
         with self._changed:
             self._idle += 1
             try:
-                while (key := self._ready()) is None:
-                    if not self._changed.wait(IDLE_SECONDS) and self._ready() is None:
+                while (work := self._ready()) is None:
+                    if not self._changed.wait(self._idle_seconds) and self._ready() is None:
                         self._threads -= 1
                         return None
             finally:
                 self._idle -= 1
-            self._order.remove(key)
-            job = self._waiting.pop(key)
-            self._running.add(key)
-            self._owners[job.owner] += 1
-            return key, job
+            self._remove(work)
+            if work.owner in self._waiting:
+                self._waiting.move_to_end(work.owner)
+            if work.key is not None:
+                self._running_keys.add(work.key)
+            self._shares.take(work.owner)
+            return work
 
-    def _ready(self) -> object | None:
-        for key in self._order:
-            owner = self._waiting[key].owner
-            if key not in self._running and self._owners[owner] < OF_ONE_TENANT:
-                return key
+    def _ready(self) -> _Work | None:
+        for owner, waiting in self._waiting.items():
+            if self._shares.has_room(owner):
+                for work in waiting:
+                    if work.key is None or work.key not in self._running_keys:
+                        return work
         return None
+
+    def _carry_out(self, work: _Work) -> None:
+        if work.key is None and not work.futures[0].set_running_or_notify_cancel():
+            self._let_go(work)
+            return
+        outcome: Future[Any] = Future()
+        try:
+            close_old_connections()
+            try:
+                result = work.call()
+            finally:
+                close_old_connections()
+            outcome.set_result(result)
+        except BaseException as error:
+            outcome.set_exception(error)
+        # Before anybody hears of it, so that there is room for the owner's next one.
+        self._let_go(work)
+        for future in work.futures:
+            if work.key is None or future.set_running_or_notify_cancel():
+                _pass_on(outcome, future)
+
+    def _let_go(self, work: _Work) -> None:
+        with self._changed:
+            self._running_keys.discard(work.key)
+            self._shares.give_back(work.owner)
+            self._changed.notify_all()
 
 
 def _pass_on(outcome: Future[Any], future: Future[Any]) -> None:
@@ -174,195 +304,21 @@ def _pass_on(outcome: Future[Any], future: Future[Any]) -> None:
         future.set_result(outcome.result())
 
 
+# A tenant whose sandboxes or files are slow holds up itself.
+OF_ONE_TENANT = 3
+_savers = Executor("saver", threads=8, of_one=OF_ONE_TENANT, idle_seconds=10.0)
+
+
 def submit_keyed(
     key: object, owner: str, call: Callable[[], T], *, first: bool = False
 ) -> Future[T]:
-    """What `call` returns, or another call under this key that begins after this one was asked for.
+    """Return the future of what `call` returns, or another call under this key that begins later.
 
     `owner` is a tenant's slug; `first` goes before what waits. The call may use the database.
     """
-    return _threads.submit(key, owner, call, first=first)
+    return _savers.submit(owner, call, key=key, first=first)
 
 
 def wait_for_keyed_work(seconds: float = 30.0) -> bool:
-    """Whether nothing is under way in this process any more."""
-    return _threads.wait_until_idle(seconds)
-
-
-_threads = _KeyedExecutor()
-
-
-def _after_fork() -> None:
-    """The parent's threads are not in the child."""
-    global _threads
-    _threads = _KeyedExecutor()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-_RETRY_SECONDS = 1.0
-_RETRY_AFTER_SECONDS = 5.0
-
-
-class Ticker:
-    """Calls `tick` in a daemon thread with a database connection of its own.
-
-    `tick` returns after how many seconds it is called again, or None to end the thread. The next
-    `start` begins another one. What `tick` raises is logged, and it is called again.
-    """
-
-    def __init__(self, name: str, tick: Callable[[], float | None]) -> None:
-        self._name = name
-        self._tick = tick
-        # Reentrant: the garbage collector may end a generator that needs the thread, in any thread.
-        self._lock = threading.RLock()
-        self._woken = threading.Event()
-        self._is_running = False
-        self._is_wanted = False
-        os.register_at_fork(after_in_child=self._forget)
-
-    def start(self) -> None:
-        """Have the thread run, and call `tick` at least once from now. Raises RateLimited where the
-        system has no thread left."""
-        with self._lock:
-            self._is_wanted = True
-            if self._is_running:
-                return
-            try:
-                threading.Thread(target=self._work, name=self._name, daemon=True).start()
-            except RuntimeError as error:
-                raise RateLimited(
-                    f"The process has no thread left to poll the database: {error}.",
-                    retry_after=_RETRY_AFTER_SECONDS,
-                ) from None
-            self._is_running = True
-
-    def wake(self) -> None:
-        """End the pause between two calls, if there is one."""
-        self._woken.set()
-
-    def _forget(self) -> None:
-        """The parent's thread is not in the child."""
-        self._lock = threading.RLock()
-        self._woken = threading.Event()
-        self._is_running = self._is_wanted = False
-
-    def _work(self) -> None:
-        try:
-            while (seconds := self._next()) is not None:
-                self._woken.wait(seconds)
-                self._woken.clear()
-        finally:
-            connection.close()
-
-    def _next(self) -> float | None:
-        """The pause until the next call; None where the thread ends."""
-        with self._lock:
-            self._is_wanted = False
-        try:
-            close_old_connections()
-            seconds = self._tick()
-        except Exception:
-            logger.exception("the thread %s will try again", self._name)
-            return _RETRY_SECONDS
-        with self._lock:
-            if seconds is None and self._is_wanted:
-                return 0.0
-            self._is_running = seconds is not None
-            return seconds
-
-
-@dataclass(frozen=True)
-class TurnBounds:
-    """How much is done at once, of which one tenant never has all, and how much of one tenant is
-    done or waits. `work` names it in the plural, for whoever has too much of it."""
-
-    at_once: int
-    of_one_tenant: int
-    work: str
-
-
-class Turns(Generic[T]):
-    """Threads as long as there is something to do. The tenant that waited longest is next."""
-
-    def __init__(self, bounds: TurnBounds, name: str) -> None:
-        self._bounds = bounds
-        self._name = name
-        self._lock = threading.Lock()
-        # What waits of each tenant, whose turn it is first.
-        self._todo: dict[str, deque[tuple[Future[T], Callable[[], T]]]] = {}
-        self._busy: Counter[str] = Counter()
-        self._threads = 0
-
-    def take(self, call: Callable[[], T], owner: str) -> Future[T]:
-        """What the call returns, on a thread; `owner` is the tenant. Raises RateLimited for one
-        that has too much of it, and where no thread can be had."""
-        done: Future[T] = Future()
-        most = self._bounds.of_one_tenant
-        with self._lock:
-            waiting = deque(each for each in self._todo.get(owner, ()) if not each[0].cancelled())
-            if len(waiting) + self._busy[owner] >= most:
-                raise RateLimited(f"{most} {self._bounds.work} Send it again.", retry_after=1.0)
-            if self._threads < self._bounds.at_once:
-                self._start()
-            waiting.append((done, call))
-            self._todo[owner] = waiting
-        return done
-
-    def _start(self) -> None:
-        try:
-            threading.Thread(target=self._work, name=self._name, daemon=True).start()
-        except RuntimeError as error:
-            # One that is there does it in its turn.
-            if not self._threads:
-                raise RateLimited(
-                    f"The process has no thread left for it ({self._name}): {error}.",
-                    retry_after=1.0,
-                ) from error
-        else:
-            self._threads += 1
-
-    def _work(self) -> None:
-        try:
-            while taken := self._next():
-                self._carry_out(*taken)
-        except BaseException:
-            with self._lock:
-                self._threads -= 1
-            raise
-
-    def _next(self) -> tuple[str, Future[T], Callable[[], T]] | None:
-        """What waits of the tenant whose turn it is, who is then the last. None for a thread that
-        is not needed any more, and is not counted from here on."""
-        with self._lock:
-            for owner, waiting in self._todo.items():
-                if self._busy[owner] < self._bounds.at_once - 1:
-                    del self._todo[owner]
-                    taken = waiting.popleft()
-                    if waiting:
-                        self._todo[owner] = waiting
-                    self._busy[owner] += 1
-                    return owner, *taken
-            self._threads -= 1
-            return None
-
-    def _carry_out(self, owner: str, done: Future[T], call: Callable[[], T]) -> None:
-        if not done.set_running_or_notify_cancel():
-            self._let_go(owner)
-            return
-        try:
-            result = call()
-        except BaseException as error:
-            self._let_go(owner)
-            done.set_exception(error)
-        else:
-            self._let_go(owner)
-            done.set_result(result)
-
-    def _let_go(self, owner: str) -> None:
-        """Before anybody hears of it, so that there is room for the tenant's next one."""
-        with self._lock:
-            self._busy[owner] -= 1
-            if not self._busy[owner]:
-                del self._busy[owner]
+    """Wait until no keyed work waits or runs. Return whether that is so."""
+    return _savers.wait_until_idle(seconds)

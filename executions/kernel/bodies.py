@@ -5,11 +5,10 @@ A large one is read beside the requests of others: a few at once, and of one ten
 
 from __future__ import annotations
 
-import os
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-from executions.kernel.background import TurnBounds, Turns
+from executions.kernel.background import Executor
 from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.json_reading import (
     MOST_VALUES,
@@ -57,7 +56,7 @@ def submit_read(body: Any, size: int, owner: str) -> Future[Read]:
     Raises RateLimited for a tenant that has too many of them. The future raises TooMuch, ValueError
     for what is no JSON, and CannotRead.
     """
-    return _turns.take(lambda: read_file(body, size, _ENCODED), owner)
+    return _readers.submit(owner, lambda: read_file(body, size, _ENCODED))
 
 
 def value_of(read: Future[Read], bounds: Bounds) -> Any:
@@ -100,16 +99,10 @@ def requests_of(size: int) -> int:
     return max(1, -(-size // MIB))
 
 
-def _new_turns() -> Turns[Read]:
-    work = "large requests of the tenant are being read."
-    return Turns(TurnBounds(AT_ONCE, OF_ONE_TENANT, work), "body-reader")
-
-
-def _after_fork() -> None:
-    """The parent's threads answer the parent."""
-    global _turns
-    _turns = _new_turns()
-
-
-_turns = _new_turns()
-os.register_at_fork(after_in_child=_after_fork)
+_readers = Executor(
+    "body-reader",
+    threads=AT_ONCE,
+    of_one=AT_ONCE - 1,
+    most=OF_ONE_TENANT,
+    refusal=f"{OF_ONE_TENANT} large requests of the tenant are being read. Send it again.",
+)

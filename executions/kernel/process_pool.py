@@ -13,10 +13,11 @@ import select
 import subprocess
 import threading
 import time
-import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import IO, cast
+
+from providers.threads import reset_after_fork
 
 
 class PoolBusy(Exception):
@@ -37,7 +38,8 @@ class ProcessPool:
         self.wall_seconds = wall_seconds
         self._most_answered = most_answered
         self._begin()
-        _pools.add(self)
+        # The parent's processes answer the parent.
+        reset_after_fork(self._begin)
 
     def _begin(self) -> None:
         self._idle: list[_Process] = []
@@ -122,15 +124,3 @@ class _Process:
                     break
                 said += piece
         return bytes(said)
-
-
-_pools: weakref.WeakSet[ProcessPool] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    """The parent's processes answer the parent."""
-    for pool in _pools:
-        pool._begin()
-
-
-os.register_at_fork(after_in_child=_after_fork)

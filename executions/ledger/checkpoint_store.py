@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from django.conf import settings
-from django.db import connections
 
 from executions.kernel.storage import LEDGER, Folder, file_store
+from providers.threads import NoThreadLeft, start_thread
 
 if TYPE_CHECKING:
     from executions.kernel.bucket import Bucket
@@ -176,23 +176,27 @@ class AsyncWriter:
                 return
             self._is_running = True
         try:
-            threading.Thread(target=self._work, name="checkpoints").start()
-        except RuntimeError as error:
-            logger.error("no thread for checkpoints; the next entry tries again: %s", error)
-            with self._lock:
-                self._is_running = False
+            # No daemon: the process waits for it.
+            start_thread("checkpoints", self._work, daemon=False)
+        except NoThreadLeft as error:
+            logger.error("%s The next entry tries again.", error.message)
+            self._note_end()
 
     def _work(self) -> None:
         try:
             while (taken := self._take()) is not None:
                 if not self._write(*taken):
-                    with self._lock:
-                        self._waiting.setdefault(taken[0].sequence, taken)
+                    self._note_end(taken)
                     return
-        finally:
-            with self._lock:
-                self._is_running = False
-            connections.close_all()
+        except BaseException:
+            self._note_end()
+            raise
+
+    def _note_end(self, left: tuple[Any, Any] | None = None) -> None:
+        with self._lock:
+            if left is not None:
+                self._waiting.setdefault(left[0].sequence, left)
+            self._is_running = False
 
     def _take(self) -> tuple[Any, Any] | None:
         with self._lock:

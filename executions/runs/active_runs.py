@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
@@ -20,6 +19,7 @@ from executions.runs.models import Execution, RunSignal
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.manager import manager
 from providers.named import close_all
+from providers.threads import reset_after_fork
 from sandbox_site import draining
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def shutdown() -> None:
 
 # Registered after the managers, so that it comes before they close the providers.
 atexit.register(wait_for_ends)
-os.register_at_fork(after_in_child=_ends.clear)
+reset_after_fork(_ends.clear)
 
 
 def post_request(execution_id: UUID, kind: RunSignal.Kind, asked_by: str) -> bool:

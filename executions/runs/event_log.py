@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 from binascii import b2a_base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +17,6 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from django.db import Error as DatabaseFailure
-from django.db import close_old_connections, connection
 from django.db.models import Max, Q
 from django.db.models.functions import Now
 
@@ -26,6 +24,7 @@ from executions.kernel.batches import delete_in_batches
 from executions.kernel.text import from_json, storable
 from executions.runs.models import ExecutionEvent
 from executions.runs.results import MOST_PIECES, MOST_VALUES, bundle_text, values_in
+from providers.threads import Loop, reset_after_fork
 from providers.values import Event, ExecutionResult, RunLimits
 
 # How large an event of text gets by joining, as long as there are few that nobody was given.
@@ -413,62 +412,39 @@ class _Writer:
     """One thread that writes for all runs that are followed, as long as there are any."""
 
     def __init__(self) -> None:
+        self._loop = Loop("events", self._write_all)
+        self._forget()
+        reset_after_fork(self._forget)
+
+    def _forget(self) -> None:
         self._lock = threading.Lock()
         self._logs: set[EventLog] = set()
-        self._is_working = False
 
     def take(self, log: EventLog) -> None:
         with self._lock:
             if log.has_ended:
                 return
             self._logs.add(log)
-            if not self._is_working:
-                try:
-                    threading.Thread(target=self._work, name="events", daemon=True).start()
-                    self._is_working = True
-                except RuntimeError as error:
-                    # Whoever follows asks again.
-                    logger.error("no thread for events: %s", error)
+        # Without a thread whoever follows asks again.
+        self._loop.start_if_possible()
 
     def leave(self, log: EventLog) -> None:
         with self._lock:
             self._logs.discard(log)
 
-    def _work(self) -> None:
-        nothing = threading.Event()
-        try:
-            while logs := self._left():
-                close_old_connections()
-                for log in logs:
-                    try:
-                        write(log)
-                    except DatabaseFailure as failure:
-                        logger.info("events wait for the database: %s", failure)
-                    except Exception:
-                        # Of one run alone: the others are written on.
-                        logger.exception("events of %s cannot be written", log.execution_id)
-                        self.leave(log)
-                nothing.wait(WRITE_SECONDS)
-        except BaseException:
-            with self._lock:
-                self._is_working = False
-            raise
-        finally:
-            connection.close()
-
-    def _left(self) -> list[EventLog]:
+    def _write_all(self) -> float | None:
         with self._lock:
-            self._is_working = bool(self._logs)
-            return list(self._logs)
+            logs = list(self._logs)
+        for log in logs:
+            try:
+                write(log)
+            except DatabaseFailure as failure:
+                logger.info("events wait for the database: %s", failure)
+            except Exception:
+                # Of one run alone: the others are written on.
+                logger.exception("events of %s cannot be written", log.execution_id)
+                self.leave(log)
+        return WRITE_SECONDS if logs else None
 
 
 _writer = _Writer()
-
-
-def _start_afresh() -> None:
-    """The parent's thread is not in the child."""
-    global _writer
-    _writer = _Writer()
-
-
-os.register_at_fork(after_in_child=_start_afresh)

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -19,11 +20,13 @@ from django.db import close_old_connections, connection
 from django.db.models import Exists, F, OuterRef
 from django.db.models.functions import Now
 
+from executions.kernel.background import run_once_in_background
 from executions.runs import active_runs
 from executions.runs.models import Execution, Process
 from providers.figures import NUMBERS, figures_of
 from providers.manager import loaded
 from providers.remote.owner import process_tag
+from providers.threads import reset_after_fork, start_thread
 from sandbox_site import draining
 from sandbox_site.standby import Standby
 
@@ -31,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 
 _latest: dict[str, Any] = {}
-_looking = threading.Lock()
 
 
 def latest_figures() -> dict[str, Any]:
@@ -39,29 +41,22 @@ def latest_figures() -> dict[str, Any]:
 
     Empty before the first one.
     """
-    if _looking.acquire(blocking=False):
-        try:
-            threading.Thread(target=_look, name="figures", daemon=True).start()
-        except RuntimeError as error:
-            _looking.release()
-            logger.error("no thread to collect metrics: %s", error)
+    run_once_in_background("figures", _look)
     return _latest
 
 
 def _look() -> None:
     global _latest
-    try:
-        _latest = process_figures()
-    finally:
-        _looking.release()
+    _latest = process_figures()
 
 
-def _after_fork() -> None:
-    global _latest, _looking
-    _latest, _looking = {}, threading.Lock()
+def _forget() -> None:
+    """The figures are the parent's."""
+    global _latest
+    _latest = {}
 
 
-os.register_at_fork(after_in_child=_after_fork)
+reset_after_fork(_forget)
 
 
 def process_figures() -> dict[str, Any]:
@@ -333,11 +328,7 @@ class Heartbeat:
         if self._thread is None:
             atexit.register(end)
             self._stop = threading.Event()
-            thread = threading.Thread(
-                target=self._keep, args=(self._stop,), name="lease", daemon=True
-            )
-            thread.start()
-            self._thread = thread
+            self._thread = start_thread("lease", partial(self._keep, self._stop))
 
     def _keep(self, stop: threading.Event) -> None:
         steps = registered_steps()
@@ -365,7 +356,6 @@ class Heartbeat:
             is_behind = not failed and any(step.is_behind() for step in steps)
             stop.wait(0 if is_behind else self._look_seconds)
         standby.stop()
-        connection.close()
 
     def turn(self, steps: Sequence[PeriodicStep], standby: Standby | None = None) -> None:
         """Do what is due. Raises what the database does, and has then not done the steps that
@@ -392,7 +382,7 @@ def _start_afresh() -> None:
     _heartbeat = Heartbeat()
 
 
-os.register_at_fork(after_in_child=_start_afresh)
+reset_after_fork(_start_afresh)
 
 
 def begin(kind: Process.Kind) -> None:

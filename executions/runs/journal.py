@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import logging
-import threading
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -39,6 +39,7 @@ from executions.runs.listing import log_execution
 from executions.runs.models import Execution
 from executions.runs.record import Outcome, close_record, error_changes, reject
 from providers.errors import UNAVAILABLE, SandboxError
+from providers.threads import Loop
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ def keep(ended: Ended, problem: str) -> DatabaseUnavailable:
             kept=True,
         )
     start()
-    _woken.set()
+    _loop.wake()
     return told
 
 
@@ -200,46 +201,38 @@ def _record_lost(ended: Ended) -> bool:
 def start() -> None:
     """Have a thread of this process record what waits, unless one does. It touches the database
     only when something waits."""
-    global _thread
-    with _starting:
-        if _thread is None or not _thread.is_alive():
-            thread = threading.Thread(target=_work, name="journal", daemon=True)
-            try:
-                thread.start()
-            except RuntimeError as error:
-                # What is kept waits for the next one that can be started.
-                logger.error("no thread for the journal: %s", error)
-                return
-            _thread = thread
+    _loop.start_if_possible()
 
 
-_thread: threading.Thread | None = None
-_starting = threading.Lock()
-_woken = threading.Event()
 # Results that not even a file could be made of, without the results.
 _lost: dict[UUID, Ended] = {}
+_retry_at = -math.inf
 
 
-def _work() -> None:
-    while True:
-        _woken.clear()
-        # Said also where nobody asks for anything.
-        disk_problem()
+def _record_waiting() -> float:
+    global _retry_at
+    # Not by the next result, which wakes the loop: the database is away for that one too.
+    if (pause := _retry_at - time.monotonic()) > 0:
+        return pause
+    # Said also where nobody asks for anything.
+    disk_problem()
+    if waiting() or _lost:
+        try:
+            if recorded := record_kept():
+                logger.warning("%s runs of the journal have been recorded", recorded)
+        except (DatabaseFailure, LedgerUnavailable) as error:
+            logger.info("the journal waits: %s", error)
+        except Exception:
+            logger.exception("the journal cannot be recorded; it is tried again")
+        finally:
+            connections.close_all()
         if waiting() or _lost:
-            try:
-                if recorded := record_kept():
-                    logger.warning("%s runs of the journal have been recorded", recorded)
-            except (DatabaseFailure, LedgerUnavailable) as error:
-                logger.info("the journal waits: %s", error)
-            except Exception:
-                logger.exception("the journal cannot be recorded; it is tried again")
-            finally:
-                connections.close_all()
-            if waiting() or _lost:
-                # Not woken by the next result: the database is away for that one too.
-                time.sleep(RETRY_SECONDS)
-                continue
-        _woken.wait(LOOK_SECONDS)
+            _retry_at = time.monotonic() + RETRY_SECONDS
+            return RETRY_SECONDS
+    return LOOK_SECONDS
+
+
+_loop = Loop("journal", _record_waiting)
 
 
 def _record(ended: Ended) -> bool:

@@ -8,11 +8,12 @@ records the ends.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Callable
 from uuid import UUID
 
+from executions.kernel.background import Shares
 from executions.runs.event_log import EventLog
+from providers.threads import NoThreadLeft, start_thread
 
 # Of one tenant, and of all.
 MOST_OF_ONE, MOST = 32, 256
@@ -20,7 +21,7 @@ MOST_OF_ONE, MOST = 32, 256
 _lock = threading.Lock()
 _ends: dict[UUID, Callable[[], bool]] = {}
 _logs: dict[UUID, EventLog] = {}
-_threads: Counter[str] = Counter()
+shares = Shares(MOST, MOST_OF_ONE)
 
 
 def begin(
@@ -35,10 +36,9 @@ def begin(
     `end` records the execution as cancelled, with the output that was seen of it so far.
     What comes of it is in `log`.
     """
+    if not shares.take(tenant_slug):
+        return False
     with _lock:
-        if _threads[tenant_slug] >= MOST_OF_ONE or _threads.total() >= MOST:
-            return False
-        _threads[tenant_slug] += 1
         _ends[execution_id] = end
         _logs[execution_id] = log
 
@@ -46,21 +46,11 @@ def begin(
         with _lock:
             _ends.pop(execution_id, None)
             _logs.pop(execution_id, None)
-            _threads[tenant_slug] -= 1
-            if not _threads[tenant_slug]:
-                del _threads[tenant_slug]
-
-    def work() -> None:
-        try:
-            follow()
-        finally:
-            let_go()
+        shares.give_back(tenant_slug)
 
     try:
-        threading.Thread(target=work, name="follow-process", daemon=True).start()
-    except RuntimeError:
-        # The system has no more threads.
-        let_go()
+        start_thread("follow-process", follow, at_end=let_go)
+    except NoThreadLeft:
         return False
     return True
 

@@ -19,11 +19,11 @@ from uuid import UUID
 
 from django.db import Error as DatabaseFailure
 
-from executions.kernel.background import Ticker
 from executions.kernel.coroutines import Coroutine
 from executions.runs import event_log
 from executions.runs.event_log import Broadcast, RunEvent, resolve
 from executions.runs.models import Execution
+from providers.threads import Loop
 from providers.waiting import within
 from sandbox_site import draining
 
@@ -108,7 +108,7 @@ class Poll:
         # Reentrant: the garbage collector may end a generator that waits, in any thread.
         self._lock = threading.RLock()
         self._waiters: dict[Waiter, None] = {}
-        self._ticker = Ticker("executions-poll", self._tick)
+        self._loop = Loop("executions-poll", self._tick)
         self._seconds = LOOK_SECONDS
         self._answered_at = 0.0
 
@@ -122,16 +122,16 @@ class Poll:
             was_slow = self._seconds > LOOK_SECONDS
             self._seconds = LOOK_SECONDS
         try:
-            self._ticker.start()
+            self._loop.start()
             if was_slow:
-                self._ticker.wake()
+                self._loop.wake()
             yield
         finally:
             with self._lock:
                 self._waiters.pop(waiter, None)
                 is_last = not self._waiters
             if is_last:
-                self._ticker.wake()
+                self._loop.wake()
 
     def has_asked_for(self, execution_id: UUID) -> bool:
         """Whether a reader of this process has asked for the execution's events."""

@@ -27,11 +27,11 @@ from django.http import HttpRequest
 from django.utils import timezone
 from django.utils.crypto import constant_time_compare
 
-from executions.kernel.background import Ticker
 from executions.runs.event_log import Broadcast, resolve
 from executions.tenants import keys
 from executions.tenants.models import ApiKey
 from providers.errors import RateLimited
+from providers.threads import Loop
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +110,7 @@ class OpenAnswers:
         # Reentrant: the garbage collector may end an answer that is counted, in any thread.
         self._lock = threading.RLock()
         self._open: dict[Right, set[Broadcast]] = defaultdict(set)
-        self._ticker = Ticker("rights", self._tick)
+        self._loop = Loop("rights", self._tick)
         self._idle = 0
         self._answered_at = 0.0
 
@@ -128,7 +128,7 @@ class OpenAnswers:
             self._open[right].add(lost)
         try:
             try:
-                self._ticker.start()
+                self._loop.start()
             except RateLimited as error:
                 logger.error("an open stream is ended: %s", error.message)
                 resolve([lost])

@@ -15,7 +15,7 @@ from typing import Any
 
 from django.conf import settings
 from django.db import Error as DatabaseFailure
-from django.db import close_old_connections, connections, transaction
+from django.db import close_old_connections, transaction
 from django.db.models import Q
 from django.utils import timezone
 from django_q.models import Schedule
@@ -36,6 +36,7 @@ from executions.tenants.models import Scope
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.languages import normalize_language
 from providers.services.ahead import start_ahead
+from providers.threads import start_thread
 from sandbox_site import draining
 from sandbox_site.postgresql import expect_answers_within
 
@@ -99,9 +100,7 @@ class Runner:
     def __init__(self, threads: int, goes_on: Callable[[], bool]) -> None:
         """`goes_on` says whether another one may be begun."""
         self._threads = threads
-        self._workers = [
-            threading.Thread(target=self._work, name=f"queue-{number}") for number in range(threads)
-        ]
+        self._workers: list[threading.Thread] = []
         self._goes_on = goes_on
         self._running: Counter[str] = Counter()
         self._counting = threading.Lock()
@@ -110,8 +109,11 @@ class Runner:
         self._woken = threading.Event()
 
     def start(self) -> None:
-        for thread in self._workers:
-            thread.start()
+        # No daemons: the process is there until each has finished what it has.
+        self._workers = [
+            start_thread(f"queue-{number}", self._work, daemon=False)
+            for number in range(self._threads)
+        ]
 
     def wake(self) -> None:
         """There may be something to run."""
@@ -136,7 +138,6 @@ class Runner:
             finally:
                 self._count(execution.tenant_slug, -1)
                 self.wake()
-        connections.close_all()
 
     def stop_in_time(self) -> None:
         """Wait until nothing more is to be begun, and end the process in order.
@@ -202,7 +203,7 @@ def run_queue_in_background(**signal: Any) -> None:
         for each in extensions.installed():
             each.start_worker(_goes_on)
         # Not a daemon: the process is there until this is done.
-        threading.Thread(target=_runner.stop_in_time, name="queue-stop").start()
+        start_thread("queue-stop", _runner.stop_in_time, daemon=False)
         expect_answers_within(_ANSWER_SECONDS)
         journal.start()
         start_ahead()

@@ -188,7 +188,6 @@ class Follower:
         finally:
             self._finish()
             resolve([self._output.log.closed])
-            connection.close()
 
 
 def _close(execution: Execution, output: Output, ended: Process | None) -> bool:

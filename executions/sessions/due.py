@@ -17,13 +17,13 @@ from uuid import UUID
 from django.utils import timezone
 
 from executions.kernel import background
-from executions.kernel.background import Ticker
 from executions.kernel.coroutines import run_sync
 from executions.sessions.ending import DUE, busy, close_if_due, end_leftovers, release, save_last
 from executions.sessions.models import Session
 from executions.sessions.queries import expires_at
 from executions.sessions.storage.suspend import TIRED, suspend
 from providers.errors import RateLimited, SandboxError
+from providers.threads import Loop
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class Ends:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._moments: dict[UUID, tuple[float, int]] = {}
-        self._ticker = Ticker("session-ends", self.look)
+        self._loop = Loop("session-ends", self.look)
         self.is_on = False
 
     def expect(self, sessions: Iterable[Session]) -> None:
@@ -85,11 +85,11 @@ class Ends:
             if not self._moments:
                 return
         try:
-            self._ticker.start()
+            self._loop.start()
         except RateLimited as error:
             # The schedule ends them.
             logger.warning("sessions may end late: %s", error.message)
-        self._ticker.wake()
+        self._loop.wake()
 
 
 ends = Ends()

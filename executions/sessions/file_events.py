@@ -10,13 +10,14 @@ import logging
 import math
 import threading
 import time
-from collections import Counter
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from django.db import connection
 
+from executions.kernel.background import Shares
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import MAX_PATH_BYTES
 from executions.runs.event_log import Broadcast, RunEvent
@@ -29,6 +30,7 @@ from executions.sessions.session_sandbox import OPERATION_SECONDS, lent_sandbox
 from providers.errors import KeptSandboxLost, ProviderUnavailable, RateLimited, SandboxError
 from providers.guest.names import escape
 from providers.sandbox import FileChange, FileEntry
+from providers.threads import NoThreadLeft, start_thread
 from providers.waiting import within
 from sandbox_site import draining
 
@@ -42,8 +44,7 @@ UNREAD_SECONDS = 30.0
 _LOOK_SECONDS = 0.1
 _RETRY_SECONDS = 5.0
 
-_lock = threading.Lock()
-_listeners: Counter[str] = Counter()
+_listeners = Shares(MOST, MOST_OF_ONE)
 
 
 @dataclass
@@ -116,15 +117,16 @@ def watching(session: Session, path: str) -> Coroutine[Watch]:
     Raises SandboxError, and RateLimited where too much is watched already.
     """
     watch, begun = Watch(), Future[None]()
-    _count(session.tenant_slug)
-    work = threading.Thread(
-        target=_work, args=(session, path, watch, begun), name="watch-files", daemon=True
-    )
+    if not _listeners.take(session.tenant_slug):
+        raise RateLimited(
+            f"Too many folders are already watched; the limit of a tenant is {MOST_OF_ONE}.",
+            retry_after=_RETRY_SECONDS,
+        )
     try:
-        work.start()
-    except RuntimeError:
-        _uncount(session.tenant_slug)
-        raise RateLimited("The process has no thread left.", retry_after=_RETRY_SECONDS) from None
+        start_thread("watch-files", partial(_work, session, path, watch, begun))
+    except NoThreadLeft:
+        _listeners.give_back(session.tenant_slug)
+        raise
     awaited = within(OPERATION_SECONDS, begun)
     try:
         yield awaited
@@ -145,7 +147,7 @@ def _work(session: Session, path: str, watch: Watch, begun: Future[None]) -> Non
         logger.exception("the files of session %s are no longer watched", session.pk)
         told = ProviderUnavailable("The watch failed inside the service. The log has the details.")
     finally:
-        _uncount(session.tenant_slug)
+        _listeners.give_back(session.tenant_slug)
         connection.close()
     watch.end()
     for future in (begun, watch.ended):
@@ -188,20 +190,3 @@ def _end_of(session: Session, error: SandboxError) -> SandboxError:
     except SandboxError as ended:
         return ended
     return SessionLost(error.message) if isinstance(error, KeptSandboxLost) else error
-
-
-def _count(slug: str) -> None:
-    with _lock:
-        if _listeners[slug] >= MOST_OF_ONE or _listeners.total() >= MOST:
-            raise RateLimited(
-                f"Too many folders are already watched; the limit of a tenant is {MOST_OF_ONE}.",
-                retry_after=_RETRY_SECONDS,
-            )
-        _listeners[slug] += 1
-
-
-def _uncount(slug: str) -> None:
-    with _lock:
-        _listeners[slug] -= 1
-        if not _listeners[slug]:
-            del _listeners[slug]

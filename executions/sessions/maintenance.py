@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
@@ -12,7 +11,7 @@ from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
-from django.db import close_old_connections, connections, transaction
+from django.db import transaction
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
@@ -40,6 +39,7 @@ from executions.sessions.storage.carry_over import clean_ended
 from executions.sessions.storage.suspend import TIRED, suspend
 from providers.errors import KeptSandboxLost, SandboxError
 from providers.sandbox import KeptSandbox
+from providers.threads import Loop
 
 logger = logging.getLogger(__name__)
 
@@ -250,15 +250,9 @@ def maintain_if_due() -> bool:
 def maintain_in_background(goes_on: Callable[[], bool]) -> None:
     """Have a thread of this process look whether it is due, until it does not go on."""
 
-    def work() -> None:
-        while goes_on():
-            close_old_connections()
-            try:
-                maintain_if_due()
-            except Exception:
-                logger.exception("the sessions could not be maintained; it is tried again")
-            time.sleep(LOOK_SECONDS)
-        connections.close_all()
+    def look() -> float:
+        maintain_if_due()
+        return LOOK_SECONDS
 
     # What it does is done again by another: nobody waits for it at the end.
-    threading.Thread(target=work, name="tending", daemon=True).start()
+    Loop("tending", look, goes_on=goes_on).start()

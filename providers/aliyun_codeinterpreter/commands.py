@@ -12,16 +12,18 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from providers.aliyun_codeinterpreter.machine import HOME
-from providers.errors import InvalidConfiguration, ProviderUnavailable, RateLimited, SandboxError
+from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxError
 from providers.remote.deadline import DeadlinePassed
 from providers.remote.kept_output import KeptOutput
 from providers.remote.paths import workspace_path
 from providers.sandbox import Process, Processes
+from providers.threads import start_thread
 from providers.values import Command, Emit, Stream
 
 if TYPE_CHECKING:
@@ -60,13 +62,7 @@ class AliyunCommands(Processes):
         known = _Known(Process(0, words, command.cwd))
         cwd = f"{HOME}/{workspace_path(command.cwd)}".rstrip("/")
         text = _text(words, command, noted)
-        runner = threading.Thread(
-            target=self._run, args=(known, text, cwd, seconds), name="aliyun-command", daemon=True
-        )
-        try:
-            runner.start()
-        except RuntimeError as error:
-            raise RateLimited(f"The process has no thread left: {error}.") from error
+        start_thread("aliyun-command", partial(self._run, known, text, cwd, seconds))
         pid = self._pid(known, noted)
         with self._lock:
             # It may have ended meanwhile.

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from connectrpc.code import Code
@@ -19,10 +20,11 @@ from e2b.envd.utils import authentication_header, extract_start_pid
 from protobuf import Oneof
 
 from providers.e2b.machine import HOME
-from providers.errors import ConnectionFailed, InvalidConfiguration, RateLimited, SandboxError
+from providers.errors import ConnectionFailed, InvalidConfiguration, SandboxError
 from providers.remote.kept_output import KeptOutput
 from providers.remote.paths import workspace_path
 from providers.sandbox import Process, Processes
+from providers.threads import start_thread
 from providers.values import Command, Emit
 
 if TYPE_CHECKING:
@@ -173,12 +175,8 @@ class E2BProcesses(Processes):
         return known
 
     def _listen(self, known: _Known, events: Any) -> Process:
-        reader = threading.Thread(target=self._read, args=(known, events), daemon=True)
         with self._lock:
-            try:
-                reader.start()
-            except RuntimeError as error:
-                raise RateLimited(f"The process has no thread left: {error}.") from error
+            start_thread("e2b-command", partial(self._read, known, events))
             self._known[known.process.pid] = known
         return known.process
 

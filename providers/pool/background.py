@@ -14,7 +14,10 @@ END_SECONDS = 0.5
 
 
 class BackgroundLoop:
-    """Runs coroutines for other threads. The thread ends with `stop`, or with the process."""
+    """Runs coroutines for other threads. The thread ends with `stop`, or with the process.
+
+    Not a thread of `providers.threads`: the service of a pool has no database.
+    """
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()

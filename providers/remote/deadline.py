@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from providers.errors import RateLimited
+from providers.threads import start_thread
 
 T = TypeVar("T")
 
@@ -72,13 +73,7 @@ def call_within(
         if error is None and too_late is not None:
             too_late(value)
 
-    try:
-        threading.Thread(target=work, name="remote-call", daemon=True).start()
-    except RuntimeError as error:
-        raise RateLimited(
-            f"The process has no thread left to ask a provider: {error}.",
-            retry_after=RETRY_AFTER_SECONDS,
-        ) from error
+    start_thread("remote-call", work)
     try:
         return future.result(timeout=seconds)
     except TimeoutError:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from providers import living
+from providers.threads import reset_after_fork
 
 # Of another host nothing is known, unless somebody says so: `learn_of_ends`.
 _has_ended_elsewhere: Callable[[str], bool] = lambda tag: False  # noqa: E731
@@ -61,4 +62,4 @@ def _host() -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-os.register_at_fork(after_in_child=_host.cache_clear)
+reset_after_fork(_host.cache_clear)

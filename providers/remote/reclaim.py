@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
+from functools import partial
 
 from providers.errors import SandboxError
+from providers.threads import NoThreadLeft, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -22,9 +23,9 @@ def end_later(end: Callable[[], bool], what: str) -> None:
     SandboxError, that is logged: `what` then lasts, and costs, until its own time is up.
     """
     try:
-        threading.Thread(target=_try, args=(end, what), daemon=True).start()
-    except RuntimeError as error:
-        _warn(what, f"no thread is left for it: {error}")
+        start_thread("reclaim", partial(_try, end, what))
+    except NoThreadLeft as error:
+        _warn(what, error.message)
 
 
 def _try(end: Callable[[], bool], what: str) -> None:

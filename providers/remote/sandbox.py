@@ -33,6 +33,7 @@ from providers.sandbox import (
     Sandbox,
     SandboxState,
 )
+from providers.threads import NoThreadLeft, start_thread
 from providers.values import Emit, ExecutionResult, Job
 
 if TYPE_CHECKING:
@@ -84,8 +85,8 @@ class RemoteSandbox(Sandbox):
             exit_code = service.ask(machine.run, cell, running=True, seconds=seconds)
         except DeadlinePassed:
             # Without a thread it is whoever closes the sandbox that ends it.
-            with suppress(RuntimeError):
-                threading.Thread(target=self._end_quietly, daemon=True).start()
+            with suppress(NoThreadLeft):
+                start_thread("remote-end", self._end_quietly)
             return self._result(output, program, None, ran)
         result = self._result(output, program, exit_code, ran)
         if ARTIFACTS in provider.capabilities:

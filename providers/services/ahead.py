@@ -7,37 +7,30 @@ still starting. Elsewhere, as in a command that runs one program, it does: nobod
 from __future__ import annotations
 
 import logging
-import threading
-import time
 from contextlib import AbstractContextManager
 
 from django.db import Error as DatabaseFailure
-from django.db import close_old_connections
 
 from providers.looks import languages_of
 from providers.manager import Lease
 from providers.models import RouteStep
 from providers.named import lease_of
+from providers.threads import Loop
 from sandbox_site import draining
 
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
 
-_thread: threading.Thread | None = None
-
 
 def is_on() -> bool:
     """Whether this process starts its providers ahead."""
-    return _thread is not None and _thread.is_alive()
+    return _loop.is_running
 
 
 def start_ahead() -> None:
     """Do so from now on, in a thread that waits for none of them."""
-    global _thread
-    if not is_on():
-        _thread = threading.Thread(target=_look_until_the_end, name="start-ahead", daemon=True)
-        _thread.start()
+    _loop.start()
 
 
 def start_all() -> None:
@@ -58,11 +51,12 @@ def _look_at(lent: AbstractContextManager[Lease]) -> None:
         logger.debug("not ready yet: %s", error)
 
 
-def _look_until_the_end() -> None:
-    while not draining.is_ending():
-        try:
-            start_all()
-        except DatabaseFailure as error:
-            logger.info("Providers could not be started in advance: %s", error)
-        close_old_connections()
-        time.sleep(LOOK_SECONDS)
+def _look() -> float:
+    try:
+        start_all()
+    except DatabaseFailure as error:
+        logger.info("Providers could not be started in advance: %s", error)
+    return LOOK_SECONDS
+
+
+_loop = Loop("start-ahead", _look, goes_on=lambda: not draining.is_ending())

@@ -12,19 +12,19 @@ from datetime import timedelta
 from time import monotonic, perf_counter
 from typing import Any
 
-from django.db import connections
 from django.db.models import F
 from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
 
 from providers import registry
 from providers.addresses import check_resolved
-from providers.errors import ConnectionFailed, ProviderUnavailable, RateLimited, SandboxError
+from providers.errors import ConnectionFailed, ProviderUnavailable, SandboxError
 from providers.figures import figures_of, region_of
 from providers.models import ProviderCheckCount, ProviderConfig, ProviderHealth, RouteStep
 from providers.services import breaker
 from providers.services.configuration import Unreadable, stored_config
 from providers.services.failures import NOT_REACHABLE, STEP_SECONDS, told
+from providers.threads import NoThreadLeft, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -94,25 +94,25 @@ def _look_in_background(provider_id: str, config: dict[str, Any]) -> Future[_Fou
             return None
         _going_on.add(provider_id)
     found: Future[_Found] = Future()
+    looked: list[_Found] = []
 
     def look() -> None:
         began = perf_counter()
-        try:
-            failure, enforced_by, figures = _look_at(provider_id, config)
-        finally:
-            with _lock:
-                _going_on.discard(provider_id)
-            connections.close_all()
+        failure, enforced_by, figures = _look_at(provider_id, config)
         latency_ms = (perf_counter() - began) * 1000
-        found.set_result(_Found(failure, enforced_by, latency_ms, figures))
+        looked.append(_Found(failure, enforced_by, latency_ms, figures))
 
-    try:
-        threading.Thread(target=look, name="health", daemon=True).start()
-    except RuntimeError as error:
+    def note_end() -> None:
         with _lock:
             _going_on.discard(provider_id)
+        if looked:
+            found.set_result(looked[0])
+
+    try:
+        start_thread("health", look, at_end=note_end)
+    except NoThreadLeft as error:
         # It says nothing against the provider, so it is a failure that no breaker counts.
-        return _ended(RateLimited(f"The process has no thread left to check it: {error}."))
+        return _ended(error)
     return found
 
 

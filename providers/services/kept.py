@@ -7,16 +7,16 @@ the processor's caches, and the three queries were 2 of 17 ms of a call (docs/pe
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 from django.db import Error as DatabaseFailure
-from django.db import close_old_connections
 from django.db.models import Model
 from django.db.models.signals import post_delete, post_save
+
+from providers.threads import Loop
 
 logger = logging.getLogger(__name__)
 
@@ -76,14 +76,12 @@ def forget_all() -> None:
 
 def renew_in_background() -> None:
     """Start the thread that looks up ahead of the requests, which then need not wait for it."""
-    threading.Thread(target=_renew_forever, name="kept-renewal", daemon=True).start()
 
-
-def _renew_forever() -> None:
-    while True:
-        time.sleep(RENEWED_SECONDS)
+    def renew() -> float:
         renew_all()
-        close_old_connections()
+        return RENEWED_SECONDS
+
+    Loop("kept-renewal", renew).start()
 
 
 def renew_all() -> None:

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 
 from django.db import Error as DatabaseFailure
 from django.db import connections
@@ -25,6 +26,7 @@ from providers.named import lease_of
 from providers.remote.deadline import DeadlinePassed, call_within
 from providers.services import breaker
 from providers.services.trial import EXPECTED
+from providers.threads import NoThreadLeft, start_thread
 from providers.values import ExecutionResult, Job, SandboxSpec
 
 logger = logging.getLogger(__name__)
@@ -57,8 +59,8 @@ def doubt(provider_id: str) -> bool:
         if _is_due(provider_id):
             _start(provider_id)
             started = True
-    except RuntimeError as error:
-        logger.error("no thread to probe provider %s: %s", provider_id, error)
+    except NoThreadLeft as error:
+        logger.error("provider %s is not probed now: %s", provider_id, error.message)
     finally:
         if not started:
             _end(provider_id)
@@ -90,7 +92,7 @@ def _is_due(provider_id: str) -> bool:
 
 
 def _start(provider_id: str) -> None:
-    threading.Thread(target=_decide, args=(provider_id,), name="probe", daemon=True).start()
+    start_thread("probe", partial(_decide, provider_id))
 
 
 def _decide(provider_id: str) -> None:
@@ -111,7 +113,6 @@ def _decide(provider_id: str) -> None:
         logger.exception("the circuit breaker of %s could not be updated", provider_id)
     finally:
         _end(provider_id)
-        connections.close_all()
 
 
 def _end(provider_id: str) -> None:

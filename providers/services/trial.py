@@ -24,6 +24,7 @@ from providers.services.configuration import merged_config, stored_config
 from providers.services.failures import NOT_REACHABLE, STEP_SECONDS, told
 from providers.services.history import SYSTEM
 from providers.signals import configuration_tried
+from providers.threads import start_thread
 from providers.values import Job, SandboxSpec
 
 DEADLINE_SECONDS = 45.0
@@ -121,16 +122,13 @@ def try_provider(
 def _bounded(provider_class: type[SandboxProvider], config: dict[str, Any]) -> Trial:
     # A thread of its own, because a backend that never answers must not keep the caller.
     outcome: list[Trial] = []
-    worker = threading.Thread(
-        target=lambda: outcome.append(_try(provider_class, config)), daemon=True, name="trial"
-    )
     with _counting:
         _left.difference_update([thread for thread in _left if not thread.is_alive()])
         if len(_left) >= MOST_LEFT:
             raise RateLimited(
                 f"{MOST_LEFT} tests have timed out and still wait for an answer. Try again later.",
             )
-    worker.start()
+    worker = start_thread("trial", lambda: outcome.append(_try(provider_class, config)))
     worker.join(DEADLINE_SECONDS)
     if outcome:
         return outcome[0]

@@ -68,7 +68,8 @@ class Stopping:
         for connection in list(self._worker.owing):
             connection.give_up()
         end = time.monotonic() + draining.ENDING_SECONDS
-        # Not one of the loop's threads, which would be waited for whatever holds it.
+        # Not one of the loop's threads, which would be waited for whatever holds it; nor one of
+        # `providers.threads`, which needs Django: the master imports this module without it.
         threading.Thread(target=_end_all, name="ending", daemon=True).start()
         while not self._is_all_answered() and time.monotonic() < end:
             await self._pause()

@@ -77,7 +77,8 @@ class _Thread:
 
 
 class HandlerThreads:
-    """Permanent threads, so that each keeps its database connection.
+    """Permanent threads, so that each keeps its database connection. They never end, so that
+    `providers.threads` has nothing to do for them.
 
     `lanes` maps a name to how many threads it may occupy at once: less than all of them, so that
     whatever fills one lane leaves threads for the others. The thread that was used last is taken

@@ -9,16 +9,21 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
 from executions.capabilities.policies import analyzer_pool
 from executions.kernel import background
 from executions.ledger.checkpoint_store import AsyncWriter
-from executions.runs import heartbeat, journal
+from executions.runs import heartbeat, journal, output_collector
+from executions.runs.event_log import EventLog
 from executions.runs.heartbeat import Heartbeat
 from executions.runs.journal import start as start_journal
 from executions.runs.models import Process
+from executions.runs.requests import run_limits
+from executions.sessions import file_events
+from executions.sessions.models import Session
 from providers import waiting
 from providers.errors import ProviderUnavailable, RateLimited
 from providers.manager import ProviderManager
@@ -27,6 +32,7 @@ from providers.remote.deadline import DeadlinePassed, call_within
 from providers.remote.reclaim import end_later
 from providers.services import breaker, health, probing
 from providers.services.probing import _start as start_probe
+from providers.threads import Loop
 from tests.support.managers import configure, eventually, leased
 from tests.support.routing import make_route
 from tests.support.sandboxes import wait_until
@@ -46,12 +52,36 @@ def no_thread_left() -> Iterator[None]:
         yield
 
 
-def test_saving(monkeypatch: pytest.MonkeyPatch) -> None:
-    saver = background._KeyedExecutor()
+def test_saving() -> None:
+    saver = background.Executor("saver", threads=8, of_one=3)
     with no_thread_left():
-        kept = [saver.submit(number, "alice", lambda: "saved") for number in range(9)]
-    kept.append(saver.submit("another", "bob", lambda: "saved"))
+        kept = [saver.submit("alice", lambda: "saved", key=number) for number in range(9)]
+    kept.append(saver.submit("bob", lambda: "saved", key="another"))
     assert [future.result(20) for future in kept] == ["saved"] * 10
+
+
+def test_what_comes_while_a_thread_is_there_waits_for_that() -> None:
+    opens = threading.Event()
+    executor = background.Executor("two", threads=2, of_one=1)
+    calls = [executor.submit("alice", lambda: opens.wait(20))]
+    with no_thread_left():
+        calls.append(executor.submit("bob", lambda: True))
+    opens.set()
+    assert [each.result(20) for each in calls] == [True, True]
+
+
+def test_a_process_that_nobody_can_follow_takes_no_place() -> None:
+    execution = uuid4()
+    with no_thread_left():
+        log = EventLog(run_limits())
+        assert not output_collector.begin("alice", execution, bool, bool, log)
+    assert (output_collector.has(execution), output_collector.shares.of("alice")) == (False, 0)
+
+
+def test_a_folder_that_nobody_can_watch_takes_no_place() -> None:
+    with no_thread_left(), pytest.raises(RateLimited, match="thread"):
+        next(file_events.watching(Session(tenant_slug="alice"), ""))
+    assert file_events._listeners.of("alice") == 0
 
 
 def test_work_that_nobody_waits_for() -> None:
@@ -87,8 +117,7 @@ def test_checkpoints() -> None:
 
 def test_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
     worked = threading.Event()
-    monkeypatch.setattr(journal, "_thread", None)
-    monkeypatch.setattr(journal, "_work", worked.set)
+    monkeypatch.setattr(journal, "_loop", Loop("journal", worked.set))
     with no_thread_left():
         start_journal()
     assert not worked.is_set()
@@ -99,7 +128,7 @@ def test_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.django_db(transaction=True)
 def test_a_lease_that_nobody_would_renew_is_not_taken() -> None:
     keeper = Heartbeat(beat_seconds=0.02, look_seconds=0.01)
-    with no_thread_left(), pytest.raises(RuntimeError):
+    with no_thread_left(), pytest.raises(RateLimited, match="thread"):
         keeper.take()
     lease = keeper.take()
     wait_until(lambda: Process.objects.get(pk=lease).beat > 1, seconds=20)
@@ -124,12 +153,11 @@ def test_a_call_to_a_service_is_not_made() -> None:
 
 def test_a_look_at_code_takes_nobodys_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(analyzer_pool, "look", lambda code, rules: ("looked", []))
-    lookers = analyzer_pool._Lookers()
     with no_thread_left():
         for _ in range(analyzer_pool.OF_ONE_TENANT + 1):
             with pytest.raises(RateLimited, match="thread"):
-                lookers.submit("1", {}, "alice")
-    assert lookers.submit("1", {}, "alice").result(20) == ("looked", [])
+                analyzer_pool.submit_look("1", {}, "alice")
+    assert analyzer_pool.submit_look("1", {}, "alice").result(20) == ("looked", [])
 
 
 def test_what_could_not_be_ended_is_told(caplog: pytest.LogCaptureFixture) -> None:

@@ -94,7 +94,7 @@ def test_it_costs_its_time_once_whoever_records_its_end(
     monkeypatch: pytest.MonkeyPatch,
     what_happens: Callable[[Caller, dict[str, Any], Any], None],
 ) -> None:
-    monkeypatch.setattr(output_collector, "MOST_OF_ONE", 0)
+    monkeypatch.setattr(output_collector.shares, "of_one", 0)
     monkeypatch.setattr(commands, "TERM_SECONDS", 0.2)
     ProviderPrice.objects.create(provider_id="kept_here", per_second=PRICE)
     session = opened(alice)

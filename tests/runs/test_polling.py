@@ -13,20 +13,20 @@ from django.db import OperationalError, connection
 from django.test.utils import CaptureQueriesContext
 
 from executions.doors.native.deferred import NDJSON, EventStream
-from executions.kernel.background import Ticker
 from executions.kernel.text import to_json
 from executions.runs import event_log, event_stream, polling
 from executions.runs.event_stream import EventBuffer, Listener
 from executions.runs.models import Execution, ExecutionEvent, RunSignal
 from executions.runs.polling import Poll, Reader, Waiter
 from providers.errors import RateLimited
+from providers.threads import Loop
 from sandbox_site import draining
 from tests.conftest import Caller
 from tests.support.held import ended, opened
 from tests.support.sandboxes import wait_until
 
 MANY = 250
-START = Ticker.start
+START = Loop.start
 
 pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.database]
 @pytest.fixture(autouse=True)
 def _no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test polls itself, in its own transaction."""
-    monkeypatch.setattr(Ticker, "start", lambda self: None)
+    monkeypatch.setattr(Loop, "start", lambda self: None)
 
 
 @pytest.fixture
@@ -312,7 +312,7 @@ def test_who_follows_beyond_the_bound_is_told_so(
 def test_the_thread_finds_what_comes_and_goes_when_nobody_waits(
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ticker, "start", START)
+    monkeypatch.setattr(Loop, "start", START)
     poll, execution = Poll(), opened(alice)
     reader = reader_of(execution)
     with poll.joined(reader):
@@ -320,8 +320,8 @@ def test_the_thread_finds_what_comes_and_goes_when_nobody_waits(
         ended(execution)
         reader.ended.result(30)
     assert numbers(reader) == [1]
-    wait_until(lambda: not poll._ticker._is_running, 30)
+    wait_until(lambda: not poll._loop.is_running, 30)
     with poll.joined(waiter := Waiter(execution.pk)):
         waiter.ended.result(30)
-    wait_until(lambda: not poll._ticker._is_running, 30)
+    wait_until(lambda: not poll._loop.is_running, 30)
     assert event_log.are_kept(execution.pk)

@@ -21,11 +21,11 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from executions.doors.native.deferred import LATER, DeferredResponse
-from executions.kernel.background import Ticker
 from executions.runs import rights
 from executions.runs.rights import KeyRight, OpenAnswers, Right
 from executions.tenants.keys import create_api_key, revoke
 from executions.tenants.models import ApiKey, Tenant
+from providers.threads import Loop
 from sandbox_site.web import bridge
 from sandbox_site.web.admission import Limits
 from sandbox_site.web.bridge import Bridge
@@ -34,13 +34,13 @@ from tests.sessions.test_silent_downloads import scope
 from tests.support.held import ended, opened
 
 pytestmark = pytest.mark.django_db
-START = Ticker.start
+START = Loop.start
 
 
 @pytest.fixture(autouse=True)
 def _no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """A test looks itself, in its own transaction."""
-    monkeypatch.setattr(Ticker, "start", lambda self: None)
+    monkeypatch.setattr(Loop, "start", lambda self: None)
 
 
 @pytest.fixture
@@ -236,7 +236,7 @@ def test_answers_outlive_a_database_that_is_away_but_not_for_long(
 def test_an_answer_that_nobody_can_check_is_not_sent(
     alice: Caller, path: str, answers: OpenAnswers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Ticker, "start", START)
+    monkeypatch.setattr(Loop, "start", START)
 
     def none_left(_: object) -> None:
         raise RuntimeError("can't start new thread")

@@ -27,7 +27,7 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
     """Those of a process that serves, looked at by the test in place of a thread."""
     found = Ends()
     found.is_on = True
-    monkeypatch.setattr(found._ticker, "start", lambda: None)
+    monkeypatch.setattr(found._loop, "start", lambda: None)
     for place in ("lifecycle", "control"):
         monkeypatch.setattr(f"executions.sessions.{place}.ends", found)
     monkeypatch.setattr(due, "ends", found)

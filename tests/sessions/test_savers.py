@@ -7,14 +7,18 @@ import threading
 import pytest
 from django.db import connection
 
-from executions.kernel import background
+from executions.kernel.background import Executor
 
 pytestmark = pytest.mark.database
 
 
+def saver_threads(idle_seconds: float = 10.0) -> Executor:
+    return Executor("saver", threads=8, of_one=3, idle_seconds=idle_seconds)
+
+
 @pytest.fixture
-def savers() -> background._KeyedExecutor:
-    return background._KeyedExecutor()
+def savers() -> Executor:
+    return saver_threads()
 
 
 def here() -> tuple[int, int]:
@@ -25,30 +29,28 @@ def here() -> tuple[int, int]:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_one_save_after_another_has_the_same_connection(savers: background._KeyedExecutor) -> None:
-    first = savers.submit("a", "wonderland", here).result(30)
-    assert savers.submit("b", "wonderland", here).result(30) == first
+def test_one_save_after_another_has_the_same_connection(savers: Executor) -> None:
+    first = savers.submit("wonderland", here, key="a").result(30)
+    assert savers.submit("wonderland", here, key="b").result(30) == first
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_saver_without_work_ends_and_the_next_save_has_another(
-    savers: background._KeyedExecutor, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(background, "IDLE_SECONDS", 0.01)
-    saver = savers.submit("a", "wonderland", threading.current_thread).result(30)
+def test_a_saver_without_work_ends_and_the_next_save_has_another() -> None:
+    savers = saver_threads(idle_seconds=0.01)
+    saver = savers.submit("wonderland", threading.current_thread, key="a").result(30)
     saver.join(30)
     assert not saver.is_alive()
-    assert savers.submit("a", "wonderland", here).result(30)
+    assert savers.submit("wonderland", here, key="a").result(30)
 
 
 @pytest.mark.only_on("postgresql")
 @pytest.mark.django_db(transaction=True)
-def test_a_connection_that_was_lost_is_made_anew(savers: background._KeyedExecutor) -> None:
+def test_a_connection_that_was_lost_is_made_anew(savers: Executor) -> None:
     def lose() -> None:
         here()
         connection.connection.close()
         with pytest.raises(Exception, match="closed"):
             here()
 
-    savers.submit("a", "wonderland", lose).result(30)
-    assert savers.submit("a", "wonderland", here).result(30)
+    savers.submit("wonderland", lose, key="a").result(30)
+    assert savers.submit("wonderland", here, key="a").result(30)

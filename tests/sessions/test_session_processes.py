@@ -134,7 +134,7 @@ def test_cancelling_a_background_process_ends_it_and_records_how(
     seconds = 0.3 if exit_code == 137 else 30.0 if is_followed else 1.0
     monkeypatch.setattr("executions.sessions.commands.TERM_SECONDS", seconds)
     if not is_followed:
-        monkeypatch.setattr("executions.runs.output_collector.MOST_OF_ONE", 0)
+        monkeypatch.setattr("executions.runs.output_collector.shares.of_one", 0)
     session = opened(alice)
     (sandbox,) = kept_here.sandboxes()
     started = command(alice, session, shell=shell, background=True).json()
@@ -249,7 +249,7 @@ def test_background_processes_take_no_thread_that_others_wait_in(
 ) -> None:
     settings.PROVIDER_WAITS = 3
     monkeypatch.setattr("providers.waiting._threads", None)
-    monkeypatch.setattr("executions.runs.output_collector.MOST_OF_ONE", 2)
+    monkeypatch.setattr("executions.runs.output_collector.shares.of_one", 2)
     session, other = opened(alice), opened(charlie)
     started = [command(alice, session, shell="read x", stdin=True, background=True) for _ in "1234"]
     assert [answer.status_code for answer in started] == [201] * 4
@@ -269,7 +269,7 @@ def test_background_processes_take_no_thread_that_others_wait_in(
 def test_one_that_no_process_of_ours_follows_any_more_is_recorded_by_the_schedule(
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executions.runs.output_collector.MOST_OF_ONE", 0)
+    monkeypatch.setattr("executions.runs.output_collector.shares.of_one", 0)
     session = opened(alice)
     answer = command(alice, session, shell="cat; echo done", stdin=True, background=True)
     execution = answer.json()["execution"]

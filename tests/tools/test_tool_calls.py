@@ -80,7 +80,7 @@ def at(alice: Caller) -> Iterator[At]:
     found = At(execution)
     yield found
     found.desk.close()
-    wait_for(lambda: not dispatcher._clerk._is_working)
+    wait_for(lambda: not dispatcher._clerk.loop.is_running)
 
 
 def answered(caller: Caller, call: ToolCall, body: Any) -> int:

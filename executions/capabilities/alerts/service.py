@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from executions.runs.models import Process
 from providers.addresses import Allowed, Rules
 from providers.hidden_characters import visible
 from providers.remote.receiver import Receiver
+from providers.threads import Loop
 from sandbox_site import draining
 
 
@@ -271,19 +271,24 @@ EVERY_SECONDS = 60.0
 
 def watch_in_background() -> None:
     """Start the thread. Several processes may have one: a rule opens one alert of a subject."""
-    threading.Thread(target=_watch_forever, name="alerts-stand-in", daemon=True).start()
+    Loop(
+        "alerts-stand-in",
+        _watch,
+        goes_on=lambda: not draining.is_draining(),
+        first_pause=EVERY_SECONDS,
+    ).start()
 
 
-def _watch_forever() -> None:
-    stop = threading.Event()
-    while not (stop.wait(EVERY_SECONDS) or draining.is_draining()):
-        try:
-            watch_without_workers()
-        except DatabaseFailure as error:
-            logger.info("alerts could not be checked: %s", error)
-        except Exception:
-            logger.exception("alerts could not be checked")
-        close_old_connections()
+def _watch() -> float:
+    try:
+        watch_without_workers()
+    except DatabaseFailure as error:
+        logger.info("alerts could not be checked: %s", error)
+    except Exception:
+        logger.exception("alerts could not be checked")
+    # An old connection is not held through the pause.
+    close_old_connections()
+    return EVERY_SECONDS
 
 
 def acknowledge(alert: Alert, by: str) -> bool:

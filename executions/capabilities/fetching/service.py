@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYet
@@ -30,6 +30,7 @@ from executions.kernel.addresses import (
     too_slow,
     without_secrets,
 )
+from executions.kernel.background import Shares
 from executions.kernel.disk import disk_problem
 from executions.kernel.http import HEAD_BYTES, exchange
 from providers.errors import InvalidConfiguration, RateLimited
@@ -143,15 +144,14 @@ MOST_OF_ONE = 2
 
 _RETRY_SECONDS = 10.0
 
-_held: Counter[str] = Counter()
-# Reentrant: the garbage collector may end a generator that holds one of them, in any thread.
+_slots = Shares(MOST, MOST_OF_ONE)
+# Reentrant: the garbage collector may end a generator that holds a slot, in any thread.
 _lock = threading.RLock()
 
 
 def held() -> int:
     """How many there are now."""
-    with _lock:
-        return _held.total()
+    return _slots.taken
 
 
 class Slot:
@@ -159,19 +159,14 @@ class Slot:
 
     def __init__(self, holder: str) -> None:
         """Raises RateLimited when there is none for `holder`."""
-        with _lock:
-            if _held[holder] >= MOST_OF_ONE:
-                raise RateLimited(
-                    f"{MOST_OF_ONE} requests are already fetching files by URL. Wait until one "
-                    "ends.",
-                    retry_after=_RETRY_SECONDS,
-                )
-            if _held.total() >= MOST:
-                raise RateLimited(
-                    "Too many requests are fetching files by URL. Try again.",
-                    retry_after=_RETRY_SECONDS,
-                )
-            _held[holder] += 1
+        if not _slots.take(holder):
+            is_own = _slots.of(holder) >= MOST_OF_ONE
+            raise RateLimited(
+                f"{MOST_OF_ONE} requests are already fetching files by URL. Wait until one ends."
+                if is_own
+                else "Too many requests are fetching files by URL. Try again.",
+                retry_after=_RETRY_SECONDS,
+            )
         self._holder = holder
         self._holds = 1
 
@@ -186,11 +181,8 @@ class Slot:
     def release(self) -> None:
         with _lock:
             self._holds -= 1
-            if self._holds:
-                return
-            _held[self._holder] -= 1
-            if not _held[self._holder]:
-                del _held[self._holder]
+            if not self._holds:
+                _slots.give_back(self._holder)
 
 
 # After its time a file is not waited for, though a name server may hold its thread for longer.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -11,7 +10,7 @@ from typing import Any
 
 from executions.capabilities.policies import analysis
 from executions.capabilities.policies.analysis import LOOKED, MOST, MOST_BYTES, TOO_MUCH, Finding
-from executions.kernel.background import TurnBounds, Turns
+from executions.kernel.background import Executor
 from executions.kernel.process_pool import ProcessPool
 from providers.errors import ProviderUnavailable
 
@@ -29,16 +28,7 @@ def submit_look(code: str, rules: Mapping[str, Any], owner: str) -> Future[Answe
     """As `look`, by threads of their own, so that slow code holds up nothing else; `owner` is the
     tenant. Raises RateLimited for one that has too many of them, and where no thread can be had.
     """
-    return _lookers.submit(code, rules, owner)
-
-
-class _Lookers(Turns[Answer]):
-    def __init__(self) -> None:
-        work = "programs of the tenant are being analyzed, as its policy requires."
-        super().__init__(TurnBounds(AT_ONCE, OF_ONE_TENANT, work), "policy-look")
-
-    def submit(self, code: str, rules: Mapping[str, Any], owner: str) -> Future[Answer]:
-        return self.take(lambda: look(code, rules), owner)
+    return _lookers.submit(owner, lambda: look(code, rules))
 
 
 def look(code: str, rules: Mapping[str, Any]) -> Answer:
@@ -73,13 +63,13 @@ def _checked(answer: bytes) -> tuple[str, list[Finding]]:
 _analysts = ProcessPool(
     _COMMAND, at_once=AT_ONCE, wall_seconds=WALL_SECONDS, most_answered=_MOST_ANSWERED
 )
-_lookers = _Lookers()
-
-
-def _after_fork() -> None:
-    """The parent's threads answer the parent."""
-    global _lookers
-    _lookers = _Lookers()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+_lookers = Executor(
+    "policy-look",
+    threads=AT_ONCE,
+    of_one=AT_ONCE - 1,
+    most=OF_ONE_TENANT,
+    refusal=(
+        f"{OF_ONE_TENANT} programs of the tenant are being analyzed, as its policy requires. "
+        "Send it again."
+    ),
+)

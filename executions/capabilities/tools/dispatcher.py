@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import os
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +16,6 @@ from typing import Any
 from uuid import UUID
 
 from django.db import Error as DatabaseFailure
-from django.db import close_old_connections, connection
 
 from executions.capabilities.tools import calls
 from executions.capabilities.tools.calls import describe
@@ -25,6 +23,7 @@ from executions.capabilities.tools.models import ToolCall
 from executions.capabilities.webhooks.models import WebhookDelivery
 from executions.capabilities.webhooks.sender import MOST, MOST_OF_ONE, Message, NotSent, send
 from executions.capabilities.webhooks.service import in_force, signed_headers
+from executions.kernel.background import Shares
 from executions.kernel.text import from_json, to_json
 from executions.runs.event_log import EventLog
 from executions.runs.models import Execution
@@ -32,6 +31,7 @@ from executions.runs.tool_schemas import Tool
 from providers import waiting
 from providers.fields import DecryptionError
 from providers.guest.protocol import MOST_CALLS, MOST_WAITING_CALLS
+from providers.threads import Loop, NoThreadLeft, reset_after_fork, start_thread
 from providers.values import Event
 
 logger = logging.getLogger(__name__)
@@ -85,13 +85,20 @@ class _Notification:
 
 
 class _Sender:
-    """As many threads as there is to send at once, MOST at most; one without work ends."""
+    """As many threads as there is to send at once, MOST at most; one without work ends.
+
+    No `Executor`: what is sent again has its time, which is waited for.
+    """
 
     def __init__(self) -> None:
+        self._forget()
+        reset_after_fork(self._forget)
+
+    def _forget(self) -> None:
         self._changed = threading.Condition()
         # What waits of each tenant, whose turn it is first; and how much of it is under way.
         self._waiting: dict[str, list[_Notification]] = {}
-        self._under_way: Counter[str] = Counter()
+        self._under_way = Shares(MOST, MOST_OF_ONE)
         self._threads = self._idle = 0
 
     def take(self, telling: _Notification) -> None:
@@ -108,10 +115,10 @@ class _Sender:
 
     def _start(self) -> None:
         try:
-            threading.Thread(target=self._work, name="tool-webhook", daemon=True).start()
+            start_thread("tool-webhook", self._work)
             self._threads += 1
-        except RuntimeError as error:
-            logger.error("no thread for webhooks of tool calls: %s", error)
+        except NoThreadLeft as error:
+            logger.error("%s", error.message)
 
     def _work(self) -> None:
         while (telling := self._next()) is not None:
@@ -125,10 +132,9 @@ class _Sender:
             while True:
                 now = time.monotonic()
                 for tenant, waiting in self._waiting.items():
-                    if waiting and waiting[0].due <= now and self._under_way[tenant] < MOST_OF_ONE:
+                    if waiting and waiting[0].due <= now and self._under_way.take(tenant):
                         # Whose turn it was is the last.
                         self._waiting[tenant] = self._waiting.pop(tenant)
-                        self._under_way[tenant] += 1
                         return heappop(waiting)
                 self._waiting = {each: some for each, some in self._waiting.items() if some}
                 if now >= until and not self._waiting:
@@ -138,7 +144,7 @@ class _Sender:
                 dues = [
                     waiting[0].due
                     for tenant, waiting in self._waiting.items()
-                    if self._under_way[tenant] < MOST_OF_ONE
+                    if self._under_way.has_room(tenant)
                 ]
                 self._idle += 1
                 self._changed.wait(min([IDLE_SECONDS, *(due - now for due in dues)]))
@@ -147,8 +153,7 @@ class _Sender:
     def _has_tried(self, telling: _Notification, *, is_over: bool) -> None:
         tenant = telling.call.tenant_slug
         with self._changed:
-            self._under_way[tenant] -= 1
-            self._under_way += Counter()  # forgets who has none
+            self._under_way.give_back(tenant)
             telling.tries += 1
             if not is_over and telling.tries < len(WAITS):
                 telling.due = time.monotonic() + WAITS[telling.tries]
@@ -175,15 +180,6 @@ def _is_told(telling: _Notification) -> bool:
 
 
 _sender = _Sender()
-
-
-def _drop_sender() -> None:
-    """The parent's threads are not in the child."""
-    global _sender
-    _sender = _Sender()
-
-
-os.register_at_fork(after_in_child=_drop_sender)
 
 
 # How often it is looked for answers while calls wait for them. Where the process that runs the code
@@ -345,7 +341,7 @@ def _note_failure(sent: Any) -> None:
 
 def look_now() -> None:
     """What was answered or decided here may be of a run of this process."""
-    _clerk.wake.set()
+    _clerk.loop.wake()
 
 
 class _Clerk:
@@ -353,46 +349,37 @@ class _Clerk:
     are looked for however much there is to record."""
 
     def __init__(self) -> None:
-        self.wake = threading.Event()
+        self.loop = Loop("tools", self._work)
+        self._forget()
+        reset_after_fork(self._forget)
+
+    def _forget(self) -> None:
         self._lock = threading.Lock()
         # What is to be done for each tenant, whose turn it is first.
         self._todo: dict[str, deque[Callable[[], None]]] = {}
         self._desks: set[ToolCallDispatcher] = set()
-        self._is_working = False
+        self._looked_at = -LOOK_SECONDS
 
     def do(self, desk: ToolCallDispatcher, what: Callable[[], None]) -> None:
         with self._lock:
             self._todo.setdefault(desk.execution.tenant_slug, deque()).append(what)
             self._desks.add(desk)
-            if not self._is_working:
-                try:
-                    threading.Thread(target=self._work, name="tools", daemon=True).start()
-                    self._is_working = True
-                except RuntimeError as error:
-                    # The next call tries again.
-                    logger.error("no thread for tool calls: %s", error)
-        self.wake.set()
+        # Without a thread the next call tries again.
+        self.loop.start_if_possible()
+        self.loop.wake()
 
-    def _work(self) -> None:
-        looked_at = -LOOK_SECONDS
-        try:
-            while self._goes_on():
-                self._try(close_old_connections)
-                self.wake.clear()
-                if what := self._next():
-                    self._try(what)
-                if self._todo and time.monotonic() - looked_at < LOOK_SECONDS:
-                    continue
-                self._try(self._look)
-                looked_at = time.monotonic()
-                if not self._todo:
-                    self.wake.wait(LOOK_SECONDS)
-        except BaseException:
-            with self._lock:
-                self._is_working = False
-            raise
-        finally:
-            connection.close()
+    def _work(self) -> float | None:
+        with self._lock:
+            if not self._todo:
+                self._desks = {desk for desk in self._desks if desk.open}
+                if not self._desks:
+                    return None
+        if what := self._next():
+            self._try(what)
+        if not self._todo or time.monotonic() - self._looked_at >= LOOK_SECONDS:
+            self._try(self._look)
+            self._looked_at = time.monotonic()
+        return 0.0 if self._todo else LOOK_SECONDS
 
     def _next(self) -> Callable[[], None] | None:
         """The next thing to do of the tenant whose turn it is, who is then the last."""
@@ -405,13 +392,6 @@ class _Clerk:
             if waiting:
                 self._todo[tenant] = waiting
             return what
-
-    def _goes_on(self) -> bool:
-        with self._lock:
-            if not self._todo:
-                self._desks = {desk for desk in self._desks if desk.open}
-            self._is_working = bool(self._desks or self._todo)
-            return self._is_working
 
     def _look(self) -> None:
         wanted = {pk: desk for desk in list(self._desks) for pk in desk.open}
@@ -434,12 +414,3 @@ class _Clerk:
 
 
 _clerk = _Clerk()
-
-
-def _start_afresh() -> None:
-    """The parent's thread is not in the child."""
-    global _clerk
-    _clerk = _Clerk()
-
-
-os.register_at_fork(after_in_child=_start_afresh)

@@ -11,11 +11,10 @@ import json
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
-from django.db import close_old_connections, connections
 from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
 
@@ -23,6 +22,7 @@ from executions.capabilities.webhooks import service as webhooks
 from executions.capabilities.webhooks.models import WebhookDelivery
 from executions.capabilities.webhooks.service import in_force, signed_headers
 from executions.kernel.addresses import Budget, FetchError, Reason
+from executions.kernel.background import Shares
 from executions.kernel.http import exchange
 from executions.runs.listing import LARGE, execution_summary
 from executions.runs.models import Execution
@@ -30,6 +30,7 @@ from executions.runs.requests import read_receiver, webhook_destinations
 from executions.runs.sealing import receipt_of
 from providers.fields import DecryptionError
 from providers.remote.receiver import Receiver
+from providers.threads import Loop, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -113,13 +114,13 @@ def send(message: Message) -> int:
 class Sender:
     """Sends what is due until the process does not go on. What it leaves is sent by another."""
 
-    def __init__(self) -> None:
-        self._under_way: Counter[str] = Counter()
+    def __init__(self, goes_on: Callable[[], bool] = lambda: True) -> None:
+        self._goes_on = goes_on
+        self._under_way = Shares(MOST, MOST_OF_ONE)
         self._turns: dict[str, int] = {}
         self._turn = 0
         self._lock = threading.Lock()
-        # Set when a try has ended: what is due may have waited for its place.
-        self.has_room = threading.Event()
+        self.loop = Loop("webhooks", self._look, goes_on=goes_on)
 
     def look(self) -> bool:
         """Begin one try. False where there is nothing to be tried now."""
@@ -137,33 +138,34 @@ class Sender:
             webhooks.note_answer(delivery, None, "it could not be made")
             return True
         with self._lock:
-            self._under_way[delivery.tenant_slug] += 1
+            self._under_way.take(delivery.tenant_slug)
             self._turn += 1
             self._turns[delivery.tenant_slug] = self._turn
-        thread = threading.Thread(
-            target=self._try, args=(delivery, message), name="webhook", daemon=True
+        # Without a thread its claim ends, and it is tried again.
+        start_thread(
+            "webhook",
+            partial(self._try, delivery, message),
+            at_end=partial(self._note_end, delivery.tenant_slug),
         )
-        try:
-            thread.start()
-        except RuntimeError:
-            # No more threads: its claim ends, and it is tried again.
-            self._has_ended(delivery)
-            raise
         return True
 
     def is_idle(self) -> bool:
-        with self._lock:
-            return not self._under_way.total()
+        return not self._under_way.taken
+
+    def _look(self) -> float:
+        while self._goes_on() and self.look():
+            pass
+        return LOOK_SECONDS
 
     def _in_turn(self, tenants: list[str]) -> list[str]:
         """Who has the fewest under way, of these the one whose turn is longest ago."""
         with self._lock:
             for known in self._turns.keys() - set(tenants):
                 del self._turns[known]
-            if self._under_way.total() >= MOST:
-                return []
-            free = [slug for slug in tenants if self._under_way[slug] < MOST_OF_ONE]
-            return sorted(free, key=lambda each: (self._under_way[each], self._turns.get(each, 0)))
+            free = [slug for slug in tenants if self._under_way.has_room(slug)]
+            return sorted(
+                free, key=lambda each: (self._under_way.of(each), self._turns.get(each, 0))
+            )
 
     def _try(self, delivery: WebhookDelivery, message: Message) -> None:
         status, problem = None, ""
@@ -179,32 +181,14 @@ class Sender:
             webhooks.note_answer(delivery, status, problem)
         except Exception:
             logger.exception("the result of webhook %s could not be recorded", delivery.pk)
-        finally:
-            connections.close_all()
-            self._has_ended(delivery)
 
-    def _has_ended(self, delivery: WebhookDelivery) -> None:
-        with self._lock:
-            self._under_way[delivery.tenant_slug] -= 1
-            self._under_way += Counter()  # forgets who has none
-        self.has_room.set()
+    def _note_end(self, tenant_slug: str) -> None:
+        self._under_way.give_back(tenant_slug)
+        # What is due may have waited for its place.
+        self.loop.wake()
 
 
 def send_in_background(goes_on: Callable[[], bool]) -> None:
     """Have a thread of this process look for what is due, until it does not go on."""
-    sender = Sender()
-
-    def work() -> None:
-        while goes_on():
-            close_old_connections()
-            try:
-                while goes_on() and sender.look():
-                    pass
-            except Exception:
-                logger.exception("due webhooks could not be read; it is tried again")
-            sender.has_room.wait(LOOK_SECONDS)
-            sender.has_room.clear()
-        connections.close_all()
-
     # What it leaves is tried again by another: nobody waits for it at the end.
-    threading.Thread(target=work, name="webhooks", daemon=True).start()
+    Sender(goes_on).loop.start()

@@ -15,7 +15,7 @@ from typing import Annotated, Any, cast
 
 from django.conf import settings
 from django.db import Error as DatabaseFailure
-from django.db import close_old_connections, connections
+from django.db import close_old_connections
 from pydantic import Field
 
 from executions.doors.bridge.answers import answer_of, unrun
@@ -41,6 +41,7 @@ from providers.json_values import check
 from providers.languages import normalize_language
 from providers.manager import manager
 from providers.services.route_order import planned
+from providers.threads import start_thread
 
 MOST_ID_CHARACTERS = 200
 _LARGEST_ID = 2**53
@@ -276,12 +277,7 @@ class Serving:
 
     def run(self, end_all: Callable[[], object]) -> None:
         """Until every request that was read is answered. `end_all` ends what runs after `stop`."""
-        threads = [
-            threading.Thread(target=self._work, name=f"bridge-{number}", daemon=True)
-            for number in range(THREADS)
-        ]
-        for thread in threads:
-            thread.start()
+        threads = [start_thread(f"bridge-{number}", self._work) for number in range(THREADS)]
         for line in lines_of(self._read, settings.SANDBOX_MAX_BODY_BYTES):
             self._take(line)
         for _ in threads:
@@ -351,18 +347,15 @@ class Serving:
         return next((call for call in self._calls if call.frame.id == name), None)
 
     def _work(self) -> None:
-        try:
-            while call := self._waiting.get():
-                close_old_connections()
-                answer = self._answer_to(call)
-                # Before the answer, whose reader may use the id again.
-                with self._changed:
-                    self._calls.discard(call)
-                    self._held -= call.size
-                    self._changed.notify_all()
-                self._answer(call.frame.id, answer)
-        finally:
-            connections.close_all()
+        while call := self._waiting.get():
+            close_old_connections()
+            answer = self._answer_to(call)
+            # Before the answer, whose reader may use the id again.
+            with self._changed:
+                self._calls.discard(call)
+                self._held -= call.size
+                self._changed.notify_all()
+            self._answer(call.frame.id, answer)
 
     def _answer_to(self, call: _Call) -> dict[str, Any]:
         # A thread that a cancelled call leaves free begins no other one.

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -28,6 +27,7 @@ from executions.doors.native.deferred import SSE, EventStream
 from executions.kernel.coroutines import Coroutine
 from executions.runs.event_log import resolve
 from executions.runs.requests import Caller
+from providers.threads import reset_after_fork, start_thread
 
 logger = logging.getLogger(__name__)
 
@@ -247,18 +247,19 @@ class McpLoop:
     def __init__(self, server: Server, most_bytes: int) -> None:
         self._server = server
         self._most_bytes = most_bytes
+        self._forget()
+        reset_after_fork(self._forget)
+
+    def _forget(self) -> None:
         self._lock = threading.Lock()
         self._served: Served | None = None
-        os.register_at_fork(after_in_child=self._forget)
 
     def served(self) -> Served:
-        """Start it, unless it has been."""
+        """Start it, unless it has been. Raises NoThreadLeft."""
         with self._lock:
             if self._served is None:
                 ready: Future[Served] = Future()
-                threading.Thread(
-                    target=lambda: asyncio.run(self._run(ready)), name="mcp", daemon=True
-                ).start()
+                start_thread("mcp", lambda: asyncio.run(self._run(ready)))
                 self._served = ready.result(_START_SECONDS)
             return self._served
 
@@ -272,7 +273,3 @@ class McpLoop:
         async with manager.run():
             ready.set_result((manager.handle_request, asyncio.get_running_loop()))
             await asyncio.Event().wait()
-
-    def _forget(self) -> None:
-        self._lock = threading.Lock()
-        self._served = None

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import signal
-import threading
 from pathlib import Path
 from typing import Any
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
-from django.db import connections
 
 from executions.doors.bridge.answers import NOT_RUN, REFUSED, exit_code_of, unrun
 from executions.doors.bridge.channel import Answers, TooLong, take_standard_streams, whole_of
@@ -15,6 +13,7 @@ from executions.doors.bridge.server import Bridge, Serving, read_arguments, read
 from executions.runs import active_runs
 from providers.checks import BEFORE_WORK
 from providers.errors import InvalidConfiguration
+from providers.threads import start_thread
 from sandbox_site import draining
 
 
@@ -101,16 +100,9 @@ def _serve(bridge: Bridge, requests: int, answers: int) -> None:
     serving = Serving(bridge, requests, answers)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: serving.stop())
-    threading.Thread(target=_warm, args=(bridge,), daemon=True).start()
+    start_thread("warm", bridge.warm)
     serving.run(_end_all)
     active_runs.shutdown()
-
-
-def _warm(bridge: Bridge) -> None:
-    try:
-        bridge.warm()
-    finally:
-        connections.close_all()
 
 
 def _end_all() -> None:
