@@ -12,7 +12,7 @@ from typing import Any
 
 from django_q import cluster
 
-from sandbox_site import draining
+from providers import draining
 
 
 class Cluster(cluster.Cluster):  # type: ignore[misc]

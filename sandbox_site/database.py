@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from django.db import connection
 
 from sandbox_site.environment import PROJECT, StrictEnv
 
@@ -82,22 +78,3 @@ def files_of(configured: dict[str, dict[str, Any]]) -> list[Path]:
     if configured["default"]["ENGINE"] != _SQLITE or name.startswith((":", "file:")):
         return []
     return [Path(name + ending) for ending in ("", "-wal", "-shm", "-journal")]
-
-
-@contextmanager
-def not_waiting_for_long(seconds: float) -> Iterator[None]:
-    """Wait for SQLite's write lock for so long only, with what can be left undone."""
-    if connection.vendor != "sqlite":
-        yield
-        return
-    _be_patient(int(seconds * 1000))
-    try:
-        yield
-    finally:
-        _be_patient(int(connection.settings_dict["OPTIONS"].get("timeout", 5)) * 1000)
-
-
-def _be_patient(milliseconds: int) -> None:
-    # Within every request that only reads: past the layers of a cursor, it costs a tenth.
-    connection.ensure_connection()
-    connection.connection.execute(f"PRAGMA busy_timeout = {milliseconds}")

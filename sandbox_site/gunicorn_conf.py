@@ -22,7 +22,8 @@ from typing import Any
 from gunicorn import glogging
 from gunicorn.arbiter import Arbiter
 
-from sandbox_site import draining, settings, standby
+from providers import draining
+from sandbox_site import settings, standby
 from sandbox_site.postgresql import expect_answers_within
 from sandbox_site.processes import die_with_parent, give_back_large_blocks
 

@@ -9,7 +9,8 @@ from django.views.decorators.http import require_safe
 
 from executions.kernel.database import database_problem
 from executions.kernel.disk import disk_problem
-from sandbox_site import __version__, draining
+from providers import draining
+from sandbox_site import __version__
 
 
 def database_answers() -> bool:

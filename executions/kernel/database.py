@@ -125,3 +125,22 @@ def snapshot_read() -> Iterator[None]:
         yield
     finally:
         connection.connection.execute("COMMIT")
+
+
+@contextmanager
+def limit_lock_wait(seconds: float) -> Iterator[None]:
+    """Wait for SQLite's write lock for so long only, with what can be left undone."""
+    if connection.vendor != "sqlite":
+        yield
+        return
+    _set_busy_timeout(int(seconds * 1000))
+    try:
+        yield
+    finally:
+        _set_busy_timeout(int(connection.settings_dict["OPTIONS"].get("timeout", 5)) * 1000)
+
+
+def _set_busy_timeout(milliseconds: int) -> None:
+    # Within every request that only reads: past the layers of a cursor, it costs a tenth.
+    connection.ensure_connection()
+    connection.connection.execute(f"PRAGMA busy_timeout = {milliseconds}")

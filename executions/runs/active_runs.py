@@ -16,11 +16,11 @@ from django.db.models import Exists, OuterRef
 from executions.kernel.batches import delete_in_batches
 from executions.runs import event_log, output_collector
 from executions.runs.models import Execution, RunSignal
+from providers import draining
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.manager import manager
 from providers.named import close_all
 from providers.threads import reset_after_fork
-from sandbox_site import draining
 
 if TYPE_CHECKING:
     from executions.runs.event_log import EventLog

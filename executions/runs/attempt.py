@@ -46,13 +46,12 @@ from executions.runs.routing import (
     required_isolation,
     seconds_at,
 )
-from providers import errors
+from providers import draining, errors
 from providers.errors import ErrorCode, ProviderUnavailable, SandboxError
 from providers.manager import Lease
 from providers.sandbox import Sandbox
 from providers.values import SANDBOX_ENDED, Emit, ExecutionResult, Job, RunLimits, SandboxSpec
 from providers.waiting import submit, within
-from sandbox_site import draining
 
 logger = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from executions.runs.event_log import STREAMS, Broadcast, EventLog, EventSource,
 from executions.runs.models import Execution, RunSignal
 from executions.runs.results import bundles_of
 from executions.tenants.models import ApiKey
+from providers import draining
 from providers.errors import RateLimited
 from providers.waiting import within
-from sandbox_site import draining
 
 logger = logging.getLogger(__name__)
 

@@ -23,11 +23,11 @@ from django.db.models.functions import Now
 from executions.kernel.background import run_once_in_background
 from executions.runs import active_runs
 from executions.runs.models import Execution, Process
+from providers import draining
 from providers.figures import NUMBERS, figures_of
 from providers.manager import loaded
 from providers.remote.owner import process_tag
 from providers.threads import reset_after_fork, start_thread
-from sandbox_site import draining
 from sandbox_site.standby import Standby
 
 logger = logging.getLogger(__name__)

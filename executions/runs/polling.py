@@ -23,9 +23,9 @@ from executions.kernel.coroutines import Coroutine
 from executions.runs import event_log
 from executions.runs.event_log import Broadcast, RunEvent, resolve
 from executions.runs.models import Execution
+from providers import draining
 from providers.threads import Loop
 from providers.waiting import within
-from sandbox_site import draining
 
 logger = logging.getLogger(__name__)
 

@@ -14,10 +14,10 @@ from typing import Any, TypeVar
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.text import storable
 from executions.runs import active_runs
+from providers import draining
 from providers.errors import CODES, ProviderUnavailable, RateLimited, SandboxError
 from providers.remote.deadline import DeadlinePassed
 from providers.waiting import within
-from sandbox_site import draining
 
 logger = logging.getLogger(__name__)
 

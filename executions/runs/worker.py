@@ -33,11 +33,11 @@ from executions.runs.routes import Step
 from executions.runs.routing import require_known_key, steps_for
 from executions.runs.service import carry_out
 from executions.tenants.models import Scope
+from providers import draining
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.languages import normalize_language
 from providers.services.ahead import start_ahead
 from providers.threads import start_thread
-from sandbox_site import draining
 from sandbox_site.postgresql import expect_answers_within
 
 logger = logging.getLogger(__name__)

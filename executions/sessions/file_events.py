@@ -27,12 +27,12 @@ from executions.sessions.ending import mark_lost
 from executions.sessions.models import Session
 from executions.sessions.requests import SessionLost, refuse_ended
 from executions.sessions.session_sandbox import OPERATION_SECONDS, lent_sandbox
+from providers import draining
 from providers.errors import KeptSandboxLost, ProviderUnavailable, RateLimited, SandboxError
 from providers.guest.names import escape
 from providers.sandbox import FileChange, FileEntry
 from providers.threads import NoThreadLeft, start_thread
 from providers.waiting import within
-from sandbox_site import draining
 
 logger = logging.getLogger(__name__)
 

@@ -14,13 +14,13 @@ from django.db import OperationalError, connection, transaction
 from django.db.models import Q
 from django.utils import timezone
 
+from executions.kernel.database import limit_lock_wait
 from executions.kernel.text import storable
 from executions.ledger.append import append
 from executions.ledger.bound_rows import enter_row, look_at
 from executions.ledger.keyring import LedgerUnavailable
 from executions.tenants.models import USUAL_SCOPES, WORD_BOUNDS, ApiKey, KeyRefusal, Tenant
 from providers.errors import InvalidConfiguration
-from sandbox_site.database import not_waiting_for_long
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ def note_refusal(
     if len(_asked) >= _MOST_ASKED:
         _asked.clear()
     try:
-        with not_waiting_for_long(_PATIENCE_SECONDS), transaction.atomic():
+        with limit_lock_wait(_PATIENCE_SECONDS), transaction.atomic():
             if _claim(subject, reason):
                 _enter(api_key, reason, detail, address)
     except (DatabaseFailure, LedgerUnavailable) as error:
@@ -266,7 +266,7 @@ def _record_use(api_key: ApiKey, now: datetime) -> None:
     if api_key.last_used_at is not None and api_key.last_used_at > threshold:
         return
     try:
-        with not_waiting_for_long(_PATIENCE_SECONDS):
+        with limit_lock_wait(_PATIENCE_SECONDS):
             ApiKey.objects.filter(
                 Q(last_used_at=None) | Q(last_used_at__lte=threshold), pk=api_key.pk
             ).update(last_used_at=now)

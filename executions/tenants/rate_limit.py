@@ -16,11 +16,10 @@ from typing import Any
 from django.db import Error as DatabaseFailure
 from django.db import connection
 
-from executions.kernel.database import problem_of
+from executions.kernel.database import limit_lock_wait, problem_of
 from executions.tenants.models import RequestWindow, Tenant
 from executions.tenants.quotas import Quota, bound
 from providers.errors import RateLimited
-from sandbox_site.database import not_waiting_for_long
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +145,7 @@ def _taken_if_possible(tenant_id: int, limit: int, counts_as: int) -> Rate:
     global _away_until
     if time.monotonic() >= _away_until:
         try:
-            with not_waiting_for_long(_PATIENCE_SECONDS):
+            with limit_lock_wait(_PATIENCE_SECONDS):
                 return _taken(tenant_id, limit, counts_as)
         except DatabaseFailure as error:
             if not (problem := problem_of(error)):

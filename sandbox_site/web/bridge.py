@@ -37,9 +37,10 @@ from executions.doors.native.deferred import (
 )
 from executions.kernel.bodies import BODY, HELD, submit_read
 from executions.runs.rights import open_answers
+from providers import draining
 from providers.errors import RateLimited
 from providers.json_reading import Read
-from sandbox_site import draining, strangers
+from sandbox_site import strangers
 from sandbox_site.client_address import counted_address
 from sandbox_site.web.admission import Limits, admit_body
 from sandbox_site.web.body import (

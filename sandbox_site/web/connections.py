@@ -20,7 +20,7 @@ from django.conf import settings
 from gunicorn.asgi.protocol import ASGIProtocol
 from gunicorn.workers import gasgi
 
-from sandbox_site import draining
+from providers import draining
 from sandbox_site.client_address import counted_address
 from sandbox_site.web.places import RETRY_SECONDS, most_connections, spare_of
 from sandbox_site.web.stopping import Stopping, is_readable

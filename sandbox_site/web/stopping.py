@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from django.conf import settings
 
-from sandbox_site import draining
+from providers import draining
 from sandbox_site.web.listener import turn_away
 
 if TYPE_CHECKING:

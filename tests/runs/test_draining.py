@@ -25,9 +25,9 @@ from executions.runs.models import Execution
 from executions.runs.requests import Caller as RecordCaller
 from executions.runs.requests import ExecutionRequest
 from executions.runs.service import run_execution
-from providers import registry
+from providers import draining, registry
 from providers.manager import manager
-from sandbox_site import draining, health
+from sandbox_site import health
 from sandbox_site.web.admission import Limits
 from sandbox_site.web.bridge import Bridge
 from sandbox_site.web.listener import turn_away

@@ -24,8 +24,8 @@ from executions.runs.queue import claim_next
 from executions.runs.requests import Caller as By
 from executions.runs.requests import ExecutionRequest
 from executions.runs.service import run_execution
+from providers import draining
 from providers.manager import Lease, manager
-from sandbox_site import draining
 from tests.conftest import Caller
 from tests.support.held import ended, opened
 from tests.support.running import run

@@ -18,9 +18,9 @@ from executions.runs import event_log, event_stream, polling
 from executions.runs.event_stream import EventBuffer, Listener
 from executions.runs.models import Execution, ExecutionEvent, RunSignal
 from executions.runs.polling import Poll, Reader, Waiter
+from providers import draining
 from providers.errors import RateLimited
 from providers.threads import Loop
-from sandbox_site import draining
 from tests.conftest import Caller
 from tests.support.held import ended, opened
 from tests.support.sandboxes import wait_until

@@ -13,7 +13,8 @@ import jsonschema
 import pytest
 import yaml
 
-from sandbox_site import draining, gunicorn_conf
+from providers import draining
+from sandbox_site import gunicorn_conf
 from tests.conftest import require
 from tests.support.processes import ROOT
 

@@ -38,7 +38,7 @@ import django
 os.environ["DJANGO_SETTINGS_MODULE"] = "sandbox_site.settings"
 django.setup()
 from django.core.management import execute_from_command_line
-from sandbox_site import draining
+from providers import draining
 from sandbox_site.management.commands import up
 draining.ENDING_SECONDS = up.EXIT_SECONDS = 0.5
 execute_from_command_line(["manage.py", "up"])

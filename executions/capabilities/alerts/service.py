@@ -27,11 +27,11 @@ from executions.kernel.background import run_once_in_background
 from executions.kernel.batches import delete_in_batches
 from executions.ledger.append import append
 from executions.runs.models import Process
+from providers import draining
 from providers.addresses import Allowed, Rules
 from providers.hidden_characters import visible
 from providers.remote.receiver import Receiver
 from providers.threads import Loop
-from sandbox_site import draining
 
 
 def post(alert: Alert) -> str:

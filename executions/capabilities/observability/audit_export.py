@@ -22,9 +22,9 @@ from executions.capabilities.observability.audit_events import events_of
 from executions.capabilities.observability.models import AuditExport
 from executions.kernel import http
 from executions.ledger.models import LedgerEntry
+from providers import draining
 from providers.addresses import Allowed, Rules
 from providers.remote.receiver import Receiver
-from sandbox_site import draining
 from sandbox_site.observability import AuditDestination
 
 _INFO = 9

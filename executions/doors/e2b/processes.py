@@ -31,11 +31,11 @@ from executions.sessions.background_commands import record_if_ended
 from executions.sessions.models import Session
 from executions.sessions.queries import has_ended
 from executions.sessions.requests import CommandRequest, TerminalSize
+from providers import draining
 from providers.errors import InvalidConfiguration
 from providers.sandbox import Process
 from providers.slices import decoded
 from providers.waiting import within
-from sandbox_site import draining
 
 _LOOK_SECONDS = 2.0
 _ASK_SECONDS = 0.5

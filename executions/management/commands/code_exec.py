@@ -11,10 +11,10 @@ from executions.doors.bridge.answers import NOT_RUN, REFUSED, exit_code_of, unru
 from executions.doors.bridge.channel import Answers, TooLong, take_standard_streams, whole_of
 from executions.doors.bridge.server import Bridge, Serving, read_arguments, read_frame, too_long
 from executions.runs import active_runs
+from providers import draining
 from providers.checks import BEFORE_WORK
 from providers.errors import InvalidConfiguration
 from providers.threads import start_thread
-from sandbox_site import draining
 
 
 class Command(BaseCommand):

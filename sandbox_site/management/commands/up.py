@@ -14,12 +14,12 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connection
 
+from providers import draining
 from providers.checks import BEFORE_WORK
 from providers.errors import ProviderUnavailable
 from providers.local.packages import create
 from providers.pool.service import unix_socket
 from providers.pool.service.docker_check import Docker, find_docker
-from sandbox_site import draining
 from sandbox_site.private_files import tighten
 from sandbox_site.processes import ProcessGroup
 
