@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from django.db import connection
 
+from executions.kernel.disk import refuse_when_full
+from executions.ledger.entry import require_ledger
+from executions.runs import extensions
+from executions.runs.active_runs import ensure_not_stopping
 from executions.runs.models import Execution, ExecutionTenantCount
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import MIB, Quota, bound, bound_on_running, seconds_of_today
@@ -59,6 +63,15 @@ _COUNT = (
 
 
 _crowded: set[str] = set()
+
+
+def ensure_ready(tenant_slug: str) -> None:
+    """Raises SandboxError where nothing may begin now: the ledger takes no entry, the service
+    stops, the tenant's budget is used up, or the disk is nearly full."""
+    require_ledger()
+    ensure_not_stopping()
+    extensions.ensure_allowance(tenant_slug)
+    refuse_when_full()
 
 
 @dataclass(frozen=True)

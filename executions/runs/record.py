@@ -23,8 +23,7 @@ from executions.kernel.database import DatabaseUnavailable, problem_of
 from executions.kernel.disk import look_again_at_disk, refuse_when_full
 from executions.kernel.text import storable
 from executions.runs import extensions, heartbeat, payloads
-from executions.runs.active_runs import ensure_not_stopping
-from executions.runs.admission import Demand, ensure_within_bounds, was_refused
+from executions.runs.admission import Demand, ensure_ready, ensure_within_bounds, was_refused
 from executions.runs.listing import log_execution
 from executions.runs.models import Artifact, Execution
 from executions.runs.requests import (
@@ -178,9 +177,7 @@ def _insert(request: ExecutionRequest, caller: Caller, beside: Beside | None) ->
     status = Execution.Status.QUEUED if queued else Execution.Status.RUNNING
     size = payloads.size_of(request) if queued else 0
     wanted = Demand(status, request.longest, size, request.background)
-    ensure_not_stopping()
-    extensions.ensure_allowance(caller.tenant.slug)
-    refuse_when_full()
+    ensure_ready(caller.tenant.slug)
     if size > payloads.LARGE_BYTES or was_refused(caller.tenant):
         # Before anything is hashed or written for it.
         ensure_within_bounds(caller.tenant, wanted)

@@ -16,12 +16,10 @@ from django.utils import timezone
 
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
-from executions.kernel.disk import refuse_when_full
 from executions.kernel.text import storable
 from executions.ledger.bound_rows import enter_row, look_at
-from executions.ledger.entry import require_ledger
 from executions.runs import extensions, heartbeat
-from executions.runs.active_runs import ensure_not_stopping
+from executions.runs.admission import ensure_ready
 from executions.runs.extensions import RunParts
 from executions.runs.requests import Caller, Conflict, ExecutionRequest
 from executions.runs.routes import Step, lender, lent
@@ -89,10 +87,7 @@ def opening(
     snapshot = None
     if request.source and former is None:
         snapshot = snapshot_of(caller.tenant, request.source, "from")
-    require_ledger()
-    ensure_not_stopping()
-    extensions.ensure_allowance(slug)
-    refuse_when_full()
+    ensure_ready(slug)
     if request.offline:
         steps = yield from _without_network(steps)
     session = yield from _reserve(request, caller, beside)

@@ -18,12 +18,11 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from executions.kernel.coroutines import Coroutine
-from executions.kernel.disk import refuse_when_full
 from executions.kernel.text import storable
 from executions.ledger.bound_rows import enter_row, look_at
-from executions.ledger.entry import require_ledger
-from executions.runs import extensions, heartbeat
-from executions.runs.active_runs import ensure_not_ending, ensure_not_stopping
+from executions.runs import heartbeat
+from executions.runs.active_runs import ensure_not_ending
+from executions.runs.admission import ensure_ready
 from executions.runs.models import Execution
 from executions.runs.provider_calls import call_provider
 from executions.runs.requests import Conflict
@@ -96,10 +95,7 @@ def ensure_awake(session: Session, turn: int | None = None) -> Coroutine[None]:
 def _claim(session: Session) -> Coroutine[datetime | None]:
     """When this call began to wake it; None where another does, or it is awake by now."""
     tenant = tenant_of(session)
-    require_ledger()
-    ensure_not_stopping()
-    extensions.ensure_allowance(tenant.slug)
-    refuse_when_full()
+    ensure_ready(tenant.slug)
     now = timezone.now()
     free = Session.objects.filter(
         Q(waking_since=None) | Q(waking_since__lt=now - DEAD_AFTER),
