@@ -132,7 +132,7 @@ def check_visible(text: str) -> None:
         )
 
 
-def refuse_hidden(form: Any, name: str = "name") -> None:
+def ensure_visible_name(form: Any, name: str = "name") -> None:
     """Have a form class refuse them in this field, if it has it."""
     if (field := form.base_fields.get(name)) is not None:
         field.validators = [*field.validators, check_visible]

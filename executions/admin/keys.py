@@ -20,7 +20,12 @@ from django.utils.translation import ngettext
 from django.views.decorators.debug import sensitive_variables
 
 from executions.admin.deletion_impact import revoked_key
-from executions.admin.frame import ApiKeyModelAdmin, ApiKeyModelForm, refuse_hidden, refuse_unknown
+from executions.admin.frame import (
+    ApiKeyModelAdmin,
+    ApiKeyModelForm,
+    ensure_visible_name,
+    refuse_unknown,
+)
 from executions.capabilities.playground.admin import example_call
 from executions.sessions.queries import ensure_unused
 from executions.tenants.key_escalation import CONFIGURE
@@ -118,7 +123,7 @@ class ApiKeyAdmin(GuardedAdmin, ApiKeyModelAdmin):
         self, request: HttpRequest, obj: ApiKey | None = None, change: bool = False, **kwargs: Any
     ) -> type[forms.ModelForm[ApiKey]]:
         form = super().get_form(request, obj, change, **kwargs)
-        refuse_hidden(form)
+        ensure_visible_name(form)
         refuse_unknown(form, obj)
         has_it = obj is not None and obj.has_scope(Scope.ADMIN)
         if "scopes" in form.base_fields and not has_it and not request.user.has_perm(CONFIGURE):

@@ -18,7 +18,12 @@ from django.utils.html import escape
 from django.utils.safestring import SafeString
 
 from executions.admin.deletion_impact import inactive_tenant, without_tenant
-from executions.admin.frame import ProcessModelAdmin, TenantModelAdmin, refuse_hidden, tenant_choice
+from executions.admin.frame import (
+    ProcessModelAdmin,
+    TenantModelAdmin,
+    ensure_visible_name,
+    tenant_choice,
+)
 from executions.capabilities.dashboard.admin import stacked_bars
 from executions.capabilities.dashboard.service import (
     DAYS,
@@ -177,7 +182,7 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
     ) -> type[forms.ModelForm[Tenant]]:
         """Show the default in each empty field."""
         form = super().get_form(request, obj, change, **kwargs)
-        refuse_hidden(form)
+        ensure_visible_name(form)
         installed = {name: installed_in_column(name) for name in COLUMNS}
         installed |= {name: default_limit(name) for name in LIMIT_COLUMNS}
         shown = {name: str(value) for name, value in installed.items()}

@@ -25,7 +25,7 @@ from executions.sessions.ending import close_if_due
 from executions.sessions.lifecycle import opening
 from executions.sessions.models import Session
 from executions.sessions.queries import sessions_of
-from executions.sessions.requests import SessionRequest, refuse_ended
+from executions.sessions.requests import SessionRequest, ensure_not_ended
 from executions.sessions.storage import quota
 from executions.sessions.storage.background_saves import saved_behind
 from executions.sessions.storage.carry_over import kept_of
@@ -232,7 +232,7 @@ class Arrived:
     failures: list[tuple[str, str]] = field(default_factory=list)
 
 
-def refuse_too_large(size: int) -> None:
+def ensure_upload_size(size: int) -> None:
     """Raises TooLarge for a file that nobody may send along."""
     most = settings.AGENT_SANDBOX.upload_bytes
     if size > most:
@@ -299,7 +299,7 @@ def _put(
     try:
         path = yield from _put_beside(session, folder, names, result)
     except Conflict as error:
-        refuse_ended(session)
+        ensure_not_ended(session)
         # What came before was lost with its sandbox; the next one is woken for the next file.
         arrived.failures.append((result.url, error.message))
     except SandboxError as error:

@@ -87,7 +87,7 @@ def reading(text: bytes, bounds: Bounds) -> Future[Read]:
     return read
 
 
-def require_size(text: bytes, bounds: Bounds) -> None:
+def ensure_text_size(text: bytes, bounds: Bounds) -> None:
     """Raises BodyTooLarge."""
     if len(text) > bounds.bytes:
         raise BodyTooLarge(f"body: Must be at most {bounds.bytes} bytes.", field="body")

@@ -24,7 +24,7 @@ _looked_at: tuple[float, str] = (float("-inf"), "")
 _told = False
 
 
-def refuse_when_full() -> None:
+def ensure_disk_space() -> None:
     """Raise ProviderUnavailable, naming the disk, when less than DISK_RESERVE_MIB is free."""
     if problem := disk_problem():
         raise ProviderUnavailable(problem, retry_after=_RETRY_SECONDS)

@@ -112,7 +112,7 @@ def remember(row: Row) -> None:
     _seen, _told = _Seen(row, tuple(settings.LEDGER_KEYS)), None
 
 
-def require_ours(head: Head) -> None:
+def ensure_ours(head: Head) -> None:
     """Raise LedgerUnavailable where none of our keys signed the newest entry: our signature after
     it would vouch for it."""
     global _has_refused
@@ -125,7 +125,7 @@ def require_ours(head: Head) -> None:
         )
 
 
-def require_ledger() -> None:
+def ensure_ledger() -> None:
     """Raise LedgerUnavailable where an entry was refused before, until it takes entries again.
 
     What runs could not be entered. Costs nothing while nothing was ever refused.
@@ -134,7 +134,7 @@ def require_ledger() -> None:
     if _has_refused:
         head = read_head(lock=False)
         if head is not None:
-            require_ours(head)
+            ensure_ours(head)
         _has_refused = False
 
 

@@ -11,7 +11,7 @@ from django.conf import settings
 from django.db import transaction
 
 from executions.kernel.audit import current_actor
-from executions.ledger.entry import Head, add, read_head, require_ours
+from executions.ledger.entry import Head, add, ensure_ours, read_head
 from executions.ledger.entry_format import parse, signed_bytes
 from executions.ledger.keyring import (
     LedgerUnavailable,
@@ -94,7 +94,7 @@ def introduced(key: SigningKey, head: Head | None) -> Head:
     """
     if head is None:
         return _name(head, key, key.key_id, key.public_key)
-    require_ours(head)
+    ensure_ours(head)
     before = keyring()[head.key_id]
     if not _has_named(before, key):
         head = _name(head, before, key.key_id, key.public_key)

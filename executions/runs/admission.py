@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from django.db import connection
 
-from executions.kernel.disk import refuse_when_full
-from executions.ledger.entry import require_ledger
+from executions.kernel.disk import ensure_disk_space
+from executions.ledger.entry import ensure_ledger
 from executions.runs import extensions
 from executions.runs.active_runs import ensure_not_stopping
 from executions.runs.models import Execution, ExecutionTenantCount
@@ -68,10 +68,10 @@ _crowded: set[str] = set()
 def ensure_ready(tenant_slug: str) -> None:
     """Raises SandboxError where nothing may begin now: the ledger takes no entry, the service
     stops, the tenant's budget is used up, or the disk is nearly full."""
-    require_ledger()
+    ensure_ledger()
     ensure_not_stopping()
     extensions.ensure_allowance(tenant_slug)
-    refuse_when_full()
+    ensure_disk_space()
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,9 @@ from executions.runs.routes import Host, HostClosed, Step
 from executions.runs.routing import (
     RouteTrace,
     admitted,
-    require_lease,
-    require_provider,
-    require_sandbox,
+    ensure_provider_allowed,
+    ensure_provider_isolation,
+    ensure_sandbox_isolation,
     required_isolation,
     seconds_at,
 )
@@ -243,8 +243,8 @@ class Attempt:
             "config_version": lease.config_version,
             "queue_ms": self.waited_ms + _ms(self.began, leased),
         }
-        require_lease(self.execution, lease)
-        require_provider(lease, self.floor)
+        ensure_provider_allowed(self.execution, lease)
+        ensure_provider_isolation(lease, self.floor)
         self.parts.check_provider(lease)
         self.seconds = self.parts.limit_seconds(seconds_at(lease, self.request))
         self.changes["timeout"] = self.seconds
@@ -252,7 +252,7 @@ class Attempt:
         created = perf_counter()
         self.changes["start_ms"] = _ms(leased, created)
         try:
-            isolation, sharing = require_sandbox(lease, sandbox, self.floor)
+            isolation, sharing = ensure_sandbox_isolation(lease, sandbox, self.floor)
             self.changes["runtime"] = _runtime(sandbox.metadata)
             self.changes |= {"isolation": isolation, "sharing": sharing}
             self.parts.check_sandbox(lease, isolation)

@@ -19,7 +19,7 @@ from django.utils.translation import ngettext
 
 from executions.kernel.database import NOW
 from executions.kernel.disk import disk_problem
-from executions.ledger.entry import require_ledger
+from executions.ledger.entry import ensure_ledger
 from executions.ledger.keyring import LedgerUnavailable
 from executions.runs import heartbeat, payloads
 from executions.runs.admission import may_claim
@@ -233,7 +233,7 @@ def _is_held_up() -> bool:
 
 def _ledger_problem() -> str:
     try:
-        require_ledger()
+        ensure_ledger()
     except LedgerUnavailable as error:
         return error.message
     return ""

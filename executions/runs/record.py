@@ -20,7 +20,7 @@ from django.db import IntegrityError, OperationalError, connection, transaction
 from django.utils import timezone
 
 from executions.kernel.database import DatabaseUnavailable, problem_of
-from executions.kernel.disk import look_again_at_disk, refuse_when_full
+from executions.kernel.disk import ensure_disk_space, look_again_at_disk
 from executions.kernel.text import storable
 from executions.runs import extensions, heartbeat, payloads
 from executions.runs.admission import Demand, ensure_ready, ensure_within_bounds, was_refused
@@ -31,7 +31,7 @@ from executions.runs.requests import (
     Caller,
     Conflict,
     ExecutionRequest,
-    refuse_run_at,
+    ensure_run_at,
     trace_id_of,
 )
 from executions.runs.sealing import append_execution, execution_content
@@ -185,7 +185,7 @@ def _insert(request: ExecutionRequest, caller: Caller, beside: Beside | None) ->
     for each in extensions.installed():
         each.ensure_accepted(request, caller.tenant)
     if request.run_at is not None:
-        refuse_run_at(request.run_at, caller.api_key)
+        ensure_run_at(request.run_at, caller.api_key)
     execution = _unsaved(request, caller, status)
     try:
         if queued:
@@ -221,7 +221,7 @@ def _save_within_bounds(
         look_again_at_disk()
         if is_committing and (problem := problem_of(error)):
             raise _unsure(execution, problem) from error
-        refuse_when_full()
+        ensure_disk_space()
         raise
 
 

@@ -593,7 +593,7 @@ def _checked_arguments(arguments: Any) -> str:
     return text
 
 
-def refuse_run_at(run_at: datetime, api_key: ApiKey | None) -> None:
+def ensure_run_at(run_at: datetime, api_key: ApiKey | None) -> None:
     """Raise InvalidConfiguration for a time that has passed, is too far ahead, or at which the key
     is not valid any more.
     """

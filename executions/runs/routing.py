@@ -63,7 +63,7 @@ def choices_for(tenant_slug: str, language: str) -> list[str]:
     ]
 
 
-def require_choice(provider_id: str, tenant_slug: str, language: str) -> None:
+def ensure_choice(provider_id: str, tenant_slug: str, language: str) -> None:
     """Raises InvalidConfiguration where this provider cannot be chosen."""
     if provider_id in choices_for(tenant_slug, language):
         return
@@ -99,22 +99,22 @@ def required_isolation_for(tenant: Tenant, api_key: ApiKey | None, language: str
     )
 
 
-def require_provider(lease: Lease, floor: str) -> None:
+def ensure_provider_isolation(lease: Lease, floor: str) -> None:
     """Raise IsolationUnmet where no sandbox of this provider can be above the floor."""
     declared = guard(lease.provider_id, lambda: lease.provider.isolation)
     if declared and not meets(declared, floor):
         raise _unmet(lease.provider_id, declared, floor)
 
 
-def require_sandbox(lease: Lease, sandbox: Sandbox, floor: str) -> tuple[str, str]:
+def ensure_sandbox_isolation(lease: Lease, sandbox: Sandbox, floor: str) -> tuple[str, str]:
     """Isolation and sharing of the sandbox. Raises IsolationUnmet where it is below the floor."""
     isolation, sharing = guard(lease.provider_id, lambda: of_sandbox(lease.provider, sandbox))
-    require_isolation(lease, isolation, floor)
+    ensure_isolation(lease, isolation, floor)
     return isolation, sharing
 
 
-def require_isolation(lease: Lease, isolation: str, floor: str) -> None:
-    """As `require_sandbox`, of one whose isolation is known."""
+def ensure_isolation(lease: Lease, isolation: str, floor: str) -> None:
+    """As `ensure_sandbox_isolation`, of one whose isolation is known."""
     if not meets(isolation, floor):
         raise _unmet(lease.provider_id, isolation, floor)
 
@@ -224,7 +224,7 @@ def steps_for(
     if route is not None:
         return [Step(route)]
     if chosen:
-        require_choice(chosen, tenant_slug, language)
+        ensure_choice(chosen, tenant_slug, language)
         return [Step(lender(chosen), chosen)]
     ids = planned(tenant_slug, language)
     if not ids:
@@ -322,7 +322,7 @@ def admitted(
 
 def _require_fit(lease: Lease, name: str, request: ExecutionRequest, floor: str) -> None:
     provider = lease.provider
-    require_provider(lease, floor)
+    ensure_provider_isolation(lease, floor)
     languages = supported_languages(lease)
     longest = longest_at(lease)
     if request.language not in languages:
@@ -474,7 +474,7 @@ def allowed_steps(caller: Caller, language: str, steps: Sequence[Step]) -> Seque
     key = caller.api_key
     if key is None:
         return steps
-    require_language(key, language, address=caller.client_address)
+    ensure_language(key, language, address=caller.client_address)
     if not key.providers:
         return steps
     left = [step for step in steps if key.allows("providers", _provider_of(step))]
@@ -488,7 +488,7 @@ def allowed_steps(caller: Caller, language: str, steps: Sequence[Step]) -> Seque
     return left
 
 
-def require_language(key: ApiKey, *languages: str, address: str = "") -> None:
+def ensure_language(key: ApiKey, *languages: str, address: str = "") -> None:
     """Raises BeyondKey unless one of these is a language of the key."""
     if allowed_languages(key, languages):
         return
@@ -499,7 +499,7 @@ def allowed_languages(key: ApiKey, languages: Sequence[str]) -> list[str]:
     return [each for each in languages if key.allows("languages", normalize_language(each))]
 
 
-def require_template(caller: Caller, template: str) -> None:
+def ensure_template(caller: Caller, template: str) -> None:
     """Raises BeyondKey for a session of another template, or of none."""
     key = caller.api_key
     if key is not None and not key.allows("templates", template):
@@ -508,7 +508,7 @@ def require_template(caller: Caller, template: str) -> None:
         )
 
 
-def require_lease(execution: Execution, lease: Lease) -> None:
+def ensure_provider_allowed(execution: Execution, lease: Lease) -> None:
     """Raises PassedOver for a provider that the execution's key may not use.
 
     Which provider is active may have changed since it was asked for.
@@ -517,7 +517,7 @@ def require_lease(execution: Execution, lease: Lease) -> None:
         raise ProviderSkipped(f"The key may not use {lease.provider_id}.", field="provider")
 
 
-def require_known_key(execution: Execution) -> None:
+def ensure_known_key(execution: Execution) -> None:
     """Raises ProviderUnavailable where the key is gone with which something was queued: nobody
     knows any more what it was held to."""
     if execution.api_key_prefix and execution.api_key is None:

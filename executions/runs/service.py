@@ -11,7 +11,7 @@ from django.db import transaction
 from executions.kernel.coroutines import Coroutine, run_sync
 from executions.kernel.database import DatabaseUnavailable, problem_of
 from executions.ledger.append import append
-from executions.ledger.entry import require_ledger
+from executions.ledger.entry import ensure_ledger
 from executions.runs import active_runs, extensions, heartbeat, journal, polling
 from executions.runs.active_runs import message_for
 from executions.runs.attempt import Attempt, Cancelled
@@ -73,7 +73,7 @@ def running(
     steps = allowed_steps(caller, request.language, steps)
     if step is None and request.session is None:
         ensure_supported(request.language, steps)
-    require_ledger()
+    ensure_ledger()
     review = None
     may_wait = waits and route is None and step is None
     if (may_wait or request.mode == Execution.Mode.ASYNC) and caller.replay_of is None:

@@ -30,7 +30,7 @@ from executions.runs.queue import claim_next
 from executions.runs.record import Outcome
 from executions.runs.requests import ExecutionRequest, run_limits
 from executions.runs.routes import Step
-from executions.runs.routing import require_known_key, steps_for
+from executions.runs.routing import ensure_known_key, steps_for
 from executions.runs.service import carry_out
 from executions.tenants.models import Scope
 from providers import draining
@@ -58,7 +58,7 @@ def run_claimed(execution: Execution) -> Outcome:
     try:
         if execution.tenant is None or not execution.tenant.is_active:
             raise ProviderUnavailable("The tenant was removed or made inactive meanwhile.")
-        require_known_key(execution)
+        ensure_known_key(execution)
         request = ExecutionRequest.from_stored(payloads.read(execution))
         ensure_may_begin(execution, request)
         steps = _steps_of(request, execution.tenant_slug)

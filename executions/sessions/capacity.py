@@ -74,7 +74,7 @@ def awake_of(tenant: Tenant) -> int:
     return _AWAKE.filter(tenant_slug=tenant.slug).count()
 
 
-def refuse_too_many_asleep(tenant: Tenant) -> None:
+def ensure_sleeping_bound(tenant: Tenant) -> None:
     """Raises RateLimited. Only who opens another is asked: those that are awake can fall asleep."""
     most = ASLEEP_FOR_EACH * bound(tenant, Quota.SESSIONS)
     asleep = Session.objects.filter(

@@ -21,7 +21,7 @@ from executions.runs.event_log import Broadcast, resolve
 from executions.runs.models import Execution
 from executions.runs.requests import Conflict
 from executions.sessions.models import Session
-from executions.sessions.requests import refuse_ended
+from executions.sessions.requests import ensure_not_ended
 from providers.waiting import within
 
 # How often those look who leave it to another.
@@ -90,7 +90,7 @@ def enqueue(execution: Execution) -> None:
     taken = take_turn(session_id, execution.context)
     if taken is None:
         session = Session.objects.defer("env", "ref").get(pk=session_id)
-        refuse_ended(session)
+        ensure_not_ended(session)
         raise Conflict("The session is still being opened. Try again.", retry_after=1)
     execution.turn, execution.is_held = taken
 
@@ -121,7 +121,7 @@ def wait_turn(
     while True:
         with waiter(session_id) as bell:
             found = session.annotate(holder=Subquery(last)).get()
-            refuse_ended(found)
+            ensure_not_ended(found)
             if not execution.context or found.holder is None:
                 return
             left = until - time.monotonic()

@@ -17,7 +17,7 @@ from executions.runs.routes import Step
 from executions.sessions.ending import mark_lost
 from executions.sessions.models import Session
 from executions.sessions.queries import session_of
-from executions.sessions.requests import SessionAsleep, SessionClosed, SessionLost, refuse_ended
+from executions.sessions.requests import SessionAsleep, SessionClosed, SessionLost, ensure_not_ended
 from executions.sessions.session_sandbox import SandboxRunner, route_in
 from executions.sessions.storage.background_saves import saved_after
 from executions.sessions.storage.wake import (
@@ -66,7 +66,7 @@ def cell_of(session_id: UUID, request: ExecutionRequest, caller: Caller) -> Plac
 def steps_of_queued(session_id: UUID, request: ExecutionRequest) -> Sequence[Step]:
     """Return where a queued request of a session runs. Raises Conflict for one that has ended."""
     session = Session.objects.get(pk=session_id)
-    refuse_ended(session)
+    ensure_not_ended(session)
     return [step_in(session, request.context, request.env)]
 
 
@@ -112,7 +112,7 @@ class SessionHost:
         if isinstance(error, KeptSandboxLost):
             mark_lost(self._session, error.message)
         try:
-            refuse_ended(self._session)
+            ensure_not_ended(self._session)
         except SessionClosed:
             return SessionClosed("Its session was closed.", started=error.started)
         except SessionLost as lost:

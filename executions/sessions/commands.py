@@ -15,14 +15,14 @@ from django.db.models import Q
 from django.utils import timezone
 
 from executions.kernel.coroutines import Coroutine
-from executions.ledger.entry import require_ledger
+from executions.ledger.entry import ensure_ledger
 from executions.runs import extensions, polling
 from executions.runs.event_log import EventLog
 from executions.runs.models import Execution
 from executions.runs.record import Outcome, open_record, reject
 from executions.runs.requests import Caller, Conflict, ExecutionRequest
 from executions.runs.routes import Step, lent
-from executions.runs.routing import allowed_steps, require_isolation, required_isolation
+from executions.runs.routing import allowed_steps, ensure_isolation, required_isolation
 from executions.runs.service import running
 from executions.sessions.background_commands import Follower, Output, record_if_ended
 from executions.sessions.cell_order import use_session
@@ -31,7 +31,7 @@ from executions.sessions.control import with_sandbox
 from executions.sessions.ending import end_leftovers
 from executions.sessions.models import Session
 from executions.sessions.queries import ends_by
-from executions.sessions.requests import CommandRequest, SessionAsleep, named_as, refuse_ended
+from executions.sessions.requests import CommandRequest, SessionAsleep, ensure_not_ended, named_as
 from executions.sessions.session_sandbox import (
     MOST_PID,
     SHARING,
@@ -72,7 +72,7 @@ def starting(
     request = _as_execution(session, wanted)
     command = wanted.to_command(seconds)
     allowed_steps(caller, request.language, [step_in(session, "", {}, _Command(wanted))])
-    require_ledger()
+    ensure_ledger()
     execution, _ = open_record(request, caller)
     try:
         refuse = yield from _within_policy(session, execution, request)
@@ -121,7 +121,7 @@ def _given_up(session: Session, execution: Execution, pid: int) -> Coroutine[NoR
         # It went with its sandbox; in the next one the number is another's.
         because = "Its session ended or went to sleep while it was being started."
         end_leftovers(session, only=[execution.pk], because=because)
-        refuse_ended(session)
+        ensure_not_ended(session)
         raise SessionAsleep("The session went to sleep meanwhile. Send the request again.")
     yield from signalling(session, pid, "SIGKILL")
     raise Conflict("It was cancelled while it was being started, and has been ended.")
@@ -140,7 +140,7 @@ def _within_policy(
         parts.check_provider(lease)
 
     def refuse() -> None:
-        require_isolation(lease, session.isolation, floor)
+        ensure_isolation(lease, session.isolation, floor)
         parts.check_sandbox(lease, session.isolation)
 
     return refuse

@@ -19,7 +19,12 @@ from executions.sessions.cell_order import use_session
 from executions.sessions.due import ends
 from executions.sessions.ending import end_leftovers, in_background, mark_lost
 from executions.sessions.models import Session
-from executions.sessions.requests import ContextRequest, SessionAsleep, SessionChanges, refuse_ended
+from executions.sessions.requests import (
+    ContextRequest,
+    SessionAsleep,
+    SessionChanges,
+    ensure_not_ended,
+)
 from executions.sessions.session_sandbox import OPERATION_SECONDS, call_sandbox
 from executions.sessions.shapes import ContextShape
 from executions.sessions.storage.background_saves import saved_behind
@@ -64,7 +69,7 @@ def with_sandbox(
             found = yield from call_sandbox(session, call, check, seconds)
         except KeptSandboxLost as error:
             mark_lost(session, error.message)
-            refuse_ended(session)
+            ensure_not_ended(session)
             if is_last or not is_use or not error.nothing_ran:
                 raise SessionAsleep(
                     f"{error.message} The next use of the session restores the saved files. Send "
@@ -104,7 +109,7 @@ def resetting(session: Session, by: str) -> Coroutine[Session]:
             enter_row(session, "reset", before, {"by": by})
     end_leftovers(session, only=running, because="Its session was reset.")
     session.refresh_from_db()
-    refuse_ended(session)
+    ensure_not_ended(session)
     return session
 
 
@@ -122,7 +127,7 @@ def change(
         session.refresh_from_db()
         if won and changes.given:
             enter_row(session, "changed", before, {"by": by})
-    refuse_ended(session)
+    ensure_not_ended(session)
     if not won:
         raise SessionAsleep("The session sleeps.")
     ends.expect([session])

@@ -25,7 +25,7 @@ from executions.runs.event_stream import EventBuffer
 from executions.runs.provider_calls import guard
 from executions.sessions.ending import mark_lost
 from executions.sessions.models import Session
-from executions.sessions.requests import SessionLost, refuse_ended
+from executions.sessions.requests import SessionLost, ensure_not_ended
 from executions.sessions.session_sandbox import OPERATION_SECONDS, lent_sandbox
 from providers import draining
 from providers.errors import KeptSandboxLost, ProviderUnavailable, RateLimited, SandboxError
@@ -186,7 +186,7 @@ def _end_of(session: Session, error: SandboxError) -> SandboxError:
         if isinstance(error, KeptSandboxLost):
             mark_lost(session, error.message)
         session.refresh_from_db()
-        refuse_ended(session)
+        ensure_not_ended(session)
     except SandboxError as ended:
         return ended
     return SessionLost(error.message) if isinstance(error, KeptSandboxLost) else error

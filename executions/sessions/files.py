@@ -205,7 +205,7 @@ def writing(
     """
     below = below_workspace(path)
     if below:
-        quota.refuse_more(session, below, content.size)
+        quota.ensure_room(session, below, content.size)
     saved = None if metadata else _saved_named(session, path)
     return (
         yield from _changing(

@@ -28,19 +28,19 @@ from executions.runs.routing import (
     RouteTrace,
     admitted,
     allowed_steps,
+    ensure_provider_isolation,
+    ensure_sandbox_isolation,
     ensure_supported,
-    require_provider,
-    require_sandbox,
-    require_template,
+    ensure_template,
     required_isolation_for,
     steps_for,
 )
-from executions.sessions.capacity import open_evicting, refuse_too_many_asleep, reserve_slot
+from executions.sessions.capacity import ensure_sleeping_bound, open_evicting, reserve_slot
 from executions.sessions.control import change
 from executions.sessions.due import ends
 from executions.sessions.ending import fail
 from executions.sessions.models import Session
-from executions.sessions.requests import SessionChanges, SessionRequest, refuse_ended
+from executions.sessions.requests import SessionChanges, SessionRequest, ensure_not_ended
 from executions.sessions.session_sandbox import SHARING, lender_of, taken_over
 from executions.sessions.storage.carry_over import inherit, kept_session
 from executions.sessions.storage.models import Workspace
@@ -77,7 +77,7 @@ def opening(
     """
     slug = caller.tenant.slug
     steps: Sequence[Step] = _steps(request, slug, may_choose)
-    require_template(caller, request.template)
+    ensure_template(caller, request.template)
     steps = allowed_steps(caller, request.language, steps)
     parts = extensions.begin_session(slug)
     parts.check_language(request.language)
@@ -160,7 +160,7 @@ def _reserve(
     )
 
     def insert() -> None:
-        refuse_too_many_asleep(caller.tenant)
+        ensure_sleeping_bound(caller.tenant)
         with transaction.atomic():
             session.save(force_insert=True)
             beside(session)
@@ -198,12 +198,12 @@ def _place(
                     raise ProviderIncompatible(
                         f"{lease.provider_id} does not guarantee sandboxes without network."
                     )
-                require_provider(lease, floor)
+                ensure_provider_isolation(lease, floor)
                 parts.check_provider(lease)
                 sandbox = yield from open_evicting(lease, session, is_last=number == len(steps))
                 started = perf_counter()
                 try:
-                    isolation, _ = require_sandbox(lease, sandbox, floor)
+                    isolation, _ = ensure_sandbox_isolation(lease, sandbox, floor)
                     parts.check_sandbox(lease, isolation)
                     mark = ""
                     if members:
@@ -257,7 +257,7 @@ def _put(
             # From this mark on others change what was put there.
             Workspace.objects.filter(session=session.pk).update(mark=mark, former=None)
             enter_row(session, "opened", before, {"from": str(source)} if source else None)
-    refuse_ended(session)
+    ensure_not_ended(session)
 
 
 def _ms(began: float) -> float:

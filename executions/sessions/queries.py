@@ -22,7 +22,7 @@ from executions.runs.models import Execution
 from executions.runs.requests import Conflict
 from executions.sessions.ending import DUE, close_if_due
 from executions.sessions.models import Session
-from executions.sessions.requests import NoSuchSession, refuse_ended
+from executions.sessions.requests import NoSuchSession, ensure_not_ended
 from executions.tenants.models import ApiKey, Tenant
 from providers.services.guarded_rows import NotAllowed
 
@@ -96,7 +96,7 @@ def living_session_of(tenant: Tenant | None, session_id: UUID) -> Session:
     Raises Conflict where it has ended.
     """
     session = session_of(tenant, session_id)
-    refuse_ended(session)
+    ensure_not_ended(session)
     if session.ref is None and session.state == Session.State.OPEN:
         raise Conflict("The session is still being opened. Try again.", retry_after=1)
     return session

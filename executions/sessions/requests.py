@@ -394,7 +394,7 @@ def named_as(names: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-def refuse_ended(session: Session) -> None:
+def ensure_not_ended(session: Session) -> None:
     """Raises SessionLost or SessionClosed."""
     if session.state == Session.State.LOST:
         raise SessionLost(f"The session and its content are lost: {session.closed_because}")

@@ -216,7 +216,7 @@ def of_id(key_id: int) -> ApiKey | None:
     return next(iter(found), None)
 
 
-def require_valid(api_key: ApiKey, address: str = "") -> None:
+def ensure_valid(api_key: ApiKey, address: str = "") -> None:
     """What `authenticate` asks of a key that is known. Raises Unauthenticated."""
     problem = problem_of(api_key)
     if not problem and not api_key.allows_address(address):

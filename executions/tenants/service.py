@@ -46,7 +46,7 @@ def internal_tenant() -> Tenant:
     return tenant
 
 
-def require_active(tenant: Tenant) -> None:
+def ensure_active(tenant: Tenant) -> None:
     """Raises InvalidConfiguration for one that is not active."""
     if not tenant.is_active:
         raise InvalidConfiguration("tenant: Is not active: nothing is run for it.", field="tenant")

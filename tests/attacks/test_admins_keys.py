@@ -10,7 +10,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 
-from executions.capabilities.policies.approvals import AskedBySame, refuse_whoever_asked
+from executions.capabilities.policies.approvals import AskedBySame, ensure_not_requester
 from executions.capabilities.tools import calls
 from executions.capabilities.tools.models import ToolCall
 from executions.runs.models import Approval, Execution
@@ -154,4 +154,4 @@ def test_a_line_of_rotated_keys_that_bites_its_tail_has_an_end(alice: Caller) ->
     """As whoever writes to the database could make one."""
     execution, _ = open_record(ExecutionRequest("1"), By.of_key(alice.api_key))
     ApiKey.objects.filter(pk=alice.api_key.pk).update(rotated_from=alice.api_key.prefix)
-    refuse_whoever_asked(execution.pk, superuser("ada"))
+    ensure_not_requester(execution.pk, superuser("ada"))

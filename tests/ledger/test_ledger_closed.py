@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from executions.ledger.append import append
-from executions.ledger.entry import require_ledger
+from executions.ledger.entry import ensure_ledger
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs.journal_files import waiting
@@ -53,7 +53,7 @@ def test_a_run_that_ends_under_a_key_that_is_behind_is_kept_and_nothing_follows_
     assert Execution.objects.get(pk=queued["id"]).status == "queued"
 
     settings.LEDGER_KEYS = both
-    require_ledger()
+    ensure_ledger()
     assert (record_kept(), waiting()) == (1, [])
     recorded = Execution.objects.get(pk=told["id"])
     assert (recorded.status, recorded.stdout) == ("succeeded", "ran")

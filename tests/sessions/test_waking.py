@@ -293,8 +293,8 @@ def test_a_save_of_the_former_sandbox_that_began_before_the_wake_is_not_written_
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, _ = with_something_to_save(alice)
-    refuse_ended, has_session, is_awake = (
-        file_saves.refuse_ended,
+    ensure_not_ended, has_session, is_awake = (
+        file_saves.ensure_not_ended,
         threading.Event(),
         threading.Event(),
     )
@@ -303,9 +303,9 @@ def test_a_save_of_the_former_sandbox_that_began_before_the_wake_is_not_written_
         if not has_session.is_set():
             has_session.set()
             assert is_awake.wait(20)
-        refuse_ended(found)
+        ensure_not_ended(found)
 
-    monkeypatch.setattr(file_saves, "refuse_ended", stall)
+    monkeypatch.setattr(file_saves, "ensure_not_ended", stall)
     save = in_thread(lambda: background_saves.saved(row(session).pk))
     assert has_session.wait(20)
     mark_lost(row(session), "it did not answer")

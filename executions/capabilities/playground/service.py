@@ -23,7 +23,7 @@ from executions.runs.models import Execution
 from executions.runs.record import Outcome
 from executions.runs.requests import Caller, ExecutionRequest
 from executions.runs.routes import Route
-from executions.runs.routing import choices_for, require_choice
+from executions.runs.routing import choices_for, ensure_choice
 from executions.runs.service import running
 from executions.sessions import manual_runs
 from executions.sessions.lifecycle import opening
@@ -31,7 +31,7 @@ from executions.sessions.models import Session
 from executions.sessions.queries import living_session_of
 from executions.sessions.requests import SessionRequest, tenant_of
 from executions.tenants.models import Tenant
-from executions.tenants.service import INTERNAL, internal_tenant, require_active
+from executions.tenants.service import INTERNAL, ensure_active, internal_tenant
 from providers.manager import Lease, manager
 from providers.models import ProviderConfig
 from providers.services.apart import waiting_apart
@@ -57,7 +57,7 @@ def playing(
     request = read(mode="async", subject=_subject())
     if request.session is not None:
         tenant = tenant_of(living_session_of(None, request.session))
-        require_active(tenant)
+        ensure_active(tenant)
     else:
         tenant = _tenant(tenant_slug)
     caller = Caller(tenant, request_id=request_id, client_address=address)
@@ -105,7 +105,7 @@ def _tenant(slug: str) -> Tenant:
         if found is None:
             refuse("tenant", "There is no tenant with this slug.")
         tenant = found
-    require_active(tenant)
+    ensure_active(tenant)
     return tenant
 
 
@@ -126,7 +126,7 @@ def replaying(execution: Execution, provider_id: str = "") -> Coroutine[Outcome]
     """
     wanted = provider_id or execution.provider
     request = recorded_request(execution)
-    require_choice(wanted, execution.tenant_slug, execution.language)
+    ensure_choice(wanted, execution.tenant_slug, execution.language)
     route = route_to(wanted)
     with transaction.atomic():
         content = {"provider": wanted}

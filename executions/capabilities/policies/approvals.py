@@ -108,7 +108,7 @@ def request_of(approval: Approval) -> ExecutionRequest | None:
     return request if (request.code_hash, request.run_hash()) == bound else None
 
 
-def refuse_whoever_asked(execution_id: UUID, person: Any) -> None:
+def ensure_not_requester(execution_id: UUID, person: Any) -> None:
     """Raise AskedBySame for the account that began it, or that made the key it was sent with; under
     the two-person rule for every account that counts as the same person.
     """
@@ -135,7 +135,7 @@ def decide(approval: Approval, person: Any, *, approve: bool, request_hash: str)
     if not person.has_perm(DECIDE):
         raise PermissionDenied
     if approve:
-        refuse_whoever_asked(approval.execution_id, person)
+        ensure_not_requester(approval.execution_id, person)
     by, now = f"user:{person.get_username()}"[:200], timezone.now()
     verdict = Status.APPROVED if approve else Status.REJECTED
     with transaction.atomic():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from executions.capabilities.spending.service import budgets_of, cost_of, refuse_over_budget, spend
+from executions.capabilities.spending.service import budgets_of, cost_of, ensure_budget, spend
 from executions.runs.extensions import Extension
 from executions.runs.models import Execution, LateResult
 from executions.tenants.models import Tenant
@@ -17,7 +17,7 @@ class Costs(Extension):
     tasks = {"executions.tasks.watch_spending": 5}
 
     def ensure_allowance(self, tenant_slug: str) -> None:
-        refuse_over_budget(tenant_slug)
+        ensure_budget(tenant_slug)
 
     def end_values(self, provider_id: str, timings: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"cost": cost_of(provider_id, timings)}

@@ -55,7 +55,7 @@ def spend(tenant_slug: str, cost: Decimal) -> None:
     )
 
 
-def refuse_over_budget(tenant_slug: str) -> None:
+def ensure_budget(tenant_slug: str) -> None:
     """Raise RateLimited when the tenant's budget, or that of all together, is used up."""
     for budget in _budgets():
         if budget.tenant_slug not in ("", tenant_slug):

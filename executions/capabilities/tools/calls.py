@@ -16,7 +16,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from executions.capabilities.policies.approvals import DECIDE, AlreadyDecided, refuse_whoever_asked
+from executions.capabilities.policies.approvals import DECIDE, AlreadyDecided, ensure_not_requester
 from executions.capabilities.tools.models import ToolCall
 from executions.kernel.shapes import Choices, JsonObject, Time, UuidText
 from executions.kernel.text import from_json, to_json, uuid7
@@ -129,7 +129,7 @@ def decide(call: ToolCall, person: Any, *, approve: bool, arguments_hash: str) -
     if not person.has_perm(DECIDE):
         raise PermissionDenied
     if approve:
-        refuse_whoever_asked(call.execution_id, person)
+        ensure_not_requester(call.execution_id, person)
         # The row may show other arguments, another name, or another hash than those.
         if call.state == State.HELD and not is_entered(call):
             raise AlreadyDecided("The call does not match the ledger. Reject it.")

@@ -19,7 +19,7 @@ class Webhooks(Extension):
 
     def ensure_accepted(self, request: ExecutionRequest, tenant: Tenant) -> None:
         if request.webhook is not None:
-            service.refuse_unsigned(tenant)
+            service.ensure_signing_secret(tenant)
 
     def on_insert(
         self, execution: Execution, request: ExecutionRequest, payload_bytes: int

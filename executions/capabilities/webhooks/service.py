@@ -128,7 +128,7 @@ SELECT tenants.slug FROM tenants WHERE tenants.slug IS NOT NULL AND EXISTS (
 """  # noqa: S608
 
 
-def refuse_unsigned(tenant: Tenant) -> None:
+def ensure_signing_secret(tenant: Tenant) -> None:
     """Raise InvalidConfiguration where the tenant has nothing to sign a webhook with."""
     if not in_force(tenant.pk).exists():
         refuse(

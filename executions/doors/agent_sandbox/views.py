@@ -338,7 +338,7 @@ class UploadView(_FilesView):
         if not isinstance(sent, UploadedFile) or len(request.FILES) != 1:
             refuse("file", "Send one file under this name.")
         path = path_of("path", wanted.path or clean_name(sent.name or ""))
-        agent_sandbox.refuse_too_large(sent.size or 0)
+        agent_sandbox.ensure_upload_size(sent.size or 0)
         with _kept(sent) as content:
             session = yield from agent_sandbox.held(self.caller(), wanted.conversation)
             yield from agent_sandbox.putting(session, path, content)

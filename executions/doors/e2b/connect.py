@@ -123,7 +123,7 @@ def shown(path: str) -> str:
     return f"{HOME}/{escape(below)}" if below else HOME
 
 
-def require_user(name: object) -> None:
+def ensure_user(name: object) -> None:
     """Nobody but the sandbox's own user is to be had. Raises Refused."""
     if name not in ("", None, USER):
         raise Refused(

@@ -26,10 +26,10 @@ from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 
 from executions.doors.e2b import tokens
-from executions.doors.e2b.connect import USER, message, require_user, shown, to_named, to_place
+from executions.doors.e2b.connect import USER, ensure_user, message, shown, to_named, to_place
 from executions.doors.e2b.credentials import SANDBOX_HEADER
 from executions.doors.e2b.errors import Refused, file_error, invalid, no_such_file
-from executions.doors.e2b.frame import SandboxAuthentication, SandboxView, require_basic_user, valid
+from executions.doors.e2b.frame import SandboxAuthentication, SandboxView, ensure_basic_user, valid
 from executions.doors.e2b.processes import KeptAlive
 from executions.doors.native.downloads import ranged_download
 from executions.doors.native.frame import answered_later
@@ -296,7 +296,7 @@ class FilesystemView(SandboxView):
         return {}
 
     def _watch(self, request: Request) -> HttpResponseBase:
-        require_basic_user(request)
+        ensure_basic_user(request)
         session = self.session()
         body = self.first_message()
         path = to_place(body.get("path", ""))
@@ -551,7 +551,7 @@ class FilesView(SandboxView):
     @answered_later
     def get(self, request: Request) -> Coroutine[HttpResponseBase]:
         session = self.session()
-        require_user(request.query_params.get("username"))
+        ensure_user(request.query_params.get("username"))
         given = request.query_params.get("path", "")
         path = to_named(given)
         entry = yield from files.entry_of(session, path)
@@ -571,7 +571,7 @@ class FilesView(SandboxView):
     @answered_later
     def post(self, request: Request) -> Coroutine[HttpResponse]:
         session = self.session()
-        require_user(request.query_params.get("username"))
+        ensure_user(request.query_params.get("username"))
         with ExitStack() as held:
             metadata = metadata_in(request)
             sent: Sent = sent_in(request, request.query_params.get("path", ""))

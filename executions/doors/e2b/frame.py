@@ -16,7 +16,7 @@ from rest_framework.request import Request
 
 from executions.doors.agent_sandbox.views import health as agent_sandbox_health
 from executions.doors.e2b import tokens
-from executions.doors.e2b.connect import messages_in, object_in, require_user
+from executions.doors.e2b.connect import ensure_user, messages_in, object_in
 from executions.doors.e2b.credentials import MOST_MESSAGE_BYTES, PORT_HEADER, PORTS, SANDBOX_HEADER
 from executions.doors.e2b.errors import (
     NoSandbox,
@@ -41,7 +41,7 @@ from executions.tenants.models import ApiKey
 Call = Callable[[Session, Mapping[str, Any]], Coroutine[dict[str, Any]]]
 
 
-def require_basic_user(request: Request) -> None:
+def ensure_basic_user(request: Request) -> None:
     """Of clients that name a user, in a header that is no credential here."""
     scheme, _, text = request.META.get("HTTP_AUTHORIZATION", "").partition(" ")
     if scheme.lower() != "basic":
@@ -50,7 +50,7 @@ def require_basic_user(request: Request) -> None:
         name = b64decode(text, validate=True).decode().partition(":")[0]
     except (binascii.Error, ValueError):
         raise invalid("Authorization: Must be base64.") from None
-    require_user(name)
+    ensure_user(name)
 
 
 class ControlView(RunningView):
@@ -84,7 +84,7 @@ class SandboxAuthentication(BaseAuthentication):
 def valid(key: ApiKey, request: Request) -> ApiKey:
     """Raises AuthenticationFailed."""
     try:
-        keys.require_valid(key, request.META.get("REMOTE_ADDR", ""))
+        keys.ensure_valid(key, request.META.get("REMOTE_ADDR", ""))
     except keys.Unauthenticated:
         raise AuthenticationFailed("The API key is not valid.") from None
     return key
@@ -137,7 +137,7 @@ class SandboxView(LoggedView):
         call = calls.get(method)
         if call is None:
             raise unimplemented(f"{service}/{method[:64]}")
-        require_basic_user(self.request)
+        ensure_basic_user(self.request)
         body = self.message()
         return json_response((yield from call(self.session(), body)))
 

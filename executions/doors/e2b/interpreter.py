@@ -28,7 +28,7 @@ from executions.runs.event_log import EventLog, RunEvent
 from executions.runs.listing import exception_of, executions_of, omission_lines
 from executions.runs.models import Execution
 from executions.runs.requests import Conflict, ExecutionRequest, run_limits
-from executions.runs.routing import allowed_languages, require_language, supported_languages
+from executions.runs.routing import allowed_languages, ensure_language, supported_languages
 from executions.runs.service import running
 from executions.sessions import control
 from executions.sessions.models import Session
@@ -209,7 +209,7 @@ class InterpreterView(SandboxView):
 
     def creating(self, session: Session, language: str, cwd: str, name: str) -> Coroutine[Any]:
         wanted = ContextRequest(language=language, cwd=cwd, id=name)
-        require_language(self.api_key, wanted.language)
+        ensure_language(self.api_key, wanted.language)
         try:
             return (yield from control.creating_context(session, wanted))
         except InvalidConfiguration as error:

@@ -15,7 +15,7 @@ from rest_framework.request import Request
 
 from executions.doors.e2b.connect import STREAM_TYPE, end, message, messages_in, shown, to_folder
 from executions.doors.e2b.errors import Refused, invalid, unimplemented
-from executions.doors.e2b.frame import SandboxView, require_basic_user
+from executions.doors.e2b.frame import SandboxView, ensure_basic_user
 from executions.doors.native.deferred import EventStream
 from executions.doors.native.frame import answered_later
 from executions.kernel.coroutines import Coroutine
@@ -25,7 +25,7 @@ from executions.runs.event_log import STREAMS, EventLog, RunEvent
 from executions.runs.event_stream import EventBuffer, Listener, first_of, following, recorded
 from executions.runs.listing import executions_of
 from executions.runs.models import Execution
-from executions.runs.routing import COMMANDS, require_language
+from executions.runs.routing import COMMANDS, ensure_language
 from executions.sessions import commands
 from executions.sessions.background_commands import record_if_ended
 from executions.sessions.models import Session
@@ -268,7 +268,7 @@ class ProcessView(SandboxView):
     def _start(self, request: Request) -> HttpResponseBase:
         session = self.session()
         wanted = command_of(self.first_message())
-        require_basic_user(request)
+        ensure_basic_user(request)
         events = ProcessEvents(0, is_terminal=wanted.pty is not None)
         listener = Listener.of_key(self.api_key)
 
@@ -322,7 +322,7 @@ class ProcessView(SandboxView):
     ) -> Coroutine[None]:
         _require_process(session, pid)
         # Whoever types into a shell runs commands.
-        require_language(self.api_key, *COMMANDS)
+        ensure_language(self.api_key, *COMMANDS)
         pieces = [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)] or [b""]
         for piece in pieces[:-1]:
             yield from commands.writing(session, pid, piece, close=False)

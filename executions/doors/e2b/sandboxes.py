@@ -39,7 +39,7 @@ from executions.sessions.requests import (
     SessionAsleep,
     SessionClosed,
     SessionLost,
-    refuse_ended,
+    ensure_not_ended,
 )
 from executions.sessions.storage.suspend import sleeping
 from executions.sessions.storage.wake import ensure_awake
@@ -161,7 +161,7 @@ class PauseView(SandboxApiView):
                 raise Refused(409, "failed_precondition", "The sandbox is already paused.")
             if not (yield from sleeping(session, f"by {self.by()}")):
                 session.refresh_from_db()
-                refuse_ended(session)
+                ensure_not_ended(session)
                 raise Conflict("The sandbox is busy, or its files are not saved.")
         except (SessionClosed, SessionLost):
             raise

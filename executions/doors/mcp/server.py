@@ -35,7 +35,7 @@ from executions.kernel.coroutines import Coroutine, run_sync
 from executions.runs.requests import Caller
 from executions.tenants import keys
 from executions.tenants.rate_limit import take
-from executions.tenants.service import require_active
+from executions.tenants.service import ensure_active
 from providers.errors import SandboxError
 
 T = TypeVar("T")
@@ -177,10 +177,10 @@ class StdioDoor:
             tenant = self.caller.tenant
             if (key := self.caller.api_key) is not None:
                 key.refresh_from_db()
-                keys.require_valid(key, self.caller.client_address)
+                keys.ensure_valid(key, self.caller.client_address)
             else:
                 tenant.refresh_from_db()
-                require_active(tenant)
+                ensure_active(tenant)
             take(tenant, only_reads=False).require()
             return run_sync(work())
         finally:

@@ -19,9 +19,17 @@ from rest_framework.exceptions import APIException, PermissionDenied
 from rest_framework.request import Request
 
 from executions.doors.native.deferred import answer, stream
-from executions.doors.native.frame import RunningView, render_error, require_length
+from executions.doors.native.frame import RunningView, ensure_length, render_error
 from executions.doors.native.rendering import json_response
-from executions.kernel.bodies import BODY, CALL, TINY, BodyTooLarge, reading, require_size, value_of
+from executions.kernel.bodies import (
+    BODY,
+    CALL,
+    TINY,
+    BodyTooLarge,
+    ensure_text_size,
+    reading,
+    value_of,
+)
 from executions.kernel.coroutines import Coroutine
 from executions.runs.listing import executions_of
 from executions.runs.models import Execution
@@ -151,7 +159,7 @@ class McpView(RunningView):
 
 
 def _content_of(request: Request) -> bytes:
-    require_length(request.META, MOST_MESSAGE_BYTES)
+    ensure_length(request.META, MOST_MESSAGE_BYTES)
     source = request.stream
     return b"" if source is None else bytes(source.read(MOST_MESSAGE_BYTES))
 
@@ -163,7 +171,7 @@ def _message_in(request: Request, content: bytes, key: ApiKey) -> Mapping[str, A
     key that does more than to read.
     """
     bounds = CALL if any(map(key.has_scope, _WRITING)) else TINY
-    require_size(content, bounds)
+    ensure_text_size(content, bounds)
     read: Future[Read] | None = request.META.get(BODY)
     if read is None:
         read = reading(content, bounds)
@@ -172,7 +180,7 @@ def _message_in(request: Request, content: bytes, key: ApiKey) -> Mapping[str, A
         if not isinstance(message, dict):
             raise NoMessage
         if message.get("method") != "tools/call":
-            require_size(content, TINY)
+            ensure_text_size(content, TINY)
             value_of(read, TINY)
     except (BodyTooLarge, NoMessage):
         raise

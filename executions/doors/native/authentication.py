@@ -144,11 +144,11 @@ def has_scopes(request: Request) -> bool:
     method = "GET" if request.method == "HEAD" else str(request.method)
     if method not in methods:
         raise MethodNotAllowed(method)
-    require_scopes(request, methods[method])
+    ensure_scopes(request, methods[method])
     return True
 
 
-def require_scopes(request: Request, scopes: Sequence[Scope]) -> None:
+def ensure_scopes(request: Request, scopes: Sequence[Scope]) -> None:
     """Raise PermissionDenied saying what the request's key lacks of these."""
     key = cast("ApiKey", request.auth)
     missing = [scope.value for scope in scopes if not key.has_scope(scope)]

@@ -19,9 +19,9 @@ from rest_framework.views import APIView
 
 from executions.doors.native.authentication import (
     ApiKeyAuthentication,
+    ensure_scopes,
     has_scopes,
     key_text_of,
-    require_scopes,
 )
 from executions.doors.native.deferred import (
     DOCUMENT,
@@ -159,7 +159,7 @@ def fields_of(request: Request) -> frozenset[str]:
     )
 
 
-def refuse_unheard(wanted: ExecutionRequest) -> ExecutionRequest:
+def ensure_listener(wanted: ExecutionRequest) -> ExecutionRequest:
     """The request, where somebody can hear what its code calls. Raises InvalidConfiguration."""
     if wanted.tools and wanted.mode == Execution.Mode.SYNC:
         refuse(
@@ -326,7 +326,7 @@ class ExecutionsView(RunningView):
 
     def _run(self, request: Request) -> Coroutine[HttpResponse]:
         is_detached(request)
-        wanted = refuse_unheard(_read(request))
+        wanted = ensure_listener(_read(request))
         outcome = yield from running(wanted, self.caller(), waits=True)
         with known_to_run(outcome):
             return outcome_response(outcome, request)
@@ -345,7 +345,7 @@ class ExecutionsView(RunningView):
 def _read(request: Request) -> ExecutionRequest:
     wanted = read_run(RUN, request)
     if wanted.session is not None:
-        require_scopes(request, [Scope.SESSIONS])
+        ensure_scopes(request, [Scope.SESSIONS])
     return wanted
 
 

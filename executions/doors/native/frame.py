@@ -305,7 +305,7 @@ def answered_later(
 
 
 def _value_of(meta: Mapping[str, Any], stream: IO[Any], bounds: Bounds) -> Any:
-    require_length(meta, bounds.bytes)
+    ensure_length(meta, bounds.bytes)
     read: Future[Read] | None = meta.get(BODY)
     if read is not None:
         return value_of(read, bounds)
@@ -316,7 +316,7 @@ def _value_of(meta: Mapping[str, Any], stream: IO[Any], bounds: Bounds) -> Any:
     return value_of(reading(body, bounds), bounds)
 
 
-def require_length(meta: Mapping[str, Any], most: int) -> None:
+def ensure_length(meta: Mapping[str, Any], most: int) -> None:
     """Raises BodyTooLarge, by the announced length, which is also all that will be read."""
     if _announced(meta) > most:
         raise BodyTooLarge(f"body: Must be at most {most} bytes.", field="body")
@@ -328,7 +328,7 @@ def _announced(meta: Mapping[str, Any]) -> int:
 
 
 def _check_length(request: Request) -> None:
-    require_length(request.META, settings.SANDBOX_MAX_BODY_BYTES)
+    ensure_length(request.META, settings.SANDBOX_MAX_BODY_BYTES)
     if "HTTP_TRANSFER_ENCODING" in request.META and not _announced(request.META):
         raise InvalidConfiguration("body: Send Content-Length, not chunks.", field="body")
 

@@ -26,7 +26,7 @@ from executions.kernel.bodies import LARGE
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
 from executions.kernel.shapes import PageShape
-from executions.runs.routing import COMMANDS, require_language
+from executions.runs.routing import COMMANDS, ensure_language
 from executions.runs.shapes import ExecutionShape
 from executions.sessions import commands
 from executions.sessions.models import Session
@@ -117,7 +117,7 @@ class ProcessStdinView(_ProcessView):
             refuse("body", f"Must be at most {MOST_STDIN_BYTES} bytes.")
         session = self.of_process(session_id, pid)
         # Whoever types into a shell runs commands.
-        require_language(self.api_key, *COMMANDS)
+        ensure_language(self.api_key, *COMMANDS)
         yield from commands.writing(session, pid, data, close=close)
         return HttpResponse(status=204)
 

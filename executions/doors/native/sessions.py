@@ -16,9 +16,9 @@ from rest_framework.request import Request
 from executions.doors.native.deferred import answer, wanted_form
 from executions.doors.native.executions import (
     STREAM,
+    ensure_listener,
     is_detached,
     outcome_response,
-    refuse_unheard,
     run_stream,
 )
 from executions.doors.native.frame import (
@@ -44,7 +44,7 @@ from executions.kernel.declarations import Query
 from executions.kernel.shapes import PageShape
 from executions.runs.models import Execution
 from executions.runs.requests import CELL
-from executions.runs.routing import require_language
+from executions.runs.routing import ensure_language
 from executions.runs.service import running
 from executions.runs.shapes import ExecutionShape
 from executions.sessions import control
@@ -196,7 +196,7 @@ class SessionExecutionsView(SessionApiView):
 
     def _run(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
         is_detached(request)
-        wanted = refuse_unheard(read_run(CELL, request, session=session_id))
+        wanted = ensure_listener(read_run(CELL, request, session=session_id))
         outcome = yield from running(wanted, self.caller(), waits=True)
         with known_to_run(outcome):
             return outcome_response(outcome, request)
@@ -242,7 +242,7 @@ class ContextsView(SessionApiView):
         """Create a context (an interpreter) in a session."""
         session = self.session(session_id)
         wanted = CREATE_CONTEXT.read(request.data)
-        require_language(self.api_key, wanted.language)
+        ensure_language(self.api_key, wanted.language)
         made = yield from control.creating_context(session, wanted)
         return json_response(made, 201)
 

@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from executions.runs.requests import Caller
 from executions.tenants import keys
 from executions.tenants.models import Tenant
-from executions.tenants.service import require_active
+from executions.tenants.service import ensure_active
 from providers.checks import BEFORE_WORK
 from providers.errors import InvalidConfiguration
 
@@ -62,7 +62,7 @@ def _of(slug: str) -> Caller:
     if tenant is None:
         raise CommandError(f"There is no tenant {slug!r}. Create it with create_tenant.")
     try:
-        require_active(tenant)
+        ensure_active(tenant)
     except InvalidConfiguration as error:
         raise CommandError(error.message) from None
     return Caller(tenant, request_id=f"mcp:stdio:{os.getpid()}")

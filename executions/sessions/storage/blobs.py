@@ -19,7 +19,7 @@ from django.db.models.functions import Greatest, Now
 from django.utils import timezone
 
 from executions.kernel.batches import let_others_write
-from executions.kernel.disk import refuse_when_full
+from executions.kernel.disk import ensure_disk_space
 from executions.kernel.storage import WORKSPACES, file_store
 from executions.sessions.storage import quota
 from executions.sessions.storage.models import Blob, LooseFile, WorkspaceFile
@@ -220,7 +220,7 @@ def _upload(
     """Blobs made of those of them that nobody else made one of meanwhile. What is `lost` gets its
     bytes again.
     """
-    refuse_when_full()
+    ensure_disk_space()
     names = {content.sha256: _name(tenant, content.sha256) for content in contents}
     due_at = timezone.now() + GRACE
     with transaction.atomic():

@@ -22,7 +22,7 @@ from executions.runs.models import Execution
 from executions.runs.provider_calls import guard
 from executions.runs.requests import Conflict
 from executions.sessions.models import Session
-from executions.sessions.requests import refuse_ended
+from executions.sessions.requests import ensure_not_ended
 from executions.sessions.session_sandbox import lent_sandbox
 from executions.sessions.storage import blobs, drafts, quota, tar
 from executions.sessions.storage.models import Workspace, WorkspaceFile
@@ -181,7 +181,7 @@ def _saved_once(session_pk: UUID, *, thorough: bool) -> Saved | None:
     # Before the session: a version that came with its next sandbox must not go with this one.
     workspace = Workspace.objects.filter(session=session_pk).first()
     session = Session.objects.defer("env").select_related("tenant").get(pk=session_pk)
-    refuse_ended(session)
+    ensure_not_ended(session)
     tenant = session.tenant
     if session.ref is None or tenant is None or session.saves == Session.Saves.NEVER:
         raise Conflict("The session has no sandbox whose files could be saved now.")

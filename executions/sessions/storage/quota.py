@@ -45,7 +45,7 @@ def check_session(provider: str, files: int, size: int, names: int = 0) -> None:
         )
 
 
-def refuse_more(session: Session, path: str, size: int) -> None:
+def ensure_room(session: Session, path: str, size: int) -> None:
     """Raise QuotaExceeded before a file of so many bytes is put into a session where it would be
     more than can be saved of it."""
     if session.saves == Session.Saves.NEVER:

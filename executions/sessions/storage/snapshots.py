@@ -26,7 +26,7 @@ from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.runs.requests import Caller, Conflict
 from executions.sessions.ending import mark_lost
 from executions.sessions.models import Session
-from executions.sessions.requests import NOT_FOUND, SessionName, refuse_ended
+from executions.sessions.requests import NOT_FOUND, SessionName, ensure_not_ended
 from executions.sessions.storage import blobs, drafts, quota
 from executions.sessions.storage.changes import storing
 from executions.sessions.storage.file_saves import save
@@ -108,7 +108,7 @@ def _saved(session: Session) -> Coroutine[None]:
         raise ProviderUnavailable("The files were not saved in time. Try again.", retry_after=5)
     if isinstance(error, KeptSandboxLost):
         mark_lost(session, error.message)
-        refuse_ended(session)
+        ensure_not_ended(session)
         raise Conflict(
             "The sandbox is gone. The session sleeps now, with the files that were saved before. "
             "Send the request again for a snapshot of these."
@@ -134,7 +134,7 @@ def _take(session: Session, wanted: SnapshotRequest, caller: Caller) -> Snapshot
     for _ in range(_TRIES):
         workspace = Workspace.objects.filter(session=session.pk).first()
         session.refresh_from_db()
-        refuse_ended(session)
+        ensure_not_ended(session)
         if workspace is None:
             raise Conflict("No files of the session are saved yet. Try again.", retry_after=1)
         with drafts.draft(caller.tenant, workspace) as mine:
@@ -146,7 +146,7 @@ def _take(session: Session, wanted: SnapshotRequest, caller: Caller) -> Snapshot
                 if same.first() is None:
                     continue
                 session.refresh_from_db()
-                refuse_ended(session)
+                ensure_not_ended(session)
                 # One after the other for each tenant, so that the number stays true until it is
                 # committed. What only refers to the tenant does not wait.
                 tenants = Tenant.objects.select_for_update(no_key=True)

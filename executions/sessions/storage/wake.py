@@ -27,12 +27,16 @@ from executions.runs.models import Execution
 from executions.runs.provider_calls import call_provider
 from executions.runs.requests import Conflict
 from executions.runs.routes import Step, lent
-from executions.runs.routing import require_provider, require_sandbox, required_isolation_for
+from executions.runs.routing import (
+    ensure_provider_isolation,
+    ensure_sandbox_isolation,
+    required_isolation_for,
+)
 from executions.sessions import cell_order
 from executions.sessions.capacity import open_evicting, reserve_slot
 from executions.sessions.due import ends
 from executions.sessions.models import Session
-from executions.sessions.requests import SessionClosed, refuse_ended, tenant_of
+from executions.sessions.requests import SessionClosed, ensure_not_ended, tenant_of
 from executions.sessions.session_sandbox import LEASE_SECONDS, lender_of, taken_over
 from executions.sessions.shapes import SavedFilesShape
 from executions.sessions.storage.models import Workspace
@@ -65,7 +69,7 @@ def ensure_awake(session: Session, turn: int | None = None) -> Coroutine[None]:
     what the provider or the storage does; it is then still asleep.
     """
     session.refresh_from_db()
-    refuse_ended(session)
+    ensure_not_ended(session)
     if session.state != Session.State.ASLEEP:
         return
     until = time.monotonic() + PATIENCE_SECONDS
@@ -74,7 +78,7 @@ def ensure_awake(session: Session, turn: int | None = None) -> Coroutine[None]:
             # Before the look: what happens after it rings.
             with cell_order.waiter(session.pk) as bell:
                 session.refresh_from_db()
-                refuse_ended(session)
+                ensure_not_ended(session)
                 if session.state != Session.State.ASLEEP:
                     return
                 if (claimed_at := (yield from _claim(session))) is not None:
@@ -150,10 +154,10 @@ def _wake(session: Session, claimed_at: datetime, turn: int | None) -> Coroutine
     with ExitStack() as held:
         lease = yield from lent(Step(lender_of(session)), held)
         floor = required_isolation_for(tenant, session.api_key, session.language)
-        require_provider(lease, floor)
+        ensure_provider_isolation(lease, floor)
         sandbox = yield from open_evicting(lease, session)
         try:
-            isolation, _ = require_sandbox(lease, sandbox, floor)
+            isolation, _ = ensure_sandbox_isolation(lease, sandbox, floor)
             mark = yield from restore_files(session, lease, sandbox, members)
             _put(session, sandbox, isolation, mark, claimed_at, turn)
             yield from taken_over(lease, session, sandbox)
@@ -237,7 +241,7 @@ def _put(
             _begin_anew(session, mark, turn)
             enter_row(session, "awake", before)
     if not won:
-        refuse_ended(session)
+        ensure_not_ended(session)
         raise SessionClosed("The session was woken by another request meanwhile.")
 
 
