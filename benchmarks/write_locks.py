@@ -151,7 +151,7 @@ def _measure_all(watcher: Connection) -> None:
     from executions.capabilities.search import service as search
     from executions.ledger import checkpoints
     from executions.ledger.append import append
-    from executions.ledger.baseline import record_baseline
+    from executions.ledger.bound_rows import record_baseline
     from executions.ledger.verification import verify, verify_entries
     from executions.tenants.models import Tenant
 

@@ -17,9 +17,9 @@ class ExecutionsConfig(AppConfig):
             checks,  # noqa: F401  registers the checks
             receivers,
         )
-        from executions.capabilities.observability import telemetry
+        from executions.capabilities.observability import capability
         from executions.capabilities.policies.service import POLICIES
-        from executions.capabilities.retention.holds import HOLDS
+        from executions.capabilities.retention.capability import HOLDS
         from executions.capabilities.spending.models import Budget
         from executions.kernel.audit import current_actor
         from executions.ledger.bindings import add_check
@@ -28,7 +28,7 @@ class ExecutionsConfig(AppConfig):
         from executions.runs.alterations import Executions
         from executions.runs.process_reaper import has_ended
         from executions.sessions.extension import Sessions
-        from executions.tenants.key_escalation import KEYS
+        from executions.tenants.keys import KEYS
         from executions.tenants.models import Tenant
         from executions.tenants.service import ensure_roles
         from providers.guarded import Guarded, guard
@@ -36,7 +36,7 @@ class ExecutionsConfig(AppConfig):
         from providers.services import touched
         from providers.services.rotation import also_rotate
 
-        telemetry.start()
+        capability.start()
         extensions.register_installed(Sessions())
         register_records(Executions())
         add_check("executions.schedule", _is_due_in_time)

@@ -11,7 +11,7 @@ from django.db import router, transaction
 from django.db.models import Model
 from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete, pre_save
 
-from executions.capabilities.retention.holds import keep_held_tenant
+from executions.capabilities.retention.capability import keep_held_tenant
 from executions.capabilities.retention.tenant_removal import check_mark
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.webhooks.models import WebhookSecret

@@ -18,8 +18,8 @@ from executions.ledger.erasures import Erasures
 from executions.ledger.trust import trusted_keys
 from executions.ledger.verification import verify_entry
 from executions.runs.alterations import alteration_of
-from executions.runs.late_results import late_result_of
 from executions.runs.models import Artifact, Execution
+from executions.runs.record import late_result_of
 from executions.runs.results import (
     MOST_VALUES,
     SIGNATURE_BYTES,

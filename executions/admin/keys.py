@@ -28,8 +28,7 @@ from executions.admin.frame import (
 )
 from executions.capabilities.playground.admin import example_call
 from executions.sessions.queries import ensure_unused
-from executions.tenants.key_escalation import CONFIGURE
-from executions.tenants.keys import create_api_key, revoke, rotate
+from executions.tenants.keys import CONFIGURE, create_api_key, revoke, rotate
 from executions.tenants.models import USUAL_SCOPES, WORD_BOUNDS, ApiKey, Scope, as_words
 from providers.admin.guarded import WAITS, GuardedAdmin, log_request
 from providers.errors import InvalidConfiguration

@@ -37,8 +37,8 @@ from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.webhooks.models import WebhookSecret
 from executions.runs.models import Execution, Process
 from executions.runs.requests import LIMIT_COLUMNS, default_limit
+from executions.sessions.capacity import usage_of
 from executions.sessions.storage.snapshots import snapshots_of
-from executions.sessions.usage import usage_of
 from executions.tenants.models import ApiKey, Tenant
 from executions.tenants.quotas import COLUMNS, Quota, Use, installed_in_column
 from providers.admin.choosing import once

@@ -1,19 +1,23 @@
 """Executions that nobody will run or end: their records are ended, and none stays open for ever.
 
 What a process runs is not among them, whatever any clock says: it ends with its process
-(`runs.process_reaper`) or by it (`runs.heartbeat`).
+(`runs.process_reaper`) or by it (`runs.heartbeat`). What a backup had open is never run again.
 """
 
 from __future__ import annotations
 
 from datetime import timedelta
+from typing import NamedTuple
 
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from executions.runs import payloads
+from executions.runs import extensions, journal, payloads
+from executions.runs.listing import log_execution
 from executions.runs.models import Approval, Execution
 from executions.runs.process_reaper import mark_lost
+from executions.runs.record import close_record, error_changes
+from providers.errors import UNAVAILABLE
 
 # Of a row that is no process's, whose process has no row any more, the deadline decides.
 GRACE = timedelta(seconds=30)
@@ -45,4 +49,45 @@ def end_stale_executions() -> int:
             why = _NOT_APPROVED
         ended += mark_lost(execution, why, retryable=queued)
     payloads.remove_orphans()
+    return ended
+
+
+class Settled(NamedTuple):
+    """How many results that waited in the journal were recorded, executions that were open were
+    ended, and schedules whose time has come since were paused."""
+
+    recorded: int = 0
+    ended: int = 0
+    paused: int = 0
+
+
+def close_after_restore(made_at: str) -> Settled:
+    """Do what is to be done before a restored database is used, so that nothing of it runs again.
+
+    Raises LedgerUnavailable.
+    """
+    # What is known of what was open, before the rest is given up.
+    recorded = journal.record_kept()
+    ended = end_open_executions(made_at)
+    paused = sum(each.after_restore() for each in extensions.installed())
+    return Settled(recorded, ended, paused)
+
+
+def end_open_executions(made_at: str) -> int:
+    """End every open execution with SB009, not to be retried. How many were ended.
+
+    For a database that was just restored and that no service uses. Raises LedgerUnavailable.
+    """
+    message = (
+        f"The database was restored from a backup of {made_at}. The code may have run after that."
+    )
+    ended = 0
+    still_open = list(Execution.objects.filter(finished_at=None).values_list("pk", flat=True))
+    for pk in still_open:
+        execution = Execution.objects.defer("pending").get(pk=pk)
+        changes = {**error_changes(UNAVAILABLE.code, message), "retryable": False}
+        status = execution.status
+        if close_record(execution, Execution.Status.ERROR, changes, only_if=status):
+            log_execution(execution)
+            ended += 1
     return ended

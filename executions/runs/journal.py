@@ -34,10 +34,9 @@ from executions.runs.journal_files import (
     waiting,
     write,
 )
-from executions.runs.late_results import record_late
 from executions.runs.listing import log_execution
 from executions.runs.models import Execution
-from executions.runs.record import Outcome, close_record, error_changes, reject
+from executions.runs.record import Outcome, close_record, error_changes, record_late, reject
 from providers.errors import UNAVAILABLE, SandboxError
 from providers.threads import Loop
 

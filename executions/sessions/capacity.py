@@ -1,10 +1,11 @@
-"""How many sessions may have a sandbox, and whose makes room for another."""
+"""How many sessions may have a sandbox, whose makes room for another, and what a tenant uses."""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable, Iterable
+from datetime import UTC, datetime
 from typing import TypeVar
 from uuid import UUID
 
@@ -13,12 +14,16 @@ from django.db.models import Count, Q, QuerySet
 
 from executions.kernel import background
 from executions.kernel.coroutines import Coroutine
+from executions.runs import extensions
+from executions.runs.admission import current_usage
 from executions.sessions.ending import SLEEPLESS, busy, close_if_idle, end_leftovers, release
 from executions.sessions.models import Session
 from executions.sessions.session_sandbox import opened_by
+from executions.sessions.storage.models import StoredTotal
 from executions.sessions.storage.suspend import suspend
 from executions.tenants.models import Tenant
-from executions.tenants.quotas import OF_ALL_SESSIONS, Quota, bound, tenant_lock
+from executions.tenants.quotas import OF_ALL_SESSIONS, Quota, Use, bound, tenant_lock, tomorrow
+from executions.tenants.rate_limit import used
 from providers.errors import KeptFull, RateLimited, SandboxError
 from providers.manager import Lease
 from providers.remote.deadline import DeadlinePassed
@@ -162,3 +167,36 @@ def _made_free(session: Session, until: float) -> Coroutine[None]:
         logger.warning("session %s is still being saved, and is closed after that", pk)
     except SandboxError as error:
         logger.warning("session %s cannot sleep: %s", pk, error.message)
+
+
+def usage_of(tenant: Tenant) -> dict[Quota, Use]:
+    """All of its quotas, in their order."""
+    held, day = current_usage(tenant), tomorrow()
+    counted: dict[Quota, tuple[float, datetime | None]] = {
+        Quota.RUNNING: (held.running, None),
+        Quota.QUEUED: (held.queued, None),
+        Quota.REQUESTS: _requests(tenant),
+        Quota.EXECUTIONS: (held.executions, day),
+        Quota.SECONDS: (round(held.seconds + held.reserved, 3), day),
+        Quota.STORED_BYTES: (held.stored, day),
+        Quota.SESSIONS: (awake_of(tenant), None),
+        Quota.SCHEDULES: (0, None),
+    }
+    found = {
+        quota: Use(bound(tenant, quota), number, resets_at)
+        for quota, (number, resets_at) in counted.items()
+    }
+    total = StoredTotal.objects.filter(tenant=tenant.pk).first() or StoredTotal()
+    found[Quota.STORAGE_BYTES] = Use(bound(tenant, Quota.STORAGE_BYTES), total.bytes)
+    found[Quota.STORAGE_FILES] = Use(settings.TENANT_STORAGE_FILES, total.files)
+    found |= dict.fromkeys((Quota.BUDGET_OF_DAY, Quota.BUDGET_OF_MONTH), Use(None, 0))
+    for each in extensions.installed():
+        found |= each.usage(tenant)
+    return found
+
+
+def _requests(tenant: Tenant) -> tuple[int, datetime | None]:
+    rate = used(tenant)
+    if rate is None:
+        return 0, None
+    return rate.used, datetime.fromtimestamp(rate.resets_at, UTC)

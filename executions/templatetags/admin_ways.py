@@ -10,8 +10,7 @@ from django.db.models import Model
 
 from executions.capabilities.dashboard.service import NEW_BELOW, Step
 from executions.capabilities.dashboard.service import first_steps as steps_of
-from executions.kernel.empty_lists import EMPTY
-from executions.kernel.presentation import in_time
+from executions.kernel.presentation import EMPTY, in_time
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
 from providers.models import ConfigVersion, ProviderConfig

@@ -18,7 +18,7 @@ from django.db.migrations.loader import MigrationLoader
 from executions.ledger.findings import Verification
 from executions.ledger.keyring import LedgerUnavailable
 from executions.ledger.verification import verify
-from executions.runs.post_restore import Settled, close_after_restore
+from executions.runs.expiry import Settled, close_after_restore
 from sandbox_site import bootstrap, keys
 from sandbox_site.backups.archive import CHECKPOINTS, DATA, DATABASE, DamagedArchive, unpack
 from sandbox_site.backups.embedded import (

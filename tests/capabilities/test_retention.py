@@ -21,8 +21,8 @@ from executions.ledger.append import append
 from executions.ledger.erasures import ERASURE
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.runs.late_results import record_late
 from executions.runs.models import Artifact, Execution, LateResult
+from executions.runs.record import record_late
 from executions.tasks import apply_retention as scheduled
 from tests.capabilities.write_transactions import write_transactions
 from tests.conftest import Caller

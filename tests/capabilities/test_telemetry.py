@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 )
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from executions.capabilities.observability import telemetry
+from executions.capabilities.observability import capability
 from executions.capabilities.observability.metrics import collect
 from executions.capabilities.observability.otlp import Traces, send
 from executions.runs import active_runs
@@ -46,9 +46,9 @@ def collector() -> Iterator[Receiver]:
 @pytest.fixture
 def traces(collector: Receiver, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Traces]:
     settings.TELEMETRY = Telemetry(collector.url, (("x-key", "k"),), "cofferdam", "host1", 1)
-    monkeypatch.setattr(telemetry, "traces", None)
-    telemetry.start()
-    made = telemetry.traces
+    monkeypatch.setattr(capability, "traces", None)
+    capability.start()
+    made = capability.traces
     assert made is not None
     yield made
     made.close()
@@ -254,9 +254,9 @@ def test_without_an_endpoint_nothing_is_made_or_sent(
     settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert settings.TELEMETRY is None
-    assert telemetry.traces is None
-    telemetry.start()
-    assert telemetry.traces is None
+    assert capability.traces is None
+    capability.start()
+    assert capability.traces is None
     monkeypatch.setattr("executions.tasks.run_once_in_background", lambda *_: pytest.fail("sent"))
     export_metrics()
 

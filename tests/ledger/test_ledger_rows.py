@@ -15,10 +15,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from executions.capabilities.spending.models import Budget
-from executions.ledger import baseline, last_entries
-from executions.ledger.baseline import record_baseline
+from executions.ledger import bound_rows, last_entries
 from executions.ledger.bindings import columns_of
-from executions.ledger.bound_rows import look_at
+from executions.ledger.bound_rows import look_at, record_baseline
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.tenants.keys import revoke, rotate
@@ -164,7 +163,7 @@ def test_a_column_that_is_bound_later_is_no_alteration(monkeypatch: pytest.Monke
     first.refresh_from_db()
     first.save()
     compared = look_at(User, second.pk)
-    assert baseline.record_baseline() == 0
+    assert bound_rows.record_baseline() == 0
     second.refresh_from_db()
     second.save()
     assert compared.altered_at is None

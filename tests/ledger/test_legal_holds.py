@@ -24,8 +24,8 @@ from executions.kernel.audit import acting_as
 from executions.ledger.legal_holds import Held, OnHold
 from executions.ledger.models import LedgerEntry, LegalHold
 from executions.ledger.verification import verify
-from executions.runs.late_results import record_late
 from executions.runs.models import Execution, LateResult
+from executions.runs.record import record_late
 from executions.sessions.storage.carry_over import clean_ended
 from executions.sessions.storage.models import Workspace
 from executions.tenants.models import Tenant

@@ -8,7 +8,7 @@ from django.contrib.auth.models import Group, User
 from django.test import Client
 
 from executions.capabilities.dashboard.service import NEW_BELOW, first_steps
-from executions.kernel.empty_lists import EMPTY
+from executions.kernel.presentation import EMPTY
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
 from executions.tenants.keys import create_api_key

@@ -9,7 +9,7 @@ import pytest
 from django.utils import timezone
 
 from executions.kernel.coroutines import run_sync
-from executions.runs import late_results
+from executions.runs import record
 from executions.runs.admission import current_usage
 from executions.runs.models import Execution, ExecutionTenantCount, Process
 from executions.runs.process_reaper import mark_lost
@@ -100,7 +100,7 @@ def test_the_seconds_of_a_killed_process_come_back(alice: Caller) -> None:
     # What ran on all the same is counted when it turns out.
     left.refresh_from_db()
     told = {"run_ms": 40_000.0, "finished_at": timezone.now(), "cost": None}
-    assert late_results.record_late(left, Execution.Status.SUCCEEDED, told)
+    assert record.record_late(left, Execution.Status.SUCCEEDED, told)
     assert seconds_of(alice) == (40, 0)
 
 

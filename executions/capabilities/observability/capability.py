@@ -1,11 +1,32 @@
-"""Observability as a capability: counters of ends, and traces over OTLP."""
+"""Observability as a capability: counters of ends, and traces over OTLP.
+
+`traces` is None where OTEL_EXPORTER_OTLP_ENDPOINT is not set, which is all that a run then pays.
+"""
 
 from __future__ import annotations
 
-from executions.capabilities.observability import counters, telemetry
+from typing import TYPE_CHECKING
+
+from django.conf import settings
+
+from executions.capabilities.observability import counters
 from executions.runs.extensions import Extension
 from executions.runs.models import Execution, LateResult
 from executions.runs.requests import ExecutionRequest
+
+if TYPE_CHECKING:
+    from executions.capabilities.observability.otlp import Traces
+
+traces: Traces | None = None
+
+
+def start() -> None:
+    """Have this process send what it runs, if that is configured."""
+    global traces
+    if settings.TELEMETRY is not None and traces is None:
+        from executions.capabilities.observability.otlp import Traces
+
+        traces = Traces(settings.TELEMETRY)
 
 
 class Statistics(Extension):
@@ -18,8 +39,8 @@ class Statistics(Extension):
             counters.count_stored(execution.tenant_slug, payload_bytes)
 
     def after_insert(self, execution: Execution, began: float) -> None:
-        if telemetry.traces is not None:
-            telemetry.traces.admitted(execution, began)
+        if traces is not None:
+            traces.admitted(execution, began)
 
     def on_end(self, ended: Execution, stored_bytes: int, ran_ms: int) -> None:
         counters.count(ended, stored_bytes, ran_ms)
@@ -29,8 +50,8 @@ class Statistics(Extension):
             counters.count_used(execution.tenant_slug, more_ms)
 
     def after_end(self, execution: Execution) -> None:
-        if telemetry.traces is not None:
-            telemetry.traces.ended(execution)
+        if traces is not None:
+            traces.ended(execution)
 
 
 CAPABILITY = Statistics()

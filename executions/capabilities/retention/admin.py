@@ -10,7 +10,7 @@ from django.core.exceptions import ValidationError
 from django.http import HttpRequest
 from unfold.admin import ModelAdmin
 
-from executions.capabilities.retention.holds import check_hold
+from executions.capabilities.retention.capability import check_hold
 from executions.ledger.models import LegalHold
 from providers.admin.guarded import GuardedAdmin
 from providers.errors import InvalidConfiguration

@@ -16,7 +16,7 @@ from django.db import transaction
 from django.db.models import ManyToOneRel, Model, QuerySet
 from django.utils import timezone
 
-from executions.capabilities.retention.holds import keep_held_tenant
+from executions.capabilities.retention.capability import keep_held_tenant
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.kernel import batches

@@ -15,9 +15,8 @@ from rest_framework.request import Request
 
 from executions.doors.native.authentication import has_scopes, key_text_of
 from executions.doors.native.frame import ApiView
-from executions.doors.native.rendering import json_response
+from executions.doors.native.rendering import ErrorShape, json_response
 from executions.doors.native.schema import endpoint
-from executions.doors.native.shapes import ErrorShape
 from executions.kernel.audit import log_action
 from executions.kernel.declarations import STORABLE, Body, declared
 from executions.kernel.shapes import JsonObject

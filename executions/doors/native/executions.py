@@ -44,20 +44,18 @@ from executions.doors.native.frame import (
     read_run,
 )
 from executions.doors.native.rendering import (
-    execution_for,
-    execution_in_full,
-    json_response,
-    page_of,
-)
-from executions.doors.native.schema import BYTES, EVENT_STREAM, endpoint
-from executions.doors.native.shapes import (
     LanguagesShape,
     LedgerKeyShape,
     LedgerKeysShape,
     PackagesShape,
     QuotaShape,
     UsageShape,
+    execution_for,
+    execution_in_full,
+    json_response,
+    page_of,
 )
+from executions.doors.native.schema import BYTES, EVENT_STREAM, endpoint
 from executions.kernel.bodies import LARGE
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import END, Query, Rule, declared, refuse, shown
@@ -80,7 +78,7 @@ from executions.runs.routing import allowed_languages, languages_for
 from executions.runs.sealing import receipt_of
 from executions.runs.service import HasEnded, cancelling, running
 from executions.runs.shapes import ExecutionPageShape, ExecutionShape
-from executions.sessions.usage import usage_of
+from executions.sessions.capacity import usage_of
 from executions.tenants.models import ApiKey, Scope
 from providers.errors import CODES
 

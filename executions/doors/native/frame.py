@@ -38,8 +38,7 @@ from executions.doors.native.authentication import (
     place_of,
 )
 from executions.doors.native.deferred import answer
-from executions.doors.native.rendering import json_response
-from executions.doors.native.shapes import ErrorBodyShape, ErrorShape
+from executions.doors.native.rendering import ErrorBodyShape, ErrorShape, json_response
 from executions.kernel.bodies import BODY, SMALL, BodyTooLarge, reading, requests_of, value_of
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.database import DatabaseUnavailable, nothing_ran, problem_of

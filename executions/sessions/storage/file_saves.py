@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from django.db.models import F
 from django.db.models.functions import Length, Now
 
 from executions.kernel import batches
-from executions.kernel.paths import from_text, key_of, to_text
+from executions.kernel.paths import MOST_BYTES, from_text, is_name, is_path, key_of, to_text
 from executions.kernel.text import storable
 from executions.runs.models import Execution
 from executions.runs.provider_calls import guard
@@ -27,11 +28,98 @@ from executions.sessions.session_sandbox import lent_sandbox
 from executions.sessions.storage import blobs, drafts, quota, tar
 from executions.sessions.storage.models import Workspace, WorkspaceFile
 from executions.sessions.storage.tree import Tree, mode_bits
-from executions.sessions.storage.validation import BLIND, Claimed, claimed
 from executions.tenants.models import Tenant
 from providers.errors import KeptSandboxLost, ProviderUnavailable, SandboxError
-from providers.sandbox import FileEntry, KeptSandbox
+from providers.sandbox import Changes, FileEntry, KeptSandbox
 from providers.waiting import submit
+
+_MOST_SIZE = 2**60
+_MOST_MARK = 200
+# Before the mark of a look that could not see all: what had gone of that is told by none after it.
+BLIND = "!"
+_SAVED = ("file", "directory", "symlink")
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """Changes that are well-formed: each path once, and every entry something that is saved.
+
+    What is neither file, folder nor link, or has a name that no restored file could have, is told
+    as removed. Nothing below a folder that is unseen is removed.
+    """
+
+    mark: str
+    entries: Mapping[str, FileEntry]
+    removed: Sequence[str]
+    complete: bool
+    unseen: Sequence[str] = ()
+
+
+def claimed(answer: Any) -> Claimed:
+    """Raises ProviderUnavailable for what are no changes, QuotaExceeded for too many."""
+    mark = mark_of(answer)
+    told = (answer.entries, answer.removed, answer.unseen)
+    if not all(isinstance(each, list | tuple) for each in told):
+        raise _none()
+    unseen = frozenset(answer.unseen)
+    if not all(isinstance(path, str) and (not path or is_path(path)) for path in unseen):
+        raise _none()
+    if len(answer.entries) > settings.SESSION_STORAGE_FILES:
+        quota.check_session("", len(answer.entries), 0)
+    entries: dict[str, FileEntry] = {}
+    removed = []
+    for entry in answer.entries:
+        if not _is_entry(entry) or entry.path in entries:
+            raise _none()
+        if entry.type in _SAVED and is_path(entry.path) and _is_target(entry):
+            entries[entry.path] = entry
+        else:
+            removed.append(entry.path)
+    for path in answer.removed:
+        if not isinstance(path, str):
+            raise _none()
+        if is_path(path) and path not in entries:
+            removed.append(path)
+    removed = [path for path in removed if is_path(path) and unseen.isdisjoint(_above(path))]
+    mark = f"{BLIND}{mark}" if unseen and mark else mark
+    return Claimed(mark, entries, removed, bool(answer.complete), sorted(unseen))
+
+
+def _above(path: str) -> list[str]:
+    parts = path.split("/")
+    return ["/".join(parts[:count]) for count in range(len(parts))]
+
+
+def mark_of(answer: Any) -> str:
+    """The mark of what are said to be changes; "" for one that cannot be kept: all is told the next
+    time. Raises ProviderUnavailable.
+    """
+    if not isinstance(answer, Changes) or not isinstance(answer.mark, str):
+        raise _none()
+    mark = answer.mark
+    return mark if len(mark) <= _MOST_MARK and mark.isascii() and mark.isprintable() else ""
+
+
+def _is_entry(entry: Any) -> bool:
+    return (
+        isinstance(entry, FileEntry)
+        and isinstance(entry.path, str)
+        and isinstance(entry.target, str)
+        and type(entry.size) is int
+        and 0 <= entry.size <= _MOST_SIZE
+        and type(entry.mode) is int
+        and type(entry.modified) in (int, float)
+        and math.isfinite(entry.modified)
+    )
+
+
+def _is_target(entry: FileEntry) -> bool:
+    return entry.type != "symlink" or (len(entry.target) <= MOST_BYTES and is_name(entry.target))
+
+
+def _none() -> ProviderUnavailable:
+    return ProviderUnavailable("The sandbox did not return file changes.")
+
 
 ANSWER_SECONDS = 120.0
 PIECE_SECONDS = 30.0

@@ -39,9 +39,9 @@ from executions.sessions.models import Session
 from executions.sessions.requests import SessionClosed, ensure_not_ended, tenant_of
 from executions.sessions.session_sandbox import LEASE_SECONDS, lender_of, taken_over
 from executions.sessions.shapes import SavedFilesShape
+from executions.sessions.storage.file_saves import mark_of
 from executions.sessions.storage.models import Workspace
 from executions.sessions.storage.restore import Restored, archive_of, to_restore
-from executions.sessions.storage.validation import mark_of
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.manager import Lease
 from providers.sandbox import DEFAULT_CONTEXT, KeptSandbox
