@@ -16,7 +16,7 @@ from sandbox_site.settings_table import SETTINGS
 
 _ASSIGNMENT = re.compile(r"(?:export )?([A-Za-z_][A-Za-z_0-9]*)=")
 # Of a variable that is not a setting.
-_SECRET = re.compile(r"SECRET|KEY|TOKEN|PASSWORD|_URL$")
+_SECRET = re.compile(r"SECRET|KEYS?(_ID)?$|TOKEN|PASSWORD|_URL$")
 
 
 def read_env_file(path: Path) -> frozenset[str]:

@@ -62,6 +62,11 @@ class StrictEnv(environ.Env):  # type: ignore[misc]
             default = list(setting.default) if cast is list else setting.default
         value = default
         if self.is_set(var):
+            if self.ENVIRON[var].startswith("$"):
+                # django-environ would read the variable of that name instead.
+                raise ImproperlyConfigured(
+                    f"{var}: begins with $. A value cannot name another variable; write the value."
+                )
             try:
                 value = super().get_value(var, cast, default, parse_default)
             except ValueError as error:

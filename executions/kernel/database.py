@@ -5,11 +5,13 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 from django.db import connection, transaction
 from django.db.utils import Error, InterfaceError, InternalError, OperationalError
+from django.utils import timezone
 
 from providers.errors import ProviderUnavailable
 
@@ -144,3 +146,10 @@ def _set_busy_timeout(milliseconds: int) -> None:
     # Within every request that only reads: past the layers of a cursor, it costs a tenth.
     connection.ensure_connection()
     connection.connection.execute(f"PRAGMA busy_timeout = {milliseconds}")
+
+
+def hour_of(moment: datetime) -> datetime:
+    """When its hour began, by UTC."""
+    return timezone.localtime(moment, timezone.get_fixed_timezone(0)).replace(
+        minute=0, second=0, microsecond=0
+    )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from django.db import connection
 
+from executions.kernel.database import hour_of
 from executions.kernel.disk import ensure_disk_space
 from executions.ledger.entry import ensure_ledger
 from executions.runs import extensions
@@ -209,3 +211,32 @@ def may_claim(tenant_slug: str) -> bool:
         finished_at=None, tenant_slug=tenant_slug, status=Execution.Status.RUNNING
     )
     return running.count() - running.filter(background=True).count() < bound_on_running(tenant_slug)
+
+
+# Adds to the tenant's use in one hour, or begins it. One statement, which no other comes between.
+ADD_USE = (
+    f"INSERT INTO {_COUNTS} (hour, tenant_slug, count, cost, stored_bytes, used_ms)"  # noqa: S608
+    " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (hour, tenant_slug) DO UPDATE SET"
+    f" count = {_COUNTS}.count + excluded.count, cost = {_COUNTS}.cost + excluded.cost,"
+    f" stored_bytes = {_COUNTS}.stored_bytes + excluded.stored_bytes,"
+    f" used_ms = {_COUNTS}.used_ms + excluded.used_ms"
+)
+
+
+def count_use(
+    tenant_slug: str,
+    at: datetime,
+    *,
+    ended: int = 0,
+    cost: float = 0.0,
+    stored_bytes: int = 0,
+    used_ms: int = 0,
+) -> None:
+    """Add to what the tenant has used of its quotas, in the transaction of the record that did.
+
+    Whoever has this row lock waits for no other: call it behind the ledger entry and whatever else
+    the transaction writes for several tenants, but for the statistics of an end.
+    """
+    hour = connection.ops.adapt_datetimefield_value(hour_of(at))
+    with connection.cursor() as cursor:
+        cursor.execute(ADD_USE, (hour, tenant_slug, ended, cost, stored_bytes, used_ms))

@@ -30,6 +30,7 @@ from executions.runs.queue import mark_dispatched, move, requeue
 from executions.runs.record import PLACE, Outcome, error_changes
 from executions.runs.requests import ExecutionRequest, run_limits
 from executions.runs.results import (
+    RESERVED_METADATA,
     BlockedByPolicy,
     ValidatedResult,
     kinds_in,
@@ -426,7 +427,8 @@ class Attempt:
 
     def _meta(self, result: ExecutionResult) -> dict[str, Any]:
         """Return the provider's metadata without the keys that are ours, and ours."""
-        ours = {key for each in extensions.installed() for key in each.metadata_keys}
+        of_extensions = (each.metadata_keys for each in extensions.installed())
+        ours = RESERVED_METADATA.union(*of_extensions)
         said = {name: value for name, value in result.metadata.items() if name not in ours}
         of_host = self.host.result_metadata(self.execution) if self.host is not None else {}
         return {**said, **self.parts.result_metadata(), **of_host}

@@ -7,6 +7,7 @@ does nothing by default. For what concerns one run alone, `Extension.begin` retu
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -29,6 +30,8 @@ from providers.errors import SandboxError
 from providers.manager import Lease
 from providers.sandbox import Sandbox
 from providers.values import Emit, Job, SandboxSpec
+
+logger = logging.getLogger(__name__)
 
 # Surrounds waiting for a future. It may cancel the future, and raise.
 Waiting = Callable[[Future[Any]], AbstractContextManager[Any]]
@@ -154,7 +157,8 @@ class RunParts(RunPart):
 
     def close(self) -> None:
         for part in self._parts:
-            part.close()
+            with _logged_errors(part):
+                part.close()
 
     def result_metadata(self) -> Mapping[str, Any]:
         return {
@@ -207,10 +211,8 @@ class Extension:
     def before_insert(self, execution: Execution) -> None:
         """Set columns of a new row, in its transaction. Raises SandboxError to refuse it."""
 
-    def on_insert(
-        self, execution: Execution, request: ExecutionRequest, payload_bytes: int
-    ) -> None:
-        """Write what belongs to a new row, in its transaction. `payload_bytes` it stores now."""
+    def on_insert(self, execution: Execution, request: ExecutionRequest) -> None:
+        """Write what belongs to a new row, in its transaction."""
 
     def after_insert(self, execution: Execution, began: float) -> None:
         """Note a new record. `began` is the `perf_counter` at which its request came."""
@@ -237,10 +239,10 @@ class Extension:
         """Write what must precede the ledger entry of an end, in its transaction. The record
         `had_code` until now."""
 
-    def on_end(self, ended: Execution, stored_bytes: int, ran_ms: int) -> None:
+    def on_end(self, ended: Execution) -> None:
         """Write what follows the ledger entry of an end, in its transaction."""
 
-    def on_late(self, execution: Execution, late: LateResult, more_ms: int) -> None:
+    def on_late(self, execution: Execution, late: LateResult) -> None:
         """Count a result that came after its record was closed, in the result's transaction."""
 
     def stop_process(self, execution: Execution) -> Coroutine[None]:
@@ -257,9 +259,9 @@ class Extension:
     def after_run(self, execution: Execution) -> None:
         """Let go of what the run held in this process, whether or not its record was closed."""
 
-    def is_genuine(self, execution_id: UUID, event_type: str, said: Mapping[str, Any]) -> bool:
-        """Return whether an event that was stored for other processes may be passed on."""
-        return True
+    def vouches_for(self, execution_id: UUID, event_type: str, said: Mapping[str, Any]) -> bool:
+        """Return whether an event of its own, stored for other processes, may be passed on."""
+        return False
 
     def usage(self, tenant: Tenant) -> Mapping[Quota, Use]:
         """Return the use of the quotas that it counts."""
@@ -328,6 +330,21 @@ def ensure_served(request: ExecutionRequest) -> None:
     for name in ("webhook", "tools"):
         if getattr(request, name) and name not in served:
             refuse(name, "Not supported here: its capability is not in INSTALLED_CAPABILITIES.")
+
+
+def after_run(execution: Execution) -> None:
+    """Call the hook of every extension, whatever another one raises."""
+    for each in _installed:
+        with _logged_errors(each):
+            each.after_run(execution)
+
+
+@contextmanager
+def _logged_errors(part: object) -> Iterator[None]:
+    try:
+        yield
+    except Exception:
+        logger.exception("%s failed after a run", type(part).__name__)
 
 
 def end_values(provider_id: str, timings: Mapping[str, Any]) -> dict[str, Any]:

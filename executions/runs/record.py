@@ -24,7 +24,13 @@ from executions.kernel.database import DatabaseUnavailable, problem_of
 from executions.kernel.disk import ensure_disk_space, look_again_at_disk
 from executions.kernel.text import storable
 from executions.runs import extensions, heartbeat, payloads
-from executions.runs.admission import Demand, ensure_ready, ensure_within_bounds, was_refused
+from executions.runs.admission import (
+    Demand,
+    count_use,
+    ensure_ready,
+    ensure_within_bounds,
+    was_refused,
+)
 from executions.runs.listing import log_execution
 from executions.runs.models import Artifact, Execution, LateResult
 from executions.runs.requests import (
@@ -215,9 +221,12 @@ def _save_within_bounds(
                 each.before_insert(execution)
             insert(execution)
             for each in extensions.installed():
-                each.on_insert(execution, request, wanted.payload_bytes)
+                each.on_insert(execution, request)
             if beside is not None:
                 beside(execution)
+            if wanted.payload_bytes:
+                # Behind `beside`, which may enter something in the ledger.
+                count_use(tenant.slug, execution.created_at, stored_bytes=wanted.payload_bytes)
             is_committing = True
     except OperationalError as error:
         look_again_at_disk()
@@ -343,8 +352,16 @@ def close_record(
             for each in extensions.installed():
                 each.before_seal(ended, had_code=bool(execution.code))
             entry = append_execution(content, ended)
+            count_use(
+                ended.tenant_slug,
+                values["finished_at"],
+                ended=1,
+                cost=float(ended.cost or 0),
+                stored_bytes=size,
+                used_ms=ran_ms,
+            )
             for each in extensions.installed():
-                each.on_end(ended, size, ran_ms)
+                each.on_end(ended)
     if won and ended.mode == Execution.Mode.ASYNC and payloads.may_have_file(execution):
         # Behind the transaction that this is in: where it is taken back, the run is still to come.
         transaction.on_commit(partial(payloads.forget, execution.pk))
@@ -473,8 +490,10 @@ def record_late(
             # The receiver of its signal enters it in the ledger (`executions.receivers`).
             late.save(force_insert=True)
             more_ms = _ran_on(execution, values)
+            if more_ms:
+                count_use(execution.tenant_slug, timezone.now(), used_ms=more_ms)
             for each in extensions.installed():
-                each.on_late(execution, late, more_ms)
+                each.on_late(execution, late)
     except IntegrityError:
         return False
     return True

@@ -480,6 +480,12 @@ def _decoded(value: Any) -> bytes:
 POLICY = "policy"
 
 
+# The same, how often its code called tools.
+TOOL_CALLS = "tool_calls"
+# What no provider may say, whichever capabilities are installed: answers and the ledger show it.
+RESERVED_METADATA = frozenset((POLICY, TOOL_CALLS))
+
+
 class BlockedByPolicy(SandboxError):
     """A policy does not allow it. Nothing ran."""
 

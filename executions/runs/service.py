@@ -146,8 +146,7 @@ def carry_out(
             if log is not None:
                 log.finish()
                 resolve([log.closed])
-            for each in extensions.installed():
-                each.after_run(execution)
+            extensions.after_run(execution)
         if attempt.host is not None:
             yield from attempt.host.after_run(execution)
         return outcome

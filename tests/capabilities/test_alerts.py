@@ -17,7 +17,7 @@ import pytest
 from executions.capabilities.alerts import service as alerts
 from executions.capabilities.alerts.models import Alert
 from executions.capabilities.alerts.service import QUIET, acknowledge, watch, watch_without_workers
-from executions.capabilities.observability.counters import bucket_of, hour_of
+from executions.capabilities.observability.counters import bucket_of
 from executions.capabilities.observability.models import (
     AuditExport,
     ExecutionCount,
@@ -25,6 +25,7 @@ from executions.capabilities.observability.models import (
 )
 from executions.capabilities.spending.models import SpendingAlert
 from executions.kernel import http
+from executions.kernel.database import hour_of
 from executions.ledger.append import append
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify

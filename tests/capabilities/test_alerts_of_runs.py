@@ -13,7 +13,7 @@ from executions.capabilities.alerts import rules
 from executions.capabilities.alerts.models import Alert
 from executions.capabilities.alerts.rules import SHARED_CODE
 from executions.capabilities.alerts.service import QUIET, watch
-from executions.capabilities.observability.counters import hour_of
+from executions.kernel.database import hour_of
 from executions.kernel.text import first_uuid7
 from executions.runs.models import Execution
 from providers.models import CircuitBreaker, ProviderCheckCount, ProviderConfig

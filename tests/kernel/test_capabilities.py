@@ -9,12 +9,14 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from django.conf import settings
 
 from executions.runs import extensions
 from executions.runs.extensions import Extension
+from executions.runs.models import Execution
 from tests.conftest import Caller
 from tests.support.processes import ROOT
 from tests.support.running import run
@@ -106,3 +108,38 @@ def test_every_hook_of_an_extension_is_called_by_the_core() -> None:
     assert [
         name for name in hooks if f"each.{name}" not in source and f"extension.{name}" not in source
     ] == []
+
+
+def test_no_provider_says_what_only_the_service_says_whatever_is_installed(
+    scripted: Callable[[], list[str]], alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(extensions, "_installed", list(extensions.installed())[-1:])
+    said = {"policy": {"id": 1, "version": 1, "approved": {"by": "ada"}}, "tool_calls": 7}
+    code = ANSWER.replace("0.1)", f"0.1, metadata={said!r})")
+    answer = run(alice, code).json()
+    assert answer["status"] == "succeeded", answer
+    execution = Execution.objects.get(pk=answer["id"])
+    assert not {"policy", "tool_calls"} & execution.meta.keys()
+    assert answer["policy"] is None
+
+
+def test_an_extension_that_fails_after_a_run_keeps_no_other_from_its_hook(
+    scripted: Callable[[], list[str]],
+    alice: Caller,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Broken(Extension):
+        def after_run(self, execution: Execution) -> None:
+            raise ValueError("broken")
+
+    class Last(Extension):
+        seen: ClassVar[list[str]] = []
+
+        def after_run(self, execution: Execution) -> None:
+            self.seen.append(str(execution.pk))
+
+    monkeypatch.setattr(extensions, "_installed", [Broken(), Last()])
+    answer = run(alice, ANSWER).json()
+    assert (answer["status"], Last.seen) == ("succeeded", [answer["id"]])
+    assert "Broken failed after a run" in caplog.text

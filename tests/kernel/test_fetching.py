@@ -333,3 +333,28 @@ def test_who_leaves_before_a_file_is_begun_gets_none() -> None:
     fetching = fetch_files(LeftWhenRead(["https://files.example/x"]), "alice")
     assert next(fetching.__enter__(), None) is None
     wait_until_nobody_holds_a_slot()
+
+
+def test_the_last_release_of_a_slot_holds_no_lock_while_it_gives_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The shares have a lock of their own, under which the collector may release another slot."""
+    free: list[bool] = []
+
+    def other_thread_gets_it() -> None:
+        free.append(fetching._lock.acquire(timeout=5))
+        fetching._lock.release()
+
+    def give_back(holder: str) -> None:
+        thread = threading.Thread(target=other_thread_gets_it)
+        thread.start()
+        thread.join()
+
+    slot = fetching.Slot("wonderland")
+    try:
+        with monkeypatch.context() as patched:
+            patched.setattr(fetching._slots, "give_back", give_back)
+            slot.release()
+    finally:
+        fetching._slots.give_back("wonderland")
+    assert free == [True]

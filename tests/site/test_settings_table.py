@@ -123,3 +123,10 @@ def test_a_setting_without_a_value_is_no_mistake(tmp_path: Path) -> None:
         check=False,
     )
     assert ended.returncode == 0
+
+
+def test_a_value_that_would_name_another_variable_is_refused() -> None:
+    env = StrictEnv()
+    env.ENVIRON = {"INSTANCE": "$HOSTNAME", "HOSTNAME": "a"}
+    with pytest.raises(ImproperlyConfigured, match=r"^INSTANCE: begins with \$"):
+        env.str("INSTANCE")

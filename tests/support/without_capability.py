@@ -17,6 +17,7 @@ from executions.ledger.verification import verify
 from executions.runs.models import Execution
 from executions.runs.worker import ensure_schedules, recurring_tasks
 from tests.conftest import Caller
+from tests.support.held import bounded
 from tests.support.running import run, run_queued
 
 WITHOUT = os.environ["WITHOUT_CAPABILITY"].rpartition(".")[2]
@@ -64,6 +65,15 @@ def test_code_runs_is_queued_and_fails(
     assert run(alice, FAILURE).status_code == 503
     assert not Execution.objects.filter(finished_at=None).exists()
     assert verify().is_intact
+
+
+def test_the_quotas_of_a_day_hold(
+    scripted: Callable[[], list[str]], alice: Caller, charlie: Caller
+) -> None:
+    bounded(alice, max_executions_per_day=2)
+    answers = [run(alice, ANSWER).status_code for _ in range(3)]
+    assert answers == [200, 200, 429]
+    assert run(charlie, ANSWER).status_code == 200
 
 
 def test_pages_are_shown(

@@ -19,9 +19,13 @@ from executions.capabilities.observability.counter_repair import recount
 from executions.capabilities.playground.service import replay
 from executions.capabilities.spending.models import Budget
 from executions.client import execute_code
+from executions.ledger.append import append
 from executions.ledger.models import LedgerEntry
 from executions.runs.expiry import end_stale_executions
 from executions.runs.models import Execution, ExecutionTenantCount
+from executions.runs.record import open_record
+from executions.runs.requests import Caller as By
+from executions.runs.requests import ExecutionRequest
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import COLUMNS, MIB, Quota, bound
 from executions.tenants.service import internal_tenant
@@ -242,3 +246,24 @@ def test_an_administrator_sets_them_and_the_ledger_says_so(
 UNSET = dict.fromkeys(
     (*COLUMNS[2:], "keep_code_days", "keep_output_days", "keep_artifacts_days"), ""
 )
+
+
+def test_stored_bytes_are_counted_behind_what_else_a_new_record_enters(alice: Caller) -> None:
+    """An end has the ledger before it counts: the other way round, each would wait for the other."""
+    request = ExecutionRequest("pass", mode="async")
+
+    def enter(execution: Execution) -> None:
+        append("cancellation", str(execution.pk), {"actor": "ada"})
+
+    with CaptureQueriesContext(connection) as statements:
+        open_record(
+            request,
+            By.of_key(alice.api_key),
+            enter,
+        )
+    inserts = [
+        each["sql"] for each in statements.captured_queries if each["sql"].startswith("INSERT")
+    ]
+    [entered] = [n for n, sql in enumerate(inserts) if "executions_ledgerentry" in sql]
+    [counted] = [n for n, sql in enumerate(inserts) if "executions_executiontenantcount" in sql]
+    assert entered < counted

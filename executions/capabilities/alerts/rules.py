@@ -12,7 +12,7 @@ from django.db.models import Count, Q, QuerySet, Sum
 from django.utils.translation import ngettext
 
 from executions.capabilities.alerts.models import Alert
-from executions.capabilities.observability.counters import hour_of, milliseconds_of, percentiles
+from executions.capabilities.observability.counters import milliseconds_of, percentiles
 from executions.capabilities.observability.metrics import hosts
 from executions.capabilities.observability.models import (
     AuditExport,
@@ -20,6 +20,7 @@ from executions.capabilities.observability.models import (
     ExecutionLatency,
 )
 from executions.capabilities.spending.models import SpendingAlert
+from executions.kernel.database import hour_of
 from executions.kernel.text import first_uuid7
 from executions.ledger.checkpoint_store import checkpoint_store
 from executions.ledger.checkpoints import newest_line

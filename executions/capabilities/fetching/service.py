@@ -181,8 +181,10 @@ class Slot:
     def release(self) -> None:
         with _lock:
             self._holds -= 1
-            if not self._holds:
-                _slots.give_back(self._holder)
+            is_last = not self._holds
+        # The shares have a lock of their own, under which the collector may release another slot.
+        if is_last:
+            _slots.give_back(self._holder)
 
 
 # After its time a file is not waited for, though a name server may hold its thread for longer.

@@ -11,8 +11,7 @@ from django.conf import settings
 
 from executions.capabilities.observability import counters
 from executions.runs.extensions import Extension
-from executions.runs.models import Execution, LateResult
-from executions.runs.requests import ExecutionRequest
+from executions.runs.models import Execution
 
 if TYPE_CHECKING:
     from executions.capabilities.observability.otlp import Traces
@@ -32,22 +31,12 @@ def start() -> None:
 class Statistics(Extension):
     tasks = {"executions.tasks.export_ledger": 1, "executions.tasks.export_metrics": 1}
 
-    def on_insert(
-        self, execution: Execution, request: ExecutionRequest, payload_bytes: int
-    ) -> None:
-        if payload_bytes:
-            counters.count_stored(execution.tenant_slug, payload_bytes)
-
     def after_insert(self, execution: Execution, began: float) -> None:
         if traces is not None:
             traces.admitted(execution, began)
 
-    def on_end(self, ended: Execution, stored_bytes: int, ran_ms: int) -> None:
-        counters.count(ended, stored_bytes, ran_ms)
-
-    def on_late(self, execution: Execution, late: LateResult, more_ms: int) -> None:
-        if more_ms:
-            counters.count_used(execution.tenant_slug, more_ms)
+    def on_end(self, ended: Execution) -> None:
+        counters.count(ended)
 
     def after_end(self, execution: Execution) -> None:
         if traces is not None:

@@ -14,11 +14,11 @@ from django.conf import settings
 from django.db import connection, transaction
 from django.db.models import F, Model
 
-from executions.capabilities.observability.counters import ADD, HAS_COST, KEYS, bucket_of, hour_of
+from executions.capabilities.observability.counters import ADD, HAS_COST, KEYS, bucket_of
 from executions.capabilities.observability.models import ExecutionCount, ExecutionLatency
 from executions.capabilities.retention.service import records_erased_until
 from executions.kernel.batches import let_others_write
-from executions.kernel.database import snapshot_read
+from executions.kernel.database import hour_of, snapshot_read
 from executions.runs.models import Execution, ExecutionTenantCount
 
 _BATCH = 5000

@@ -6,19 +6,19 @@ import math
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
-from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
 from django.db import connection
 from django.db.models import Model
-from django.utils import timezone
 
 from executions.capabilities.observability.models import (
     ExecutionCount,
     ExecutionLatency,
     ExecutionTotal,
 )
+from executions.kernel.database import hour_of
+from executions.runs.admission import ADD_USE
 from executions.runs.models import Execution, ExecutionTenantCount
 from providers.services.breaker import ILL
 
@@ -124,11 +124,8 @@ def milliseconds_of(bucket: int) -> float:
     return 0.5 if bucket == 0 else float(_GROWTH ** (bucket - 0.5))
 
 
-def count(execution: Execution, stored_bytes: int = 0, used_ms: int = 0) -> None:
-    """Count an execution that has just ended. Call it in the transaction that ended it.
-
-    `stored_bytes` is what is kept of it, `used_ms` how long it ran.
-    """
+def count(execution: Execution) -> None:
+    """Count an execution that has just ended. Call it in the transaction that ended it."""
     assert execution.finished_at is not None  # noqa: S101  it has just ended
     hour = connection.ops.adapt_datetimefield_value(hour_of(execution.finished_at))
     cost = _cost(execution)
@@ -142,25 +139,10 @@ def count(execution: Execution, stored_bytes: int = 0, used_ms: int = 0) -> None
         for provider, code, number in left_for_another(execution):
             key = (hour, provider, LEFT, code)
             cursor.execute(_COUNT, (*key, 0, 0, 0, 0, number))
-        cursor.execute(_TENANT, (hour, execution.tenant_slug, 1, cost, stored_bytes, used_ms))
         if execution.total_ms is not None:
             bucket = bucket_of(execution.total_ms)
             cursor.execute(_LATENCY, (hour, execution.provider, bucket, 1))
         add(cursor, execution, cost)
-
-
-def count_stored(tenant_slug: str, stored_bytes: int) -> None:
-    """Count what is stored of an execution that has yet to run, in the transaction that does."""
-    hour = connection.ops.adapt_datetimefield_value(hour_of(timezone.now()))
-    with connection.cursor() as cursor:
-        cursor.execute(_TENANT, (hour, tenant_slug, 0, 0, stored_bytes, 0))
-
-
-def count_used(tenant_slug: str, used_ms: int) -> None:
-    """Count how long something ran that turned out after its record was closed."""
-    hour = connection.ops.adapt_datetimefield_value(hour_of(timezone.now()))
-    with connection.cursor() as cursor:
-        cursor.execute(_TENANT, (hour, tenant_slug, 0, 0, 0, used_ms))
 
 
 def percentiles(histogram: Iterable[tuple[int, int]], *wanted: float) -> list[float | None]:
@@ -182,21 +164,15 @@ def percentiles(histogram: Iterable[tuple[int, int]], *wanted: float) -> list[fl
     return found
 
 
-def hour_of(moment: datetime) -> datetime:
-    """When its hour began, by UTC."""
-    return timezone.localtime(moment, timezone.get_fixed_timezone(0)).replace(
-        minute=0, second=0, microsecond=0
-    )
-
-
 def _cost(execution: Execution) -> float:
     return float(getattr(execution, "cost", None) or 0)
 
 
 # What the rows of each table are told apart by.
 KEYS: dict[type[Model], tuple[str, ...]] = {
-    ExecutionCount: ("hour", "provider", "status", "error_code"),
+    # As an end takes them: the core counts the tenant's use before the rest.
     ExecutionTenantCount: ("hour", "tenant_slug"),
+    ExecutionCount: ("hour", "provider", "status", "error_code"),
     ExecutionLatency: ("hour", "provider", "bucket"),
 }
 
@@ -214,11 +190,10 @@ def _upsert(model: type[Model], *sums: str) -> str:
 
 
 _COUNT = _upsert(ExecutionCount, "count", "cost", "faults", "priced", "went_on")
-_TENANT = _upsert(ExecutionTenantCount, "count", "cost", "stored_bytes", "used_ms")
 _LATENCY = _upsert(ExecutionLatency, "count")
 # Inserts a row of each table, or adds to the one that is there.
 ADD: dict[type[Model], str] = {
     ExecutionCount: _COUNT,
-    ExecutionTenantCount: _TENANT,
+    ExecutionTenantCount: ADD_USE,
     ExecutionLatency: _LATENCY,
 }

@@ -24,9 +24,9 @@ from executions.capabilities.observability.counters import (
     OBSERVED,
     OUTCOME,
     PHASES,
-    hour_of,
 )
 from executions.capabilities.observability.models import AuditExport, ExecutionTotal
+from executions.kernel.database import hour_of
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution, ExecutionTenantCount, Process
 from executions.sessions.models import Session

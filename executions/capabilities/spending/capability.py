@@ -22,7 +22,7 @@ class Costs(Extension):
     def end_values(self, provider_id: str, timings: Mapping[str, Any]) -> Mapping[str, Any]:
         return {"cost": cost_of(provider_id, timings)}
 
-    def on_end(self, ended: Execution, stored_bytes: int, ran_ms: int) -> None:
+    def on_end(self, ended: Execution) -> None:
         if ended.cost:
             spend(ended.tenant_slug, ended.cost)
 
@@ -32,7 +32,7 @@ class Costs(Extension):
             for quota, (limit, spent, resets_at) in budgets_of(tenant.slug).items()
         }
 
-    def on_late(self, execution: Execution, late: LateResult, more_ms: int) -> None:
+    def on_late(self, execution: Execution, late: LateResult) -> None:
         if late.cost:
             spend(execution.tenant_slug, late.cost)
 

@@ -14,10 +14,10 @@ from typing import Any
 from django.db.models import F, Q, Sum
 from django.utils import timezone
 
-from executions.capabilities.observability.counters import hour_of, percentiles
+from executions.capabilities.observability.counters import percentiles
 from executions.capabilities.observability.models import ExecutionCount, ExecutionLatency
 from executions.capabilities.spending.models import Budget, Spending, SpendingAlert
-from executions.kernel.database import snapshot_read
+from executions.kernel.database import hour_of, snapshot_read
 from executions.runs.models import Execution
 from executions.tenants.quotas import OF_ALL_BUDGETS, Quota
 from providers.errors import RateLimited

@@ -16,13 +16,11 @@ from executions.runs.event_log import EventLog
 from executions.runs.extensions import Extension, RunPart
 from executions.runs.models import Execution
 from executions.runs.requests import ExecutionRequest
+from executions.runs.results import TOOL_CALLS
 from executions.runs.routing import takes_tools
 from providers.errors import InvalidConfiguration
 from providers.manager import Lease
 from providers.values import Emit, Event, Job, SandboxSpec
-
-# The key of a record's metadata under which it says how often its code called tools.
-TOOL_CALLS = "tool_calls"
 
 
 class _RunWithTools(RunPart):
@@ -96,9 +94,9 @@ class ToolCalls(Extension):
     ) -> RunPart | None:
         return _RunWithTools(execution, request, log) if request.tools else None
 
-    def is_genuine(self, execution_id: UUID, event_type: str, said: Mapping[str, Any]) -> bool:
+    def vouches_for(self, execution_id: UUID, event_type: str, said: Mapping[str, Any]) -> bool:
         """Return whether the ledger knows the call: who hears of it carries it out."""
-        return event_type != "tool_call" or calls.was_handed_out(execution_id, said)
+        return event_type == "tool_call" and calls.was_handed_out(execution_id, said)
 
     def on_lost(self, execution: Execution) -> None:
         calls.give_up(execution.pk)

@@ -21,9 +21,7 @@ class Webhooks(Extension):
         if request.webhook is not None:
             service.ensure_signing_secret(tenant)
 
-    def on_insert(
-        self, execution: Execution, request: ExecutionRequest, payload_bytes: int
-    ) -> None:
+    def on_insert(self, execution: Execution, request: ExecutionRequest) -> None:
         if request.webhook is not None and execution.tenant is not None:
             service.expect_end(execution, execution.tenant, request.webhook)
 
