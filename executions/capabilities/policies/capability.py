@@ -240,7 +240,6 @@ def _networked(provider_id: str) -> BlockedByPolicy:
 
 class Policies(Extension):
     pages = ("executions.capabilities.policies.admin",)
-    metadata_keys = (POLICY,)
 
     def review(self, request: ExecutionRequest, caller: Caller) -> Coroutine[Review | None]:
         check = PolicyCheck(rules_for(caller.tenant.slug), caller.tenant.slug)

@@ -77,7 +77,6 @@ class _RunWithTools(RunPart):
 class ToolCalls(Extension):
     pages = ("executions.capabilities.tools.admin",)
     fields = ("tools",)
-    metadata_keys = (TOOL_CALLS,)
 
     def urls(self) -> Sequence[URLPattern]:
         from executions.capabilities.tools.api import ToolCallsView, ToolCallView
