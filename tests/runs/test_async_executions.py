@@ -237,7 +237,7 @@ def real_worker() -> Iterator[subprocess.Popen[bytes]]:
         worker.wait(60)
     finally:
         worker.kill()
-        worker.wait(10)
+        worker.wait()
 
 
 def status_is(execution_id: str, *wanted: str) -> Execution:

@@ -122,7 +122,7 @@ def cluster(**extra: str) -> Iterator[subprocess.Popen[bytes]]:
         yield worker
     finally:
         os.killpg(worker.pid, signal.SIGKILL)
-        worker.wait(10)
+        worker.wait()
 
 
 @pytest.mark.database

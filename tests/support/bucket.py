@@ -88,7 +88,7 @@ class S3:
         """Whoever connects is refused. What was kept is gone, as moto keeps it in memory."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait()
 
     def client(self) -> Any:
         return boto3.client(

@@ -124,7 +124,7 @@ def started(
         service.look()
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+            process.wait()
         for pid, stat in service._seen:
             if _started(pid) == stat:
                 # It may be ending just now, as everything does whose parent has died.

@@ -40,7 +40,7 @@ def test_nothing_survives_the_owner_of_the_pool(
     wait_until(lambda: len(family(owner.process.pid)) > 3, seconds=30)
     running = family(owner.process.pid)
     owner.process.send_signal(how)
-    owner.process.wait(30)
+    owner.process.wait()
     wait_until_gone(running)
 
 
@@ -54,7 +54,7 @@ def test_what_a_killed_owner_has_left_is_removed_by_the_next(
     owner.start("import time\ntime.sleep(100)", timeout=60)
     pid = owner.process.pid
     owner.process.kill()
-    owner.process.wait(5)
+    owner.process.wait()
     left = groups_named(f"cofferdam-{pid}-*")
     left += (tmp_path / "run").glob(f"{launcher}-*")
     with LocalProcess(tmp_path, **config) as following:

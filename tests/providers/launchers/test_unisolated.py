@@ -160,7 +160,7 @@ def test_the_opt_out_ends_with_its_owner(tmp_path: Path) -> None:
     wait_until(lambda: len(family(owner.process.pid)) >= 3, seconds=60)
     running = family(owner.process.pid)
     owner.process.kill()
-    owner.process.wait(30)
+    owner.process.wait()
     wait_until_gone(running)
 
 

@@ -46,7 +46,7 @@ class Pool:
 
     def kill(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait()
         self._held.close()
 
     def close(self) -> None:
@@ -202,7 +202,7 @@ def test_a_killed_service_finds_the_conversation_where_it_was_acknowledged(tmp_p
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         os.killpg(site.service.process.pid, signal.SIGKILL)
-        site.service.process.wait(10)
+        site.service.process.wait()
     with serving(prepared, tmp_path / "second") as site:
         look = "print(open('f').read(), 'x' in globals())"
         ran = ask(site.service, "POST", f"{URL}/{session}/executions", {"code": look}, **key)
