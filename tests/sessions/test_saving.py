@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import Any
 
@@ -18,9 +18,10 @@ from django.utils import timezone
 from executions.kernel import background as kernel_background
 from executions.kernel.storage import WORKSPACES, Folder, file_store
 from executions.runs.models import Execution
+from executions.runs.requests import Conflict
 from executions.sessions.maintenance import maintain
 from executions.sessions.models import Session
-from executions.sessions.storage import background_saves, blobs, file_saves
+from executions.sessions.storage import background_saves, blobs, file_saves, suspend
 from executions.sessions.storage.models import (
     Blob,
     LooseFile,
@@ -283,3 +284,54 @@ def test_what_is_to_be_kept_after_the_end_is_saved_before_it(alice: Caller, sett
     alice.client.delete(f"{URL}/{session['id']}")
     maintain()
     assert saved(session) == {"a": b"kept", "late": b"too"}
+
+
+def _close(alice: Caller, session: Any) -> None:
+    assert alice.client.delete(f"{URL}/{session['id']}").status_code == 204
+
+
+def _suspend(_: Caller, session: Any) -> None:
+    assert suspend.suspend(row(session).pk, "a test")
+
+
+def _suspend_and_wake(alice: Caller, session: Any) -> None:
+    _suspend(alice, session)
+    assert cell(alice, session, "1").status_code == 200
+
+
+@pytest.mark.parametrize("end", [_close, _suspend, _suspend_and_wake])
+def test_what_a_sandbox_shows_while_it_is_removed_is_not_saved(
+    alice: Caller,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: Any,
+    end: Callable[[Caller, Any], None],
+) -> None:
+    settings.DELETE_S3_ON_CLEANUP = False
+    session = opened(alice, saves="answer")
+    cell(alice, session, write("f", "kept"))
+    assert kernel_background.wait_for_keyed_work()
+    real = file_saves._take_in
+
+    def last_until_the_end(look: Any, sandbox: Any, claim: Any, before: Any) -> None:
+        monkeypatch.setattr(file_saves, "_take_in", real)
+        # The session is saved as it was and ends. Then this look finds an empty folder.
+        end(alice, session)
+        version = Workspace.objects.values_list("version", flat=True)
+        look.workspace.version = version.get(session=session["id"])
+        real(look, sandbox, claim, before)
+
+    monkeypatch.setattr(file_saves, "_take_in", last_until_the_end)
+    empty = file_saves.Claimed("", {}, [], complete=True)
+    looks = iter([empty])
+    whole = file_saves.changes_of
+    monkeypatch.setattr(
+        file_saves,
+        "changes_of",
+        lambda *given, **named: next(looks, None) or whole(*given, **named),
+    )
+    if end is _suspend_and_wake:
+        file_saves.save(row(session))
+    else:
+        with pytest.raises(Conflict):
+            file_saves.save(row(session))
+    assert saved(session) == {"f": b"kept"}

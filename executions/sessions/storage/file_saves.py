@@ -289,6 +289,10 @@ def _saved_once(session_pk: UUID, *, thorough: bool) -> Saved | None:
             _take_in(look, sandbox, claim, before)
         finally:
             look.drop_held()
+    # A sandbox that is being removed shows what is left of its files. It is removed after its
+    # session has let it go.
+    if not Session.objects.filter(pk=session.pk, state=Session.State.OPEN, wakes=session.wakes).exists():
+        return None
     try:
         return _commit(look, claim, before)
     except IntegrityError:
