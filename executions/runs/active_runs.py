@@ -114,6 +114,38 @@ def runs() -> list[Run]:
         return list(_runs)
 
 
+# Who cancels a run whose client closed the connection.
+LEFT_STREAM = "its client, which left the stream"
+
+
+class ClientRun:
+    """A run that is cancelled when its client leaves, also before it has begun.
+
+    `client` is who is named then. The run writes its events to `log`.
+    """
+
+    def __init__(
+        self, log: EventLog, client: str, on_begin: Callable[[], object] = lambda: None
+    ) -> None:
+        self.log = log
+        self.is_cancelled = False
+        self._client = client
+        self._on_begin = on_begin
+        log.on_begin = self._begin
+
+    def cancel(self) -> None:
+        """End the run, from any thread and without waiting."""
+        self.is_cancelled = True
+        if self.log.execution_id is not None and (run := find(self.log.execution_id)):
+            run.cancel(self._client)
+
+    def _begin(self) -> None:
+        self._on_begin()
+        # Either this is seen here, or the run in `cancel`.
+        if self.is_cancelled:
+            self.cancel()
+
+
 def ensure_not_stopping() -> None:
     """Raises ProviderUnavailable where nothing new is begun any more."""
     if draining.refuses_new():

@@ -24,7 +24,7 @@ from executions.kernel.coroutines import run_sync
 from executions.kernel.database import nothing_ran, problem_of
 from executions.kernel.declarations import Body, at_most, declared, refuse, shown
 from executions.kernel.text import from_json
-from executions.runs import active_runs
+from executions.runs.active_runs import ClientRun
 from executions.runs.event_log import EventLog
 from executions.runs.requests import API_ENTRYPOINTS, Caller, ExecutionRequest, run_limits
 from executions.runs.routes import Route, lender
@@ -236,19 +236,7 @@ class _Call:
 
     frame: Frame
     size: int
-    log: EventLog = field(default_factory=lambda: EventLog(run_limits()))
-    is_cancelled: bool = False
-
-    def __post_init__(self) -> None:
-        # Either this is seen there, or the run here.
-        self.log.on_begin = lambda: self.cancel() if self.is_cancelled else None
-
-    def cancel(self) -> None:
-        self.is_cancelled = True
-        if self.log.execution_id is not None:
-            run = active_runs.find(self.log.execution_id)
-            if run is not None:
-                run.cancel(_CLIENT)
+    run: ClientRun = field(default_factory=lambda: ClientRun(EventLog(run_limits()), _CLIENT))
 
 
 class Serving:
@@ -339,7 +327,7 @@ class Serving:
         with self._changed:
             call = self._find(frame.body["cancel"])
         if call is not None:
-            call.cancel()
+            call.run.cancel()
 
     def _find(self, name: Any) -> _Call | None:
         if name is None:
@@ -359,11 +347,11 @@ class Serving:
 
     def _answer_to(self, call: _Call) -> dict[str, Any]:
         # A thread that a cancelled call leaves free begins no other one.
-        if call.is_cancelled or self.is_left:
+        if call.run.is_cancelled or self.is_left:
             answer = unrun(ProviderUnavailable("The call was cancelled. Nothing was run."))
             answer["metadata"]["status"] = "cancelled"
             return answer
-        return self._bridge.call(call.frame.body, call.log)
+        return self._bridge.call(call.frame.body, call.run.log)
 
     def _answer(self, name: str | int | None, answer: dict[str, Any]) -> None:
         try:
@@ -379,4 +367,4 @@ class Serving:
         with self._changed:
             calls = list(self._calls)
         for call in calls:
-            call.cancel()
+            call.run.cancel()

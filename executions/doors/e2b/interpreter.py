@@ -23,7 +23,7 @@ from executions.doors.native.frame import answered_later
 from executions.doors.native.rendering import json_response
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.text import is_storable
-from executions.runs import active_runs
+from executions.runs.active_runs import LEFT_STREAM, ClientRun
 from executions.runs.event_log import EventLog, RunEvent
 from executions.runs.listing import exception_of, executions_of, omission_lines
 from executions.runs.models import Execution
@@ -233,13 +233,8 @@ class ExecuteView(InterpreterView):
         made = executions_of(self.api_key.tenant).filter(session=session.pk, context=name)
         log = EventLog(run_limits())
 
-        def leave() -> None:
-            found = active_runs.find(log.execution_id) if log.execution_id else None
-            if found is not None:
-                found.cancel("its client, which left the stream")
-
-        events = CellEvents(made.count() + 1, code, language, on_leave=leave)
-        log.on_begin = lambda: events.begin(log)
+        run = ClientRun(log, LEFT_STREAM, lambda: events.begin(log))
+        events = CellEvents(made.count() + 1, code, language, on_leave=run.cancel)
 
         def work() -> Coroutine[HttpResponseBase]:
             try:

@@ -22,9 +22,10 @@ from mcp.server.lowlevel.server import Server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
 
-from executions.doors.mcp.results import DOOR, Run
+from executions.doors.mcp.results import DOOR
 from executions.doors.native.deferred import SSE, EventStream
 from executions.kernel.coroutines import Coroutine
+from executions.runs.active_runs import ClientRun
 from executions.runs.event_log import resolve
 from executions.runs.requests import Caller
 from providers.threads import reset_after_fork, start_thread
@@ -143,7 +144,7 @@ class Exchange:
         self._jobs: deque[_Job[Any]] = deque()
         self._is_over = False
         self._wanted: Future[None] = Future()
-        self._runs: list[Run] = []
+        self._runs: list[ClientRun] = []
         self._gone: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -170,10 +171,10 @@ class Exchange:
         resolve([wanted])
         return await asyncio.wrap_future(job.done)
 
-    def note(self, run: Run) -> None:
+    def note(self, run: ClientRun) -> None:
         self._runs.append(run)
         if self.answer.left.done():
-            run.end()
+            run.cancel()
 
     def _next(self) -> Future[None]:
         with self._lock:
@@ -186,7 +187,7 @@ class Exchange:
     def _leave(self) -> None:
         """The client has gone before it had all of the answer, and nobody else can have it."""
         for run in self._runs:
-            run.end()
+            run.cancel()
         if self._loop is not None and self._gone is not None:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._gone.set)

@@ -7,7 +7,7 @@ import re
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 from urllib.parse import quote, unquote
@@ -23,8 +23,7 @@ from executions.doors.native.rendering import execution_in_full, json_with_writt
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import Query, refuse, shown
 from executions.kernel.text import from_json, is_storable, to_json
-from executions.runs import active_runs
-from executions.runs.event_log import EventLog
+from executions.runs.active_runs import ClientRun
 from executions.runs.listing import (
     ExecutionFilter,
     artifacts_of,
@@ -35,7 +34,7 @@ from executions.runs.listing import (
     omissions_of,
 )
 from executions.runs.models import Artifact, Execution
-from executions.runs.requests import Caller, run_limits
+from executions.runs.requests import Caller
 from executions.runs.results import bundles_of
 from executions.sessions.queries import SessionFilter, list_sessions, session_of
 from executions.tenants.keys import note_refusal
@@ -57,32 +56,12 @@ class Door(Protocol):
     async def do(self, work: Callable[[], Coroutine[T]]) -> T:
         """What the work returns or raises, once it is done."""
 
-    def note(self, run: Run) -> None:
+    def note(self, run: ClientRun) -> None:
         """Have this run end when the client leaves."""
 
 
 class Lacking(Exception):
     """The key has not the scopes for this."""
-
-
-@dataclass
-class Run:
-    """Something that runs, told of while it does, and ended when nobody wants it any more."""
-
-    log: EventLog = field(default_factory=lambda: EventLog(run_limits()))
-    _is_unwanted: bool = False
-
-    def __post_init__(self) -> None:
-        self.log.on_begin = self._begun
-
-    def end(self) -> None:
-        self._is_unwanted = True
-        if self.log.execution_id and (found := active_runs.find(self.log.execution_id)):
-            found.cancel("its client, which cancelled the call or left")
-
-    def _begun(self) -> None:
-        if self._is_unwanted:
-            self.end()
 
 
 def tenant_of(door: Door) -> Tenant:

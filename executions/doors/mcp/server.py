@@ -24,7 +24,6 @@ from executions.doors.mcp.results import (
     Context,
     Door,
     Lacking,
-    Run,
     lacks,
     refused,
     require,
@@ -32,6 +31,7 @@ from executions.doors.mcp.results import (
 from executions.doors.mcp.tool_calls import TOOLS
 from executions.doors.native.frame import render_error
 from executions.kernel.coroutines import Coroutine, run_sync
+from executions.runs.active_runs import ClientRun
 from executions.runs.requests import Caller
 from executions.tenants import keys
 from executions.tenants.rate_limit import take
@@ -168,7 +168,7 @@ class StdioDoor:
     async def do(self, work: Callable[[], Coroutine[T]]) -> T:
         return await asyncio.to_thread(self._carry_out, work)
 
-    def note(self, run: Run) -> None:
+    def note(self, run: ClientRun) -> None:
         """The call itself is cancelled, and ends its run."""
 
     def _carry_out(self, work: Callable[[], Coroutine[T]]) -> T:

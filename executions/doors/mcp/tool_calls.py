@@ -20,7 +20,6 @@ from executions.doors.mcp.results import (
     MOST_CHARACTERS,
     Call,
     Door,
-    Run,
     Tool,
     answered,
     by,
@@ -36,12 +35,13 @@ from executions.kernel.declarations import refuse
 from executions.kernel.paths import to_text
 from executions.kernel.text import to_json
 from executions.runs import extensions
+from executions.runs.active_runs import ClientRun
 from executions.runs.event_log import Broadcast, EventLog, EventSource, RunEvent
 from executions.runs.event_stream import Listener, first_of, following
 from executions.runs.listing import executions_of
 from executions.runs.models import Execution
 from executions.runs.record import Outcome
-from executions.runs.requests import CELL, RUN, ExecutionRequest, decoded
+from executions.runs.requests import CELL, RUN, ExecutionRequest, decoded, run_limits
 from executions.runs.routing import allowed_languages, languages_for
 from executions.runs.service import running
 from executions.sessions import commands, control, files
@@ -251,7 +251,7 @@ def _as_sent(files: Any) -> list[dict[str, str]]:
 
 async def _told(call: Call, begin: Begin) -> types.CallToolResult:
     """Run it, tell what it puts out, and end it when the call is cancelled."""
-    run = Run()
+    run = ClientRun(EventLog(run_limits()), "its client, which cancelled the call or left")
 
     def work() -> Coroutine[types.CallToolResult]:
         outcome = yield from begin(run.log)
@@ -264,7 +264,7 @@ async def _told(call: Call, begin: Begin) -> types.CallToolResult:
         await _progress(call, run.log, done)
         return await done
     except asyncio.CancelledError:
-        run.end()
+        run.cancel()
         raise
 
 

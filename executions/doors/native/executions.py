@@ -61,7 +61,8 @@ from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import END, Query, Rule, declared, refuse, shown
 from executions.ledger.entry_format import DOMAIN
 from executions.ledger.keyring import keyring
-from executions.runs import active_runs, extensions
+from executions.runs import extensions
+from executions.runs.active_runs import LEFT_STREAM, ClientRun
 from executions.runs.event_log import EventLog
 from executions.runs.event_stream import Listener, following
 from executions.runs.listing import (
@@ -177,13 +178,8 @@ def run_stream(
     # A client that said it may go may also come back, and finds what it has not read.
     log.is_kept = may_leave
 
-    def leave() -> None:
-        found = active_runs.find(log.execution_id) if log.execution_id else None
-        if found is not None and not may_leave:
-            found.cancel("its client, which left the stream")
-
-    events = EventStream(form, on_leave=leave)
-    log.on_begin = lambda: events.begin(log)
+    client = ClientRun(log, LEFT_STREAM, lambda: events.begin(log))
+    events = EventStream(form, on_leave=(lambda: None) if may_leave else client.cancel)
 
     def work() -> Coroutine[HttpResponse]:
         outcome = yield from run(log)
