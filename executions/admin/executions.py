@@ -214,9 +214,9 @@ class Details:
         execution = self._execution(request, execution_id)
         return answer(request, told(request, self._cancel(request, execution)))
 
-    def _cancel(self, request: HttpRequest, execution: Execution) -> Coroutine[HttpResponse]:
+    async def _cancel(self, request: HttpRequest, execution: Execution) -> HttpResponse:
         try:
-            yield from cancelling(execution, current_actor())
+            await cancelling(execution, current_actor())
         except HasEnded as error:
             messages.error(request, error.message)
         return redirect("admin:executions_execution_change", execution.pk)
@@ -230,9 +230,9 @@ class Details:
             return answer(request, told(request, self._replay(request, execution)))
         return self._comparison(request, execution)
 
-    def _replay(self, request: HttpRequest, execution: Execution) -> Coroutine[HttpResponse]:
+    async def _replay(self, request: HttpRequest, execution: Execution) -> HttpResponse:
         try:
-            outcome = yield from replaying(execution, request.POST.get("provider", ""))
+            outcome = await replaying(execution, request.POST.get("provider", ""))
         except DatabaseUnavailable:
             raise
         except SandboxError as error:
@@ -282,10 +282,10 @@ class Details:
         return artifact
 
 
-def told(request: HttpRequest, work: Coroutine[HttpResponse]) -> Coroutine[HttpResponse]:
+async def told(request: HttpRequest, work: Coroutine[HttpResponse]) -> HttpResponse:
     """The work, whose failure because of the database is a page, also when it comes later."""
     try:
-        return (yield from work)
+        return await work
     except Exception as error:
         if (away := away_answer(request, error)) is None:
             raise

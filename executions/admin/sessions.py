@@ -107,9 +107,9 @@ class SessionViews:
         self._may_operate(request)
         return self._answer(request, session_id, self._extend)
 
-    def _now(self, request: HttpRequest, session: Session) -> Coroutine[dict[str, Any]]:
+    async def _now(self, request: HttpRequest, session: Session) -> dict[str, Any]:
         living = living_session_of(None, session.pk)
-        found = yield from inspecting(living)
+        found = await inspecting(living)
         return {
             "title": "Live state",
             "state": found,
@@ -120,10 +120,10 @@ class SessionViews:
             ],
         }
 
-    def _files(self, request: HttpRequest, session: Session) -> Coroutine[dict[str, Any]]:
+    async def _files(self, request: HttpRequest, session: Session) -> dict[str, Any]:
         living = living_session_of(None, session.pk)
         folder, after = named_in(request), request.GET.get("after", "")
-        entries, following = yield from looking_into(living, folder, after)
+        entries, following = await looking_into(living, folder, after)
         return {
             "title": "Live files",
             "folder": visible(folder),
@@ -132,21 +132,20 @@ class SessionViews:
             "following": link_to(folder, following) if following else "",
         }
 
-    def _close(self, request: HttpRequest, session: Session) -> Coroutine[None]:
+    async def _close(self, request: HttpRequest, session: Session) -> None:
         if session.closed_at is None:
-            yield from close(session, current_actor())
+            await close(session, current_actor())
             self.model_admin.log_change(request, session, "Closed.")
 
-    def _reset(self, request: HttpRequest, session: Session) -> Coroutine[None]:
-        yield from resetting(living_session_of(None, session.pk), current_actor())
+    async def _reset(self, request: HttpRequest, session: Session) -> None:
+        await resetting(living_session_of(None, session.pk), current_actor())
         self.model_admin.log_change(request, session, "Reset.")
 
-    def _extend(self, request: HttpRequest, session: Session) -> Coroutine[None]:
+    async def _extend(self, request: HttpRequest, session: Session) -> None:
         minutes = request.POST.get("minutes", "")
         seconds = int(minutes) * 60 if minutes.isascii() and minutes.isdigit() else 0
         extend(living_session_of(None, session.pk), seconds, current_actor())
         self.model_admin.log_change(request, session, f"Extended by {seconds} s from now.")
-        yield from ()
 
     def _answer(
         self,
@@ -160,12 +159,12 @@ class SessionViews:
             raise Http404 from None
         return answer(request, told(request, self._rendered(request, session, work)))
 
-    def _rendered(
+    async def _rendered(
         self,
         request: HttpRequest,
         session: Session,
         work: Callable[[HttpRequest, Session], Coroutine[dict[str, Any] | None]],
-    ) -> Coroutine[HttpResponse]:
+    ) -> HttpResponse:
         """What the work found, as a page; where it was done, the way back to the session's."""
         context: dict[str, Any] = {
             **self.model_admin.admin_site.each_context(request),
@@ -175,7 +174,7 @@ class SessionViews:
         }
         status = 200
         try:
-            found = yield from work(request, session)
+            found = await work(request, session)
         except DatabaseUnavailable:
             raise
         except SandboxError as error:

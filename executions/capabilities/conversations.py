@@ -14,7 +14,7 @@ from uuid import UUID
 
 from django.conf import settings
 
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import wait_for
 from executions.kernel.declarations import refuse
 from executions.kernel.paths import from_text, is_path, key_of, to_text
 from executions.kernel.text import storable
@@ -84,7 +84,7 @@ def find_files(tenant: Tenant, conversation: Conversation) -> Session | None:
     return kept_of(sessions_of(tenant).filter(conversation=conversation.key)) or session
 
 
-def held(caller: Caller, conversation: Conversation) -> Coroutine[Session]:
+async def held(caller: Caller, conversation: Conversation) -> Session:
     """Its session, opened where it has none. Of several callers at once one opens it, and the
     others wait for that. Raises as `opening` does.
     """
@@ -93,7 +93,7 @@ def held(caller: Caller, conversation: Conversation) -> Coroutine[Session]:
         session = find(caller.tenant, conversation)
         if session is None:
             try:
-                return (yield from opening(_request(conversation), caller))
+                return await opening(_request(conversation), caller)
             except Conflict:
                 # Somebody else was faster.
                 session = find(caller.tenant, conversation)
@@ -102,16 +102,16 @@ def held(caller: Caller, conversation: Conversation) -> Coroutine[Session]:
         if time.monotonic() >= until:
             raise Conflict("The sandbox is still being opened. Try again.", retry_after=1)
         if session is None:
-            yield within(_LOOK_SECONDS, Future[None]())
+            await wait_for(within(_LOOK_SECONDS, Future[None]()))
         else:
-            yield from _until_open(session, until)
+            await _until_open(session, until)
 
 
 def _is_open(session: Session) -> bool:
     return session.ref is not None or session.state != Session.State.OPEN
 
 
-def _until_open(session: Session, until: float) -> Coroutine[None]:
+async def _until_open(session: Session, until: float) -> None:
     """Wait until another has opened it, or has failed to."""
     with cell_order.looking(session.pk) as pause:
         while time.monotonic() < until:
@@ -119,7 +119,7 @@ def _until_open(session: Session, until: float) -> Coroutine[None]:
                 found = Session.objects.filter(pk=session.pk, closed_at=None).first()
                 if found is None or _is_open(found):
                     return
-                yield within(pause(_LOOK_SECONDS), bell)
+                await wait_for(within(pause(_LOOK_SECONDS), bell))
 
 
 def _request(conversation: Conversation) -> SessionRequest:
@@ -239,12 +239,12 @@ def ensure_upload_size(size: int) -> None:
         raise TooLarge(f"file: Must be at most {most} bytes (MAX_UPLOAD_BYTES).", field="file")
 
 
-def putting(session: Session, path: str, content: IO[bytes]) -> Coroutine[None]:
+async def putting(session: Session, path: str, content: IO[bytes]) -> None:
     """Put a file that was sent along, and save it. Raises QuotaExceeded."""
-    yield from files.writing(session, path, files.Rereadable(content))
+    await files.writing(session, path, files.Rereadable(content))
 
 
-def fetching(session: Session, urls: Sequence[str], folder: str) -> Coroutine[Arrived]:
+async def fetching(session: Session, urls: Sequence[str], folder: str) -> Arrived:
     """Fetch files into a folder, whichever of them come, and save them together.
 
     None of them replaces a file that is there. Raises where none can be begun with.
@@ -261,16 +261,16 @@ def fetching(session: Session, urls: Sequence[str], folder: str) -> Coroutine[Ar
         while True:
             # A thread of those that wait: what it waits for is the internet.
             coming = submit(lambda: next(results, None), may_refuse=not came)
-            yield coming
+            await wait_for(coming)
             result = coming.result()
             if result is None:
                 break
             if isinstance(result, NotFetched):
                 arrived.failures.append((result.url, result.text))
             else:
-                yield from _put(session, folder, names, result, came, arrived)
+                await _put(session, folder, names, result, came, arrived)
     if came:
-        yield from saved_behind(session)
+        await saved_behind(session)
     _settle(session, came, arrived)
     return arrived
 
@@ -288,16 +288,16 @@ def _bounds(session: Session) -> Bounds:
     )
 
 
-def _put(
+async def _put(
     session: Session,
     folder: str,
     names: Names,
     result: Fetched,
     came: list[tuple[str, str]],
     arrived: Arrived,
-) -> Coroutine[None]:
+) -> None:
     try:
-        path = yield from _put_beside(session, folder, names, result)
+        path = await _put_beside(session, folder, names, result)
     except Conflict as error:
         ensure_not_ended(session)
         # What came before was lost with its sandbox; the next one is woken for the next file.
@@ -308,7 +308,7 @@ def _put(
         came.append((path, result.url))
 
 
-def _put_beside(session: Session, folder: str, names: Names, result: Fetched) -> Coroutine[str]:
+async def _put_beside(session: Session, folder: str, names: Names, result: Fetched) -> str:
     """Write a file under a name that nothing has: a program may have written since the last save,
     and another request may fetch into the same folder. Which path it has.
     """
@@ -316,8 +316,8 @@ def _put_beside(session: Session, folder: str, names: Names, result: Fetched) ->
         name = names.distinct(result.name)
         path = f"{folder}/{name}" if folder else name
         with _alone_at(session.pk, path) as is_alone:
-            if is_alone and (yield from files.entry_of(session, path)) is None:
-                yield from files.writing(session, path, files.Rereadable(result.body), saves=False)
+            if is_alone and (await files.entry_of(session, path)) is None:
+                await files.writing(session, path, files.Rereadable(result.body), saves=False)
                 return path
     raise Conflict(
         "Files with this name, and with every number that was tried after it, already exist."

@@ -13,7 +13,6 @@ from uuid import UUID
 from django.db import Error as DatabaseFailure
 from django.utils import timezone
 
-from executions.kernel.coroutines import Coroutine
 from executions.kernel.database import DatabaseUnavailable
 from executions.kernel.text import storable
 from executions.ledger.keyring import LedgerUnavailable
@@ -194,7 +193,7 @@ class Attempt:
         if self.cancelled_by:
             raise Cancelled(message_for(self.cancelled_by), started=self.handed_over)
 
-    def run(self, steps: Sequence[Step]) -> Coroutine[ValidatedResult]:
+    async def run(self, steps: Sequence[Step]) -> ValidatedResult:
         """Try the providers in their order, and leave one only while no code can have started."""
         self.floor = required_isolation(self.execution)
         self.limits = run_limits(self.execution.tenant)
@@ -208,7 +207,7 @@ class Attempt:
             self._refuse_when_cancelled()
             try:
                 with ExitStack() as held:
-                    lease = yield from admitted(
+                    lease = await admitted(
                         step,
                         self.request,
                         self.floor,
@@ -216,7 +215,7 @@ class Attempt:
                         is_only=is_only,
                         is_last=number == len(steps),
                     )
-                    result = yield from self._run_at(lease, held)
+                    result = await self._run_at(lease, held)
             except SandboxError as error:
                 if draining.is_ending():
                     # Our doing, and not the provider's.
@@ -236,7 +235,7 @@ class Attempt:
                 return result
         raise ProviderUnavailable("The route names no provider. Add one in the admin.")
 
-    def _run_at(self, lease: Lease, held: ExitStack) -> Coroutine[ValidatedResult]:
+    async def _run_at(self, lease: Lease, held: ExitStack) -> ValidatedResult:
         """`held` lends the provider, and goes on doing so until the sandbox has ended."""
         leased = perf_counter()
         self.changes = {
@@ -249,7 +248,7 @@ class Attempt:
         self.parts.check_provider(lease)
         self.seconds = self.parts.limit_seconds(seconds_at(lease, self.request))
         self.changes["timeout"] = self.seconds
-        sandbox = self.sandbox = yield from self._open(lease)
+        sandbox = self.sandbox = await self._open(lease)
         created = perf_counter()
         self.changes["start_ms"] = _ms(leased, created)
         try:
@@ -259,7 +258,7 @@ class Attempt:
             self.parts.check_sandbox(lease, isolation)
             active_runs.ensure_not_ending()
             self._hand_over()
-            result = yield from self._execute(lease, sandbox)
+            result = await self._execute(lease, sandbox)
             if self.is_lost:
                 raise _too_late()
         finally:
@@ -278,7 +277,7 @@ class Attempt:
             move(self.execution, **place)
         self.handed_over = True
 
-    def _open(self, lease: Lease) -> Coroutine[Sandbox]:
+    async def _open(self, lease: Lease) -> Sandbox:
         owner = self.execution.tenant_slug
         spec = SandboxSpec(self.request.language)
         if self.host is None:
@@ -286,7 +285,7 @@ class Attempt:
             longest = self.seconds + RUN_SLACK_SECONDS + CREATE_SECONDS
             spec = self.parts.specify(spec, seconds=longest)
         with self.parts.translate_errors():
-            sandbox = yield from call_provider(
+            sandbox = await call_provider(
                 lease.provider_id,
                 lambda: lease.provider.submit_open(spec, owner),
                 validate_sandbox,
@@ -301,7 +300,7 @@ class Attempt:
             sandbox.metadata = {**sandbox.metadata, "sharing": "execution"}
         return sandbox
 
-    def _execute(self, lease: Lease, sandbox: Sandbox) -> Coroutine[ValidatedResult]:
+    async def _execute(self, lease: Lease, sandbox: Sandbox) -> ValidatedResult:
         request = self.request
         job = Job(
             request.code,
@@ -315,16 +314,14 @@ class Attempt:
         emit: Emit | None = self.log.emit if self.log else None
         job, emit = self.parts.prepare(job, sandbox, emit)
         try:
-            return (
-                yield from call_provider(
-                    lease.provider_id,
-                    lambda: sandbox.submit_run(job, emit),
-                    lambda answer: validate_result(answer, job.limits),
-                    job.timeout + RUN_SLACK_SECONDS,
-                    owner=self.execution.tenant_slug,
-                    started=True,
-                    waiting=self._waiting,
-                )
+            return await call_provider(
+                lease.provider_id,
+                lambda: sandbox.submit_run(job, emit),
+                lambda answer: validate_result(answer, job.limits),
+                job.timeout + RUN_SLACK_SECONDS,
+                owner=self.execution.tenant_slug,
+                started=True,
+                waiting=self._waiting,
             )
         finally:
             self.parts.close()

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import wait_for
 from executions.runs import active_runs, event_log, extensions, output_collector, polling
 from executions.runs.event_log import STREAMS, Broadcast, EventLog, EventSource, RunEvent, resolve
 from executions.runs.models import Execution, RunSignal
@@ -143,9 +143,7 @@ _counting = threading.RLock()
 _followers: Counter[tuple[str, str, str]] = Counter()
 
 
-def following(
-    execution_id: UUID, follower: Follower, after: int, listener: Listener
-) -> Coroutine[None]:
+async def following(execution_id: UUID, follower: Follower, after: int, listener: Listener) -> None:
     """Hand what follows the event `after` to the follower, until the execution has ended or he has
     left, or the service is about to stop.
 
@@ -155,36 +153,34 @@ def following(
         run = active_runs.find(execution_id)
         if run is not None and run.log is not None and run.log.has_begun:
             follower.begin(run.log)
-            yield first_of(run.log.closed, follower.left)
+            await wait_for(first_of(run.log.closed, follower.left))
             return
         if (log := output_collector.log_of(execution_id)) is not None:
             follower.begin(log)
-            yield from _until_recorded(execution_id, log, follower)
+            await _until_recorded(execution_id, log, follower)
             return
         relay = EventBuffer()
         follower.begin(relay)
-        yield from _relaying(execution_id, relay, follower, after)
+        await _relaying(execution_id, relay, follower, after)
         relay.end()
 
 
-def _until_recorded(execution_id: UUID, log: EventLog, follower: Follower) -> Coroutine[None]:
+async def _until_recorded(execution_id: UUID, log: EventLog, follower: Follower) -> None:
     """A process in the background may outlive ours, which does not wait for it."""
     record = polling.Waiter(execution_id)
     with polling.poll.joined(record):
         while not (follower.left.done() or draining.is_draining()):
             if not record.ended.done():
-                yield first_of(record.ended, follower.left)
+                await wait_for(first_of(record.ended, follower.left))
                 continue
             record.ended.result()
             if log.closed.done():
                 return
             # Its log is closed at any moment. This asks the database nothing.
-            yield first_of(log.closed, follower.left, seconds=polling.SLOW_LOOK_SECONDS)
+            await wait_for(first_of(log.closed, follower.left, seconds=polling.SLOW_LOOK_SECONDS))
 
 
-def _relaying(
-    execution_id: UUID, relay: EventBuffer, follower: Follower, after: int
-) -> Coroutine[None]:
+async def _relaying(execution_id: UUID, relay: EventBuffer, follower: Follower, after: int) -> None:
     is_open = Execution.objects.filter(pk=execution_id, finished_at=None).exists()
     reader = polling.Reader(
         execution_id, after, relay, lambda: follower.is_waited_for, _may_be_told
@@ -196,7 +192,7 @@ def _relaying(
                 active_runs.post_request(execution_id, RunSignal.Kind.FOLLOW, "whoever follows")
                 reader.has_asked = True
             while not (follower.left.done() or reader.ended.done()):
-                yield first_of(reader.ended, follower.left)
+                await wait_for(first_of(reader.ended, follower.left))
             if follower.left.done() or draining.is_draining():
                 return
             reader.ended.result()

@@ -18,7 +18,6 @@ from uuid import UUID
 from django.conf import settings
 from django.urls import URLPattern
 
-from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
 from executions.runs.event_log import EventLog
 from executions.runs.models import Execution, LateResult
@@ -55,12 +54,10 @@ class Review(NamedTuple):
 class RunPart:
     """An extension's part in one run, or in the opening of one session."""
 
-    def admit(
+    async def admit(
         self, request: ExecutionRequest, execution: Execution, waiting: Waiting = nullcontext
-    ) -> Coroutine[None]:
+    ) -> None:
         """Wait for what has to come before the run. Raises SandboxError where it must not run."""
-        return
-        yield
 
     def check_language(self, language: str) -> None:
         """Raises SandboxError for a session that must not be opened in this language."""
@@ -110,11 +107,11 @@ class RunParts(RunPart):
     def __init__(self, parts: Sequence[RunPart] = ()) -> None:
         self._parts = parts
 
-    def admit(
+    async def admit(
         self, request: ExecutionRequest, execution: Execution, waiting: Waiting = nullcontext
-    ) -> Coroutine[None]:
+    ) -> None:
         for part in self._parts:
-            yield from part.admit(request, execution, waiting)
+            await part.admit(request, execution, waiting)
 
     def check_language(self, language: str) -> None:
         for part in self._parts:
@@ -193,10 +190,9 @@ class Extension:
         """As `place`, of a request that was queued."""
         return None
 
-    def review(self, request: ExecutionRequest, caller: Caller) -> Coroutine[Review | None]:
+    async def review(self, request: ExecutionRequest, caller: Caller) -> Review | None:
         """Return how the request waits for an approval; None where it needs none."""
         return None
-        yield
 
     def ensure_allowance(self, tenant_slug: str) -> None:
         """Raises RateLimited for a tenant that may not begin anything now."""
@@ -245,10 +241,8 @@ class Extension:
     def on_late(self, execution: Execution, late: LateResult) -> None:
         """Count a result that came after its record was closed, in the result's transaction."""
 
-    def stop_process(self, execution: Execution) -> Coroutine[None]:
+    async def stop_process(self, execution: Execution) -> None:
         """End the process of a run in the background, and close its record where it ends."""
-        return
-        yield
 
     def on_lost(self, execution: Execution) -> None:
         """Clean up after a run whose process died, once its record is closed."""

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from django.db import Error as DatabaseFailure
 
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import wait_for
 from executions.runs import event_log
 from executions.runs.event_log import Broadcast, RunEvent, resolve
 from executions.runs.models import Execution
@@ -237,14 +237,14 @@ class Poll:
 poll = Poll()
 
 
-def until_ended(execution_id: UUID, seconds: float) -> Coroutine[None]:
+async def until_ended(execution_id: UUID, seconds: float) -> None:
     """Wait until the record is closed, for so many seconds at most."""
     if not _unfinished({execution_id}):
         return
     record, ended = Waiter(execution_id, is_urgent=True), Future[None]()
     record.ended.bring(ended)
     with poll.joined(record):
-        yield within(seconds, ended)
+        await wait_for(within(seconds, ended))
 
 
 def fail(waiter: Waiter, error: Exception) -> None:

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import wait_for
 from executions.kernel.text import storable
 from executions.runs import active_runs
 from providers import draining
@@ -43,7 +43,7 @@ _overdue: Counter[tuple[str, str]] = Counter()
 _lock = threading.Lock()
 
 
-def call_provider(
+async def call_provider(
     provider_id: str,
     begin: Callable[[], Future[Any]],
     check: Callable[[Any], T],
@@ -54,7 +54,7 @@ def call_provider(
     started: bool = False,
     too_late: Callable[[T], object] | None = None,
     waiting: Callable[[Future[Any]], AbstractContextManager[Any]] = nullcontext,
-) -> Coroutine[T]:
+) -> T:
     """What the provider's answer is after `check`. Raises SandboxError and nothing else.
 
     `begin` asks the provider. Whatever else this, the answer or `check` raises, SystemExit
@@ -73,7 +73,7 @@ def call_provider(
     if not awaited.done():
         try:
             with active_runs.cancel_on_shutdown(awaited), waiting(awaited):
-                yield awaited
+                await wait_for(awaited)
         except BaseException:
             # Whoever waits goes away, and what he was about to be handed is nobody's.
             _when_late(provider_id, answer, check, too_late)

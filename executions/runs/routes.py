@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import Coroutine, wait_for
 from executions.runs import active_runs
 from executions.runs.models import Execution
 from executions.runs.results import ValidatedResult
@@ -74,9 +74,7 @@ def lender(provider_id: str) -> Route:
     return lambda *, wait=True: lease_of(provider_id, wait=wait)
 
 
-def lent(
-    step: Step, held: ExitStack, may_wait: Callable[[], bool] = lambda: True
-) -> Coroutine[Lease]:
+async def lent(step: Step, held: ExitStack, may_wait: Callable[[], bool] = lambda: True) -> Lease:
     """The step's provider, until `held` is closed. One that is starting is waited for as a future.
 
     Raises StillStarting where `may_wait` says that it is not to be waited for, or after
@@ -92,5 +90,5 @@ def lent(
                 raise
             awaited = within(left, starting.ready)
         with active_runs.cancel_on_shutdown(awaited):
-            yield awaited
+            await wait_for(awaited)
         active_runs.ensure_not_ending()

@@ -12,7 +12,6 @@ from typing import Any
 from django.conf import settings
 from django.db import DatabaseError
 
-from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
 from executions.kernel.text import storable
 from executions.runs import extensions
@@ -232,9 +231,9 @@ def steps_for(
     return [Step(lender(provider_id), provider_id) for provider_id in ids]
 
 
-def languages_for(
+async def languages_for(
     tenant_slug: str, may_use: Callable[[str], bool] = lambda provider_id: True
-) -> Coroutine[tuple[list[str], dict[str, Packages]]]:
+) -> tuple[list[str], dict[str, Packages]]:
     """Every language that a request of the tenant can be served in now, by the providers that it
     `may_use`, and the packages by the id of the provider that knows its own. Raises SandboxError.
 
@@ -242,9 +241,9 @@ def languages_for(
     """
     packages: dict[str, Packages] = {}
     offers = partial(_offers, tenant_slug, may_use, packages)
-    offered, failure = yield from offers(patient=not ahead.is_on())
+    offered, failure = await offers(patient=not ahead.is_on())
     if not offered and isinstance(failure, StillStarting):
-        offered, failure = yield from offers(patient=True)
+        offered, failure = await offers(patient=True)
     if not offered and failure is not None:
         raise failure
     languages = sorted(
@@ -258,13 +257,13 @@ def languages_for(
     return languages, packages
 
 
-def _offers(
+async def _offers(
     tenant_slug: str,
     may_use: Callable[[str], bool],
     packages: dict[str, Packages],
     *,
     patient: bool,
-) -> Coroutine[tuple[dict[str, list[str]], SandboxError | None]]:
+) -> tuple[dict[str, list[str]], SandboxError | None]:
     """What each provider offers, and why one does not."""
     offered: dict[str, list[str]] = {}
     failure: SandboxError | None = None
@@ -272,7 +271,7 @@ def _offers(
         step = Step(lender(provider_id) if provider_id else manager.lease, provider_id)
         try:
             with ExitStack() as held:
-                lease = yield from lent(step, held, lambda: patient)
+                lease = await lent(step, held, lambda: patient)
                 if may_use(lease.provider_id):
                     offered[provider_id] = supported_languages(lease)
                     if known := lease.provider.get_packages():
@@ -283,7 +282,7 @@ def _offers(
     return offered, failure
 
 
-def admitted(
+async def admitted(
     step: Step,
     request: ExecutionRequest,
     floor: str,
@@ -291,7 +290,7 @@ def admitted(
     *,
     is_only: bool,
     is_last: bool,
-) -> Coroutine[Lease]:
+) -> Lease:
     """The step's provider, until `held` is closed, if it is to be tried.
 
     Raises PassedOver, or RateLimited for one that is full, where it need not be; IsolationUnmet for
@@ -302,12 +301,12 @@ def admitted(
     The only provider there is is always asked: a wrong guess about it would cost an answer.
     """
     if is_only:
-        return (yield from lent(step, held))
+        return await lent(step, held)
     standing = breaker.standing_of(step.provider_id)
     if standing.is_out:
         raise _out_of_service(step)
     try:
-        lease = yield from lent(step, held, lambda: is_last or not ahead.is_on())
+        lease = await lent(step, held, lambda: is_last or not ahead.is_on())
     except StillStarting:
         if is_last or not ahead.is_on():
             raise

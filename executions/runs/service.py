@@ -8,7 +8,7 @@ from time import perf_counter
 
 from django.db import transaction
 
-from executions.kernel.coroutines import Coroutine, run_sync
+from executions.kernel.coroutines import run_sync
 from executions.kernel.database import DatabaseUnavailable, problem_of
 from executions.ledger.append import append
 from executions.ledger.entry import ensure_ledger
@@ -41,7 +41,7 @@ def run_execution(
     return run_sync(running(request, caller, route=route))
 
 
-def running(
+async def running(
     request: ExecutionRequest,
     caller: Caller,
     *,
@@ -50,7 +50,7 @@ def running(
     log: EventLog | None = None,
     waits: bool = False,
     beside: Beside | None = None,
-) -> Coroutine[Outcome]:
+) -> Outcome:
     """Record, run or queue, and complete the record.
 
     `route` lends one certain provider; without it the routes of the admin decide. `step` is what
@@ -77,7 +77,7 @@ def running(
     review = None
     may_wait = waits and route is None and step is None
     if (may_wait or request.mode == Execution.Mode.ASYNC) and caller.replay_of is None:
-        review = yield from _reviewed(request, caller)
+        review = await _reviewed(request, caller)
     if review is not None:
         request, beside = review.request, _both(beside, review.on_insert)
     try:
@@ -92,7 +92,7 @@ def running(
     if request.mode == Execution.Mode.ASYNC:
         # Its committed row is all that a worker needs to find it.
         return Outcome(execution)
-    return (yield from carry_out(execution, request, steps, began=began, log=log))
+    return await carry_out(execution, request, steps, began=began, log=log)
 
 
 def _placed(request: ExecutionRequest, caller: Caller) -> Placement | None:
@@ -100,10 +100,10 @@ def _placed(request: ExecutionRequest, caller: Caller) -> Placement | None:
     return next((placed for placed in found if placed is not None), None)
 
 
-def _reviewed(request: ExecutionRequest, caller: Caller) -> Coroutine[Review | None]:
+async def _reviewed(request: ExecutionRequest, caller: Caller) -> Review | None:
     """Return how the request waits for an approval; None where it needs none."""
     for each in extensions.installed():
-        if (review := (yield from each.review(request, caller))) is not None:
+        if (review := (await each.review(request, caller))) is not None:
             return review
     return None
 
@@ -119,7 +119,7 @@ def _both(first: Beside | None, second: Beside | None) -> Beside | None:
     return write
 
 
-def carry_out(
+async def carry_out(
     execution: Execution,
     request: ExecutionRequest,
     steps: Sequence[Step],
@@ -127,7 +127,7 @@ def carry_out(
     began: float,
     waited_ms: float = 0.0,
     log: EventLog | None = None,
-) -> Coroutine[Outcome]:
+) -> Outcome:
     """Run a recorded execution and complete its row, however it ends.
 
     The outcome's error is DatabaseUnavailable where the row could not be completed now (see
@@ -139,7 +139,7 @@ def carry_out(
         if log is not None:
             log.begin(execution.pk)
         try:
-            outcome = yield from _ended(attempt, steps)
+            outcome = await _ended(attempt, steps)
         except DatabaseUnavailable as away:
             outcome = Outcome(execution, error=away)
         finally:
@@ -148,23 +148,23 @@ def carry_out(
                 resolve([log.closed])
             extensions.after_run(execution)
         if attempt.host is not None:
-            yield from attempt.host.after_run(execution)
+            await attempt.host.after_run(execution)
         return outcome
 
 
-def _run(attempt: Attempt, steps: Sequence[Step]) -> Coroutine[ValidatedResult]:
+async def _run(attempt: Attempt, steps: Sequence[Step]) -> ValidatedResult:
     host = attempt.host = steps[0].host if steps else None
     if host is None:
-        return (yield from attempt.run(steps))
-    return (yield from host.run(attempt.execution, lambda: attempt.run(steps)))
+        return await attempt.run(steps)
+    return await host.run(attempt.execution, lambda: attempt.run(steps))
 
 
-def _ended(attempt: Attempt, steps: Sequence[Step]) -> Coroutine[Outcome]:
+async def _ended(attempt: Attempt, steps: Sequence[Step]) -> Outcome:
     try:
         attempt.parts = extensions.begin(attempt.execution, attempt.request, attempt.log)
-        yield from attempt.parts.admit(attempt.request, attempt.execution, attempt.in_line)
+        await attempt.parts.admit(attempt.request, attempt.execution, attempt.in_line)
         steps = attempt.parts.select(steps)
-        return attempt.end_with_result((yield from _run(attempt, steps)))
+        return attempt.end_with_result(await _run(attempt, steps))
     except DatabaseUnavailable:
         raise
     except Cancelled as error:
@@ -199,7 +199,7 @@ class HasEnded(InvalidConfiguration):
         return 409
 
 
-def cancelling(execution: Execution, asked_by: str) -> Coroutine[Execution]:
+async def cancelling(execution: Execution, asked_by: str) -> Execution:
     """The execution, ended as `cancelled`. `asked_by` is who wants it, as in `key:PREFIX`.
 
     One that is cancelled already is returned as it is. Raises HasEnded for one that ended in
@@ -212,10 +212,10 @@ def cancelling(execution: Execution, asked_by: str) -> Coroutine[Execution]:
     if execution.is_open:
         _ask(execution, asked_by)
         if execution.background:
-            yield from _stopping(execution)
+            await _stopping(execution)
             execution.refresh_from_db()
         else:
-            yield from polling.until_ended(execution.pk, PATIENCE_SECONDS)
+            await polling.until_ended(execution.pk, PATIENCE_SECONDS)
             execution.refresh_from_db()
         # It may have gone back to the queue, or be another process's by now.
         while execution.is_open:
@@ -225,10 +225,10 @@ def cancelling(execution: Execution, asked_by: str) -> Coroutine[Execution]:
     return execution
 
 
-def _stopping(execution: Execution) -> Coroutine[None]:
+async def _stopping(execution: Execution) -> None:
     """Have the sandbox's owner end a process that nobody waits for."""
     for each in extensions.installed():
-        yield from each.stop_process(execution)
+        await each.stop_process(execution)
 
 
 def _ask(execution: Execution, asked_by: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db import connection
 
-from executions.kernel.coroutines import Coroutine, run_sync
+from executions.kernel.coroutines import run_sync
 from executions.runs import event_log, output_collector
 from executions.runs.active_runs import canceller_of, message_for
 from executions.runs.event_log import STREAMS, EventLog, resolve
@@ -87,24 +87,24 @@ def follow_the_unattended() -> int:
     return ended
 
 
-def record_if_ended(session: Session, execution: Execution) -> Coroutine[bool]:
+async def record_if_ended(session: Session, execution: Execution) -> bool:
     """Record how a background process ended, where it has and nobody else did. Whether this did."""
     output = Output()
-    seen = yield from _seen_now(session, execution.pid or 0, output)
+    seen = await _seen_now(session, execution.pid or 0, output)
     if seen is not None and seen.exit_code is None:
         return False
     return _close(execution, output, seen)
 
 
-def _seen_now(session: Session, pid: int, output: Output) -> Coroutine[Process | None]:
+async def _seen_now(session: Session, pid: int, output: Output) -> Process | None:
     """A process as it is, None where there is none. What it put out is there once it has ended.
 
     That it has is the guest's claim: what it then goes on to send is not waited for to its end.
     """
-    known = yield from call_sandbox(session, lambda kept: kept.processes.list(), checked_processes)
+    known = await call_sandbox(session, lambda kept: kept.processes.list(), checked_processes)
     seen = next((each for each in known if each.pid == pid), None)
     if seen is not None and seen.exit_code is not None:
-        yield from call_sandbox(
+        await call_sandbox(
             session,
             lambda kept: kept.processes.follow(pid, output.take),
             lambda ended: ended,

@@ -13,7 +13,7 @@ from django.conf import settings
 from django.db.models import Count, Q, QuerySet
 
 from executions.kernel import background
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import wait_for
 from executions.runs import extensions
 from executions.runs.admission import current_usage
 from executions.sessions.ending import SLEEPLESS, busy, close_if_idle, end_leftovers, release
@@ -46,7 +46,7 @@ _AWAKE = Session.objects.filter(
 )
 
 
-def reserve_slot(tenant: Tenant, reserve: Callable[[], T]) -> Coroutine[T]:
+async def reserve_slot(tenant: Tenant, reserve: Callable[[], T]) -> T:
     """What `reserve` returns, in a transaction in which there is room for one more of this tenant.
 
     Beyond its own bound it is the tenant's session that was unused for longest that goes to sleep,
@@ -71,7 +71,7 @@ def reserve_slot(tenant: Tenant, reserve: Callable[[], T]) -> Coroutine[T]:
                 retry_after=_RETRY_SECONDS,
             )
         tried.add(session.pk)
-        yield from _made_free(session, until)
+        await _made_free(session, until)
 
 
 def awake_of(tenant: Tenant) -> int:
@@ -103,7 +103,7 @@ def _full(tenant: Tenant) -> tuple[str, str, str] | None:
     return None
 
 
-def free_slot_at(provider: str, tenant_slug: str) -> Coroutine[bool]:
+async def free_slot_at(provider: str, tenant_slug: str) -> bool:
     """Have one of the sessions go at a provider that keeps no more sandboxes, by the rule for all
     of them. False where each of those it may be is busy.
     """
@@ -111,21 +111,19 @@ def free_slot_at(provider: str, tenant_slug: str) -> Coroutine[bool]:
     session = next(iter(_unused(_who_has_most(tenant_slug, there), (), there)), None)
     if session is None:
         return False
-    yield from _made_free(session, time.monotonic() + ROOM_SECONDS)
+    await _made_free(session, time.monotonic() + ROOM_SECONDS)
     return True
 
 
-def open_evicting(
-    lease: Lease, session: Session, *, is_last: bool = True
-) -> Coroutine[KeptSandbox]:
+async def open_evicting(lease: Lease, session: Session, *, is_last: bool = True) -> KeptSandbox:
     """A new sandbox for it. At a full provider another session makes room, unless there is another
     provider left to try."""
     try:
-        return (yield from opened_by(lease, session))
+        return await opened_by(lease, session)
     except KeptFull:
-        if not is_last or not (yield from free_slot_at(lease.provider_id, session.tenant_slug)):
+        if not is_last or not (await free_slot_at(lease.provider_id, session.tenant_slug)):
             raise
-    return (yield from opened_by(lease, session))
+    return await opened_by(lease, session)
 
 
 def _who_has_most(tenant_slug: str, awake: QuerySet[Session] = _AWAKE) -> str:
@@ -149,18 +147,18 @@ def _unused(
     return [session for session in found if session.pk not in taken]
 
 
-def _made_free(session: Session, until: float) -> Coroutine[None]:
+async def _made_free(session: Session, until: float) -> None:
     pk = session.pk
     if Session.objects.filter(SLEEPLESS, pk=pk).exists():
         if close_if_idle(pk, _BECAUSE):
-            yield from release(session)
+            await release(session)
             end_leftovers(session)
         return
     slept = background.submit_keyed(
         ("sleep", pk), session.tenant_slug, lambda: suspend(pk, _BECAUSE), first=True
     )
     awaited = within(max(until - time.monotonic(), 0), slept)
-    yield awaited
+    await wait_for(awaited)
     try:
         awaited.result()
     except DeadlinePassed:

@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import OuterRef, Subquery
 
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import wait_for
 from executions.kernel.database import NOW
 from executions.runs import active_runs, polling
 from executions.runs.event_log import Broadcast, resolve
@@ -95,9 +95,9 @@ def enqueue(execution: Execution) -> None:
     execution.turn, execution.is_held = taken
 
 
-def wait_turn(
+async def wait_turn(
     execution: Execution, waiting: Callable[[Future[Any]], AbstractContextManager[None]]
-) -> Coroutine[None]:
+) -> None:
     """Wait until everything that came earlier to its context has ended.
 
     `waiting` surrounds the waiting, and may cancel it and raise.
@@ -139,7 +139,7 @@ def wait_turn(
                 active_runs.cancel_on_shutdown(awaited),
                 waiting(awaited),
             ):
-                yield awaited
+                await wait_for(awaited)
         active_runs.ensure_not_ending()
 
 

@@ -87,15 +87,15 @@ class SessionHost:
     def provider(self) -> str:
         return self._session.provider
 
-    def run(
+    async def run(
         self, execution: Execution, run: Callable[[], Coroutine[ValidatedResult]]
-    ) -> Coroutine[ValidatedResult]:
+    ) -> ValidatedResult:
         """Run it; a session that sleeps is woken before, also where its sandbox is just gone."""
         session = self._session
         if session.state == Session.State.ASLEEP:
-            yield from ensure_awake(session, execution.turn)
+            await ensure_awake(session, execution.turn)
         try:
-            return (yield from run())
+            return await run()
         except KeptSandboxLost as error:
             if error.started:
                 raise
@@ -103,8 +103,8 @@ class SessionHost:
             mark_lost(session, error.message)
             if not session.is_living:
                 raise
-            yield from ensure_awake(session, execution.turn)
-            return (yield from run())
+            await ensure_awake(session, execution.turn)
+            return await run()
 
     def end_of(self, error: SandboxError) -> SandboxError:
         """Return what to tell: the session was closed meanwhile, or is lost, or has only what was

@@ -14,7 +14,6 @@ from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
 
-from executions.kernel.coroutines import Coroutine
 from executions.ledger.entry import ensure_ledger
 from executions.runs import extensions, polling
 from executions.runs.event_log import EventLog
@@ -48,23 +47,23 @@ from providers.values import Command, Emit, Event, ExecutionResult, Job
 from providers.waiting import submit
 
 
-def commanding(
+async def commanding(
     session: Session, wanted: CommandRequest, caller: Caller, log: EventLog | None = None
-) -> Coroutine[Outcome]:
+) -> Outcome:
     """Run a command and wait for its end: a run like every other. As `running`."""
     request = _as_execution(session, wanted)
     step = step_in(session, "", {}, _Command(wanted))
-    return (yield from running(request, caller, step=step, log=log))
+    return await running(request, caller, step=step, log=log)
 
 
-def starting(
+async def starting(
     session: Session,
     wanted: CommandRequest,
     caller: Caller,
     *,
     seconds: float | None = None,
     following: Callable[[EventLog], object] = lambda log: None,
-) -> Coroutine[Execution]:
+) -> Execution:
     """Start a command in the background. It has an execution from now on, and ends with the
     session at the latest, or after so many `seconds`. `following` is given where its output is
     told. Raises SandboxError; the record then says that it was not started.
@@ -75,14 +74,14 @@ def starting(
     ensure_ledger()
     execution, _ = open_record(request, caller)
     try:
-        refuse = yield from _within_policy(session, execution, request)
+        refuse = await _within_policy(session, execution, request)
 
         def start(kept: KeptSandbox) -> Any:
             # Only here it is known which sandbox it is: the session may have been woken for this.
             refuse()
             return _started(kept, command)
 
-        pid = yield from with_sandbox(session, start, checked_pid)
+        pid = await with_sandbox(session, start, checked_pid)
     except SandboxError as error:
         reject(execution, error)
         raise
@@ -97,7 +96,7 @@ def starting(
         "process_id": None,
     }
     if not _has_number(session, execution, facts):
-        yield from _given_up(session, execution, pid)
+        await _given_up(session, execution, pid)
     for name, value in facts.items():
         setattr(execution, name, value)
     following(Follower(session, execution).begin())
@@ -113,7 +112,7 @@ def _has_number(session: Session, execution: Execution, facts: Mapping[str, Any]
         return is_there and bool(row.update(**facts))
 
 
-def _given_up(session: Session, execution: Execution, pid: int) -> Coroutine[NoReturn]:
+async def _given_up(session: Session, execution: Execution, pid: int) -> NoReturn:
     """End what was started and has no number. Raises Conflict."""
     wakes = session.wakes
     session.refresh_from_db()
@@ -123,20 +122,20 @@ def _given_up(session: Session, execution: Execution, pid: int) -> Coroutine[NoR
         end_leftovers(session, only=[execution.pk], because=because)
         ensure_not_ended(session)
         raise SessionAsleep("The session went to sleep meanwhile. Send the request again.")
-    yield from signalling(session, pid, "SIGKILL")
+    await signalling(session, pid, "SIGKILL")
     raise Conflict("It was cancelled while it was being started, and has been ended.")
 
 
-def _within_policy(
+async def _within_policy(
     session: Session, execution: Execution, request: ExecutionRequest
-) -> Coroutine[Callable[[], None]]:
+) -> Callable[[], None]:
     """Hold it to policy and floor, as `Attempt` does what somebody waits for. What is returned
     raises where the sandbox that the session then has is not as they demand."""
     parts = extensions.begin(execution, request, None)
-    yield from parts.admit(request, execution)
+    await parts.admit(request, execution)
     floor = required_isolation(execution)
     with ExitStack() as lending:
-        lease = yield from lent(Step(lender_of(session)), lending)
+        lease = await lent(Step(lender_of(session)), lending)
         parts.check_provider(lease)
 
     def refuse() -> None:
@@ -146,14 +145,14 @@ def _within_policy(
     return refuse
 
 
-def seen(session: Session) -> Coroutine[list[Process]]:
+async def seen(session: Session) -> list[Process]:
     """The session's processes, as its sandbox tells of them, with what has ended lately."""
-    return (yield from with_sandbox(session, lambda kept: kept.processes.list(), checked_processes))
+    return await with_sandbox(session, lambda kept: kept.processes.list(), checked_processes)
 
 
-def listing(session: Session) -> Coroutine[list[ProcessShape]]:
+async def listing(session: Session) -> list[ProcessShape]:
     """The session's processes, each with its execution. What has ended lately is among them."""
-    found = yield from seen(session)
+    found = await seen(session)
     rows = Execution.objects.filter(session=session.pk, pid__in=[each.pid for each in found])
     # Each sandbox has numbers of its own: of those with the same one the last is in this sandbox.
     executions = dict(rows.order_by("pk").values_list("pid", "pk"))
@@ -190,23 +189,21 @@ def execution_of(session: Session, pid: int) -> UUID | None:
     return found.values_list("pk", flat=True).first()
 
 
-def writing(session: Session, pid: int, data: bytes, *, close: bool) -> Coroutine[None]:
-    yield from with_sandbox(
+async def writing(session: Session, pid: int, data: bytes, *, close: bool) -> None:
+    await with_sandbox(
         session, lambda kept: kept.processes.write(pid, data, close=close), lambda _: None
     )
 
 
-def signalling(session: Session, pid: int, name: str) -> Coroutine[bool]:
+async def signalling(session: Session, pid: int, name: str) -> bool:
     """False when it has ended."""
-    return (
-        yield from with_sandbox(
-            session, lambda kept: kept.processes.signal(pid, name), lambda found: found is True
-        )
+    return await with_sandbox(
+        session, lambda kept: kept.processes.signal(pid, name), lambda found: found is True
     )
 
 
-def resizing(session: Session, pid: int, size: tuple[int, int]) -> Coroutine[None]:
-    yield from with_sandbox(session, lambda kept: kept.processes.resize(pid, *size), lambda _: None)
+async def resizing(session: Session, pid: int, size: tuple[int, int]) -> None:
+    await with_sandbox(session, lambda kept: kept.processes.resize(pid, *size), lambda _: None)
 
 
 def _started(kept: KeptSandbox, command: Command) -> Any:
@@ -289,7 +286,7 @@ KILL_SECONDS = 2.0
 RECORD_SECONDS = 0.05
 
 
-def stop_command(execution: Execution) -> Coroutine[None]:
+async def stop_command(execution: Execution) -> None:
     """SIGTERM to it and its group, then SIGKILL. It has a signal that says who wanted it.
 
     Its record is closed where it was seen to end.
@@ -299,11 +296,11 @@ def stop_command(execution: Execution) -> Coroutine[None]:
         return
     try:
         for name, seconds in (("SIGTERM", TERM_SECONDS), ("SIGKILL", KILL_SECONDS)):
-            ran = yield from with_sandbox(session, _signal(pid, name), bool, is_use=False)
-            yield from polling.until_ended(execution.pk, seconds if ran else RECORD_SECONDS)
+            ran = await with_sandbox(session, _signal(pid, name), bool, is_use=False)
+            await polling.until_ended(execution.pk, seconds if ran else RECORD_SECONDS)
             if not Execution.objects.filter(pk=execution.pk, finished_at=None).exists():
                 return
-        yield from record_if_ended(session, execution)
+        await record_if_ended(session, execution)
     except SandboxError as error:
         logger.warning("execution %s could not be ended: %s", execution.pk, error.message)
 

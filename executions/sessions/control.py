@@ -9,7 +9,6 @@ from django.db import transaction
 from django.db.models import Q
 from django.db.models.functions import Now
 
-from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
 from executions.kernel.text import storable
 from executions.ledger.bound_rows import enter_row, look_at
@@ -39,7 +38,7 @@ T = TypeVar("T")
 _SLEEPS = Q(state=Session.State.ASLEEP, waking_since=None)
 
 
-def with_sandbox(
+async def with_sandbox(
     session: Session,
     call: Callable[[KeptSandbox], Any],
     check: Callable[[Any], T],
@@ -48,7 +47,7 @@ def with_sandbox(
     is_use: bool = True,
     changes_files: bool = False,
     saves: bool = True,
-) -> Coroutine[T]:
+) -> T:
     """What the session's sandbox answers to `call`; its idle time counts from now, if it `is_use`,
     and if it sleeps it is woken. What `changes_files` is saved, before or behind the answer;
     without `saves` the caller has it saved, once for several.
@@ -60,13 +59,13 @@ def with_sandbox(
         if session.state == Session.State.ASLEEP:
             if not is_use:
                 raise SessionAsleep("The session is asleep: it has no sandbox.")
-            yield from ensure_awake(session)
+            await ensure_awake(session)
         if changes_files:
             use_session(session.pk)
         elif is_use:
             Session.objects.filter(pk=session.pk, closed_at=None).update(used_at=Now())
         try:
-            found = yield from call_sandbox(session, call, check, seconds)
+            found = await call_sandbox(session, call, check, seconds)
         except KeptSandboxLost as error:
             mark_lost(session, error.message)
             ensure_not_ended(session)
@@ -82,22 +81,22 @@ def with_sandbox(
         if not use_session(session.pk, session.wakes):
             raise SessionAsleep("The session went to sleep meanwhile. Send the request again.")
         if saves:
-            yield from saved_behind(session)
+            await saved_behind(session)
     return found
 
 
-def interrupting(session: Session, context: str = DEFAULT_CONTEXT) -> Coroutine[bool]:
+async def interrupting(session: Session, context: str = DEFAULT_CONTEXT) -> bool:
     """Stop what runs in a context, whose state stays. False when nothing ran."""
     _refuse_unknown(session, context, "context")
-    return (yield from with_sandbox(session, lambda kept: kept.interrupt(context), _boolean))
+    return await with_sandbox(session, lambda kept: kept.interrupt(context), _boolean)
 
 
-def resetting(session: Session, by: str) -> Coroutine[Session]:
+async def resetting(session: Session, by: str) -> Session:
     """End its processes and contexts, and begin with an empty default one. Files stay."""
     running = in_background(session)
     # Before they are killed, which is not how they are to be recorded.
     ends = [output_collector.take(pk) for pk in running]
-    yield from with_sandbox(session, lambda kept: kept.reset(), lambda _: None)
+    await with_sandbox(session, lambda kept: kept.reset(), lambda _: None)
     for end in ends:
         end()
     with transaction.atomic():
@@ -134,11 +133,11 @@ def change(
     return session
 
 
-def creating_context(session: Session, wanted: ContextRequest) -> Coroutine[ContextShape]:
+async def creating_context(session: Session, wanted: ContextRequest) -> ContextShape:
     """Another interpreter of the session. Raises Conflict where its id is taken."""
     if any(each["id"] == wanted.id for each in session.contexts):
         raise Conflict("id: The session already has a context with this id.", field="id")
-    made = yield from with_sandbox(
+    made = await with_sandbox(
         session,
         lambda kept: kept.contexts.create(wanted.language, wanted.cwd, wanted.id),
         _context,
@@ -149,7 +148,7 @@ def creating_context(session: Session, wanted: ContextRequest) -> Coroutine[Cont
     return made
 
 
-def ending_context(session: Session, context_id: str) -> Coroutine[bool]:
+async def ending_context(session: Session, context_id: str) -> bool:
     """End one of its interpreters. False when it was not there. One that sleeps is not woken: its
     next sandbox does not get it.
     """
@@ -160,18 +159,18 @@ def ending_context(session: Session, context_id: str) -> Coroutine[bool]:
         return [each for each in known if each["id"] != context_id]
 
     if context_id == DEFAULT_CONTEXT or not _write_contexts(session, without, only_if=_SLEEPS):
-        yield from with_sandbox(session, lambda kept: kept.contexts.destroy(context_id), _boolean)
+        await with_sandbox(session, lambda kept: kept.contexts.destroy(context_id), _boolean)
         _write_contexts(session, without)
     return True
 
 
-def restarting_context(session: Session, context_id: str) -> Coroutine[ContextShape | None]:
+async def restarting_context(session: Session, context_id: str) -> ContextShape | None:
     """Begin anew in a context, under its id. None when it is not there."""
     contexts: list[ContextShape] = session.contexts
     known = next((each for each in contexts if each["id"] == context_id), None)
     if known is None:
         return None
-    yield from with_sandbox(session, lambda kept: kept.contexts.restart(context_id), lambda _: None)
+    await with_sandbox(session, lambda kept: kept.contexts.restart(context_id), lambda _: None)
     return {**known}
 
 

@@ -14,7 +14,7 @@ from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F,
 from django.db.models.functions import Now
 
 from executions.kernel import background
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import wait_for
 from executions.ledger.bound_rows import enter_row, look_at
 from executions.runs import output_collector, polling
 from executions.runs.listing import log_execution
@@ -104,21 +104,21 @@ def close_if_idle(session_id: UUID, because: str) -> bool:
         return _end(session, Session.State.CLOSED, because)
 
 
-def close(session: Session, by: str) -> Coroutine[None]:
+async def close(session: Session, by: str) -> None:
     """Close it, with all that runs in it, which ends as cancelled. Closing it again is no error."""
-    yield from saved_last(session)
+    await saved_last(session)
     with transaction.atomic():
         _end(session, Session.State.CLOSED, f"by {by}", by=by)
-    yield from release(session)
-    yield from _until_ended(session)
+    await release(session)
+    await _until_ended(session)
     end_leftovers(session)
     pk = session.pk
     cleaned = background.submit_keyed(("clean", pk), session.tenant_slug, lambda: clean(pk))
     # What is not done by then is done all the same.
-    yield within(CLEANING_SECONDS, cleaned)
+    await wait_for(within(CLEANING_SECONDS, cleaned))
 
 
-def saved_last(session: Session) -> Coroutine[None]:
+async def saved_last(session: Session) -> None:
     """What is to be kept for longer than the session is saved before it ends, if it can be."""
     if not _outlives(session):
         return
@@ -126,7 +126,7 @@ def saved_last(session: Session) -> Coroutine[None]:
         ("last", session.pk), session.tenant_slug, lambda: save(session)
     )
     awaited = within(LAST_SAVE_SECONDS, saved)
-    yield awaited
+    await wait_for(awaited)
     if not awaited.cancelled() and (problem := awaited.exception()):
         logger.warning("session %s was not saved before it ended: %s", session.pk, problem)
 
@@ -220,20 +220,20 @@ def _falls_asleep(session: Session, because: str) -> bool:
     return True
 
 
-def detach(session: Session) -> Coroutine[None]:
+async def detach(session: Session) -> None:
     """End the sandbox of a session that sleeps by now. One that stays ends by its own lease."""
     try:
-        yield from call_sandbox(session, _close_sandbox, bool, RELEASE_SECONDS)
+        await call_sandbox(session, _close_sandbox, bool, RELEASE_SECONDS)
     except SandboxError as error:
         logger.warning("the sandbox of session %s is still there: %s", session.pk, error)
     forget(session)
 
 
-def release(session: Session) -> Coroutine[None]:
+async def release(session: Session) -> None:
     """Have its provider end the sandbox. What fails is tried again by the schedule."""
     if session.ref is not None:
         try:
-            yield from call_sandbox(session, _close_sandbox, bool, RELEASE_SECONDS)
+            await call_sandbox(session, _close_sandbox, bool, RELEASE_SECONDS)
         except KeptSandboxLost:
             # Gone already.
             pass
@@ -298,13 +298,13 @@ def _close_sandbox(sandbox: KeptSandbox) -> bool:
     return sandbox.close()
 
 
-def _until_ended(session: Session) -> Coroutine[None]:
+async def _until_ended(session: Session) -> None:
     running = Execution.objects.filter(
         session=session.pk, finished_at=None, background=False, status=Execution.Status.RUNNING
     )
     until = time.monotonic() + PATIENCE_SECONDS
     for execution_id in list(running.values_list("pk", flat=True)):
-        yield from polling.until_ended(execution_id, max(0.0, until - time.monotonic()))
+        await polling.until_ended(execution_id, max(0.0, until - time.monotonic()))
 
 
 _AT_ONCE = 100

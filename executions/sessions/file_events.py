@@ -18,7 +18,7 @@ from typing import Any
 from django.db import connection
 
 from executions.kernel.background import Shares
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import wait_for
 from executions.kernel.declarations import MAX_PATH_BYTES
 from executions.runs.event_log import Broadcast, RunEvent
 from executions.runs.event_stream import EventBuffer
@@ -111,7 +111,7 @@ class Watch(EventBuffer):
         self.push([Change(self._seq, change.type, said=said, entry=change.entry)])
 
 
-def watching(session: Session, path: str) -> Coroutine[Watch]:
+async def watching(session: Session, path: str) -> Watch:
     """Begin to watch a folder. What happens from now on is told.
 
     Raises SandboxError, and RateLimited where too much is watched already.
@@ -129,7 +129,7 @@ def watching(session: Session, path: str) -> Coroutine[Watch]:
         raise
     awaited = within(OPERATION_SECONDS, begun)
     try:
-        yield awaited
+        await wait_for(awaited)
         awaited.result()
     except BaseException:
         watch.leave()

@@ -45,14 +45,14 @@ _PIECE_SECONDS = 0.005
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
 
-def listing(
+async def listing(
     session: Session,
     wanted: FileListing,
     seconds: float = OPERATION_SECONDS,
     *,
     is_use: bool = True,
     most: int | None = None,
-) -> Coroutine[tuple[list[FileEntry], str]]:
+) -> tuple[list[FileEntry], str]:
     """What is in a folder, sorted by path, and where to go on, as a text: "" when that is all.
 
     The sandbox tells of all of it each time: who wants more than a page asks for it at once.
@@ -66,7 +66,7 @@ def listing(
         )
         page = [saved.named(entry) for entry in page]
         return page, to_text(page[-1].path) if more else ""
-    found: Sequence[FileEntry] = yield from with_sandbox(
+    found: Sequence[FileEntry] = await with_sandbox(
         session,
         lambda kept: kept.files.list(wanted.path, wanted.depth),
         _entries,
@@ -79,34 +79,32 @@ def listing(
     return page, to_text(page[-1].path) if more else ""
 
 
-def entry_of(session: Session, path: str) -> Coroutine[FileEntry | None]:
+async def entry_of(session: Session, path: str) -> FileEntry | None:
     """What stands under a path, a link itself where it is one; None where there is nothing."""
     if (saved := _saved(session, path)) is not None:
         entry = _read_saved(session, lambda rows: browse.stat(rows, saved.path))
         return entry and saved.named(entry)
-    return (
-        yield from with_sandbox(
-            session,
-            lambda kept: kept.files.stat(path),
-            lambda seen: None if seen is None else _entry(seen),
-        )
+    return await with_sandbox(
+        session,
+        lambda kept: kept.files.stat(path),
+        lambda seen: None if seen is None else _entry(seen),
     )
 
 
-def file_of(session: Session, path: str) -> Coroutine[FileEntry | None]:
+async def file_of(session: Session, path: str) -> FileEntry | None:
     """A regular file, looked at before it is read; None where there is nothing.
 
     Raises InvalidConfiguration for what is no regular file, or may not be read.
     """
-    entry = yield from entry_of(session, path)
+    entry = await entry_of(session, path)
     if entry is None:
         return None
     if (entry.end or entry).type != "file":
         refuse("path", f"Is not a regular file, but: {entry.type}.")
-    return (yield from readable(session, path, entry))
+    return await readable(session, path, entry)
 
 
-def readable(session: Session, path: str, entry: FileEntry) -> Coroutine[FileEntry]:
+async def readable(session: Session, path: str, entry: FileEntry) -> FileEntry:
     """The file as it can be read, with the size of what a link leads to.
 
     Raises InvalidConfiguration for one that may not be read: once an answer with its bytes has
@@ -116,12 +114,12 @@ def readable(session: Session, path: str, entry: FileEntry) -> Coroutine[FileEnt
         return entry
     if path.startswith("/"):
         # What it is, and to whom it belongs, nobody knows who has not opened it.
-        size = yield from with_sandbox(session, lambda kept: _size_of(kept, path, entry), _count)
+        size = await with_sandbox(session, lambda kept: _size_of(kept, path, entry), _count)
         return replace(entry, size=size)
     if entry.mode & stat.S_IRUSR:
         return entry
     # Root reads it all the same. Of more than was asked for nothing is taken.
-    yield from with_sandbox(
+    await with_sandbox(
         session, lambda kept: next(iter(kept.files.read(path, 0, 1)), b""), lambda _: None
     )
     return entry
@@ -191,14 +189,14 @@ class Rereadable:
             yield piece
 
 
-def writing(
+async def writing(
     session: Session,
     path: str,
     content: Rereadable,
     *,
     saves: bool = True,
     metadata: Mapping[str, str] | None = None,
-) -> Coroutine[FileEntry]:
+) -> FileEntry:
     """Put a file there, folders included. As `with_sandbox`; raises QuotaExceeded for one that is
     more than can be saved of the session. `metadata` stays with the file as long as its sandbox
     does.
@@ -207,20 +205,16 @@ def writing(
     if below:
         quota.ensure_room(session, below, content.size)
     saved = None if metadata else _saved_named(session, path)
-    return (
-        yield from _changing(
-            session,
-            None
-            if saved is None
-            else lambda: _named_so(saved, _storing(session, saved.path, content)),
-            lambda kept: (
-                kept.files.write(path, content, metadata=metadata)
-                if metadata
-                else kept.files.write(path, content)
-            ),
-            _entry,
-            saves=saves,
-        )
+    return await _changing(
+        session,
+        None if saved is None else lambda: _named_so(saved, _storing(session, saved.path, content)),
+        lambda kept: (
+            kept.files.write(path, content, metadata=metadata)
+            if metadata
+            else kept.files.write(path, content)
+        ),
+        _entry,
+        saves=saves,
     )
 
 
@@ -228,89 +222,81 @@ def _storing(session: Session, path: str, content: Rereadable) -> Coroutine[File
     return changes.storing(session, lambda: changes.write(session, path, content))
 
 
-def unpacking(session: Session, path: str, content: Rereadable) -> Coroutine[int]:
+async def unpacking(session: Session, path: str, content: Rereadable) -> int:
     """Unpack a tar archive below a folder. How many entries it had."""
     saved = _saved(session, path)
-    return (
-        yield from _changing(
-            session,
-            None
-            if saved is None
-            else lambda: changes.storing(session, lambda: unpack(session, saved.path, content)),
-            lambda kept: kept.files.write_archive(content, path),
-            _count,
-        )
+    return await _changing(
+        session,
+        None
+        if saved is None
+        else lambda: changes.storing(session, lambda: unpack(session, saved.path, content)),
+        lambda kept: kept.files.write_archive(content, path),
+        _count,
     )
 
 
-def removing(session: Session, path: str) -> Coroutine[bool]:
+async def removing(session: Session, path: str) -> bool:
     saved = _saved_named(session, path)
-    return (
-        yield from _changing(
-            session,
-            None
-            if saved is None
-            else lambda: _at_once_if_small(session, lambda: changes.remove(session, saved.path)),
-            lambda kept: kept.files.remove(path),
-            _boolean,
-        )
+    return await _changing(
+        session,
+        None
+        if saved is None
+        else lambda: _at_once_if_small(session, lambda: changes.remove(session, saved.path)),
+        lambda kept: kept.files.remove(path),
+        _boolean,
     )
 
 
-def moving(session: Session, source: str, target: str) -> Coroutine[FileEntry]:
+async def moving(session: Session, source: str, target: str) -> FileEntry:
     before, after = _saved_named(session, source), _saved_named(session, target, "target")
-    return (
-        yield from _changing(
-            session,
-            None
-            if before is None or after is None
-            else lambda: _named_so(
-                after,
-                _at_once_if_small(session, lambda: changes.move(session, before.path, after.path)),
-            ),
-            lambda kept: kept.files.move(source, target),
-            _entry,
-        )
+    return await _changing(
+        session,
+        None
+        if before is None or after is None
+        else lambda: _named_so(
+            after,
+            _at_once_if_small(session, lambda: changes.move(session, before.path, after.path)),
+        ),
+        lambda kept: kept.files.move(source, target),
+        _entry,
     )
 
 
-def making_directory(session: Session, path: str) -> Coroutine[bool]:
+async def making_directory(session: Session, path: str) -> bool:
     """False when it was there."""
     saved = _saved_named(session, path)
-    return (
-        yield from _changing(
-            session,
-            None
-            if saved is None
-            else lambda: immediate(lambda: changes.make_directory(session, saved.path)),
-            lambda kept: kept.files.make_directory(path),
-            _boolean,
-        )
+    return await _changing(
+        session,
+        None
+        if saved is None
+        else lambda: immediate(lambda: changes.make_directory(session, saved.path)),
+        lambda kept: kept.files.make_directory(path),
+        _boolean,
     )
 
 
-def _changing(
+async def _changing(
     session: Session,
     saved: Callable[[], Coroutine[T]] | None,
     live: Callable[[KeptSandbox], Any],
     check: Callable[[Any], T],
     *,
     saves: bool = True,
-) -> Coroutine[T]:
+) -> T:
     """Change the files that are saved, unless there is a sandbox, or somebody asked for one. What
     no saved file can be is done in a sandbox: `saved` is None."""
     if session.state == Session.State.ASLEEP and saved is not None:
         try:
-            return (yield from saved())
+            return await saved()
         except changes.IsAwake:
             logger.info("session %s was woken: its sandbox is used", session.pk)
-    return (yield from with_sandbox(session, live, check, changes_files=True, saves=saves))
+    return await with_sandbox(session, live, check, changes_files=True, saves=saves)
 
 
-def _at_once_if_small(session: Session, change: Callable[[], T]) -> Coroutine[T]:
+async def _at_once_if_small(session: Session, change: Callable[[], T]) -> T:
     """A change of many rows takes its time: none of the threads that serve waits for it."""
     if changes.may_be_large(session):
-        return (yield from changes.storing(session, change))
+        return await changes.storing(session, change)
     return change()
 
 
@@ -346,8 +332,8 @@ def _saved_named(session: Session, path: str, field: str = "path") -> _Saved | N
     return saved
 
 
-def _named_so(saved: _Saved, changed: Coroutine[FileEntry]) -> Coroutine[FileEntry]:
-    return saved.named((yield from changed))
+async def _named_so(saved: _Saved, changed: Coroutine[FileEntry]) -> FileEntry:
+    return saved.named(await changed)
 
 
 def _read_saved(session: Session, look: Callable[[Workspace | None], T]) -> T:

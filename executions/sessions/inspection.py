@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from executions.kernel.coroutines import Coroutine
 from executions.kernel.text import storable
 from executions.sessions.control import with_sandbox
 from executions.sessions.files import listing
@@ -51,19 +50,17 @@ class Inspection:
     more: int
 
 
-def inspecting(session: Session) -> Coroutine[Inspection]:
+async def inspecting(session: Session) -> Inspection:
     """Raises SandboxError; SessionLost where the sandbox is gone."""
-    return (
-        yield from with_sandbox(
-            session, lambda kept: kept.state(), _inspection, LOOK_SECONDS, is_use=False
-        )
+    return await with_sandbox(
+        session, lambda kept: kept.state(), _inspection, LOOK_SECONDS, is_use=False
     )
 
 
-def looking_into(session: Session, path: str, after: str) -> Coroutine[tuple[list[FileEntry], str]]:
+async def looking_into(session: Session, path: str, after: str) -> tuple[list[FileEntry], str]:
     """A folder, as `files.listing` tells of it. Raises SandboxError."""
     wanted = FileListing(path=path, after=after)
-    return (yield from listing(session, wanted, LOOK_SECONDS, is_use=False))
+    return await listing(session, wanted, LOOK_SECONDS, is_use=False)
 
 
 def _inspection(answer: Any) -> Inspection:

@@ -14,7 +14,6 @@ from django.db import IntegrityError, transaction
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
 from executions.kernel.text import storable
 from executions.ledger.bound_rows import enter_row, look_at
@@ -59,13 +58,13 @@ logger = logging.getLogger(__name__)
 NO_NETWORK = "none"
 
 
-def opening(
+async def opening(
     request: SessionRequest,
     caller: Caller,
     *,
     may_choose: bool = False,
     beside: Callable[[Session], None] = lambda session: None,
-) -> Coroutine[Session]:
+) -> Session:
     """An open session. Its provider is chosen now, and never again.
 
     With `may_choose` it need not be on the tenant's route (`runs.routing`). `beside` writes
@@ -89,14 +88,14 @@ def opening(
         snapshot = snapshot_of(caller.tenant, request.source, "from")
     ensure_ready(slug)
     if request.offline:
-        steps = yield from _without_network(steps)
-    session = yield from _reserve(request, caller, beside)
+        steps = await _without_network(steps)
+    session = await _reserve(request, caller, beside)
     try:
         if snapshot:
-            members = yield from beginning_with(session, snapshot)
+            members = await beginning_with(session, snapshot)
         else:
             members = inherit(session, former)
-        yield from _place(session, caller.tenant, request, steps, members, parts)
+        await _place(session, caller.tenant, request, steps, members, parts)
     except BaseException as error:
         problem = error.message if isinstance(error, SandboxError) else "the service failed"
         fail(session, f"it could not be opened: {storable(problem)}")
@@ -105,10 +104,10 @@ def opening(
     return session
 
 
-def is_without_network(session: Session) -> Coroutine[bool]:
+async def is_without_network(session: Session) -> bool:
     """Whether its provider promises this, as it did when the session was opened."""
     with ExitStack() as held:
-        lease = yield from lent(Step(lender_of(session)), held)
+        lease = await lent(Step(lender_of(session)), held)
         return lease.provider.network == NO_NETWORK
 
 
@@ -121,12 +120,12 @@ def _steps(request: SessionRequest, slug: str, may_choose: bool) -> list[Step]:
     return [Step(lender(request.provider), request.provider)]
 
 
-def _without_network(steps: Sequence[Step]) -> Coroutine[list[Step]]:
+async def _without_network(steps: Sequence[Step]) -> list[Step]:
     """Those whose provider promises it. Asked before another session makes room for nothing."""
     found = []
     for step in steps:
         with ExitStack() as held:
-            lease = yield from lent(step, held)
+            lease = await lent(step, held)
             if lease.provider.network == NO_NETWORK:
                 found.append(step)
     if not found:
@@ -134,9 +133,9 @@ def _without_network(steps: Sequence[Step]) -> Coroutine[list[Step]]:
     return found
 
 
-def _reserve(
+async def _reserve(
     request: SessionRequest, caller: Caller, beside: Callable[[Session], None]
-) -> Coroutine[Session]:
+) -> Session:
     """The row, so that name and room are its own before anything is started."""
     key = caller.api_key
     session = Session(
@@ -166,7 +165,7 @@ def _reserve(
             beside(session)
 
     try:
-        yield from reserve_slot(caller.tenant, insert)
+        await reserve_slot(caller.tenant, insert)
     except IntegrityError as error:
         name = "name" if request.name else "conversation"
         if not getattr(request, name):
@@ -175,14 +174,14 @@ def _reserve(
     return session
 
 
-def _place(
+async def _place(
     session: Session,
     tenant: Tenant,
     request: SessionRequest,
     steps: Sequence[Step],
     members: Sequence[Restored],
     parts: RunParts,
-) -> Coroutine[None]:
+) -> None:
     floor = required_isolation_for(tenant, session.api_key, request.language)
     probe = ExecutionRequest("pass", request.language)
     hops, is_only = RouteTrace(), len(steps) == 1
@@ -190,7 +189,7 @@ def _place(
         began = perf_counter()
         try:
             with ExitStack() as held:
-                lease = yield from admitted(
+                lease = await admitted(
                     step, probe, floor, held, is_only=is_only, is_last=number == len(steps)
                 )
                 _require_kept(lease)
@@ -200,16 +199,16 @@ def _place(
                     )
                 ensure_provider_isolation(lease, floor)
                 parts.check_provider(lease)
-                sandbox = yield from open_evicting(lease, session, is_last=number == len(steps))
+                sandbox = await open_evicting(lease, session, is_last=number == len(steps))
                 started = perf_counter()
                 try:
                     isolation, _ = ensure_sandbox_isolation(lease, sandbox, floor)
                     parts.check_sandbox(lease, isolation)
                     mark = ""
                     if members:
-                        mark = yield from restore_files(session, lease, sandbox, members)
+                        mark = await restore_files(session, lease, sandbox, members)
                     _put(session, lease, sandbox, isolation, mark, request.source)
-                    yield from taken_over(lease, session, sandbox)
+                    await taken_over(lease, session, sandbox)
                 except BaseException:
                     sandbox.submit_close()
                     raise

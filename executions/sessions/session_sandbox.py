@@ -17,7 +17,6 @@ from weakref import WeakKeyDictionary
 
 from django.conf import settings
 
-from executions.kernel.coroutines import Coroutine
 from executions.runs import extensions
 from executions.runs.provider_calls import CREATE_SECONDS, call_provider
 from executions.runs.routes import Route, Step, lent
@@ -93,28 +92,26 @@ class SandboxRunner(Protocol):
         """End it, where it was given up. Whether it ran."""
 
 
-def call_sandbox(
+async def call_sandbox(
     session: Session,
     call: Callable[[KeptSandbox], Any],
     check: Callable[[Any], T],
     seconds: float = OPERATION_SECONDS,
-) -> Coroutine[T]:
+) -> T:
     """What the session's sandbox answers, after `check`.
 
     Raises SandboxError, and KeptSandboxLost for a sandbox that is gone.
     """
     with ExitStack() as held:
-        lease = yield from lent(Step(lender_of(session)), held)
+        lease = await lent(Step(lender_of(session)), held)
         ref, provider = _ref(session), lease.provider
-        return (
-            yield from call_provider(
-                lease.provider_id,
-                lambda: _submit(session, lambda: call(_reached(provider, session.pk, ref))),
-                check,
-                seconds,
-                owner=session.tenant_slug,
-                may_refuse=True,
-            )
+        return await call_provider(
+            lease.provider_id,
+            lambda: _submit(session, lambda: call(_reached(provider, session.pk, ref))),
+            check,
+            seconds,
+            owner=session.tenant_slug,
+            may_refuse=True,
         )
 
 
@@ -211,7 +208,7 @@ def route_in(
     return route
 
 
-def opened_by(lease: Lease, session: Session) -> Coroutine[KeptSandbox]:
+async def opened_by(lease: Lease, session: Session) -> KeptSandbox:
     """A new sandbox for a session, which nobody knows of yet. Raises SandboxError."""
     parts = extensions.begin_session(session.tenant_slug)
     wanted = SandboxSpec(
@@ -222,7 +219,7 @@ def opened_by(lease: Lease, session: Session) -> Coroutine[KeptSandbox]:
     )
     spec = parts.specify(wanted, seconds=NEW_SECONDS)
     with parts.translate_errors():
-        sandbox = yield from call_provider(
+        return await call_provider(
             lease.provider_id,
             lambda: lease.provider.submit_open(spec, session.tenant_slug),
             _check_sandbox,
@@ -231,16 +228,15 @@ def opened_by(lease: Lease, session: Session) -> Coroutine[KeptSandbox]:
             may_refuse=True,
             too_late=lambda late: late.submit_close(),
         )
-    return sandbox
 
 
-def taken_over(lease: Lease, session: Session, sandbox: KeptSandbox) -> Coroutine[None]:
+async def taken_over(lease: Lease, session: Session, sandbox: KeptSandbox) -> None:
     """What was opened is the session's by now, and stays as long as one of those does.
 
     One for which that cannot be said just now is spoken for by who uses it, or by the schedule.
     """
     try:
-        yield from call_provider(
+        await call_provider(
             lease.provider_id,
             lambda: submit(lambda: sandbox.renew(LEASE_SECONDS), may_refuse=True),
             lambda answer: answer,

@@ -23,7 +23,7 @@ from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.renderers import OpenApiJsonRenderer
 
 from executions.doors.native.deferred import LATER, DeferredResponse
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import wait_for
 from sandbox_site import description as described
 from sandbox_site import strangers
 from sandbox_site.description import Description
@@ -310,8 +310,8 @@ def test_work_that_waits_goes_on_for_a_person_whom_this_process_does_not_know_ye
     awaited: Future[None] = Future()
 
     def handler(environ: Any, start: Any) -> HttpResponseBase:
-        def work() -> Coroutine[HttpResponseBase]:
-            yield awaited
+        async def work() -> HttpResponseBase:
+            await wait_for(awaited)
             return HttpResponse("done")
 
         later: DeferredResponse = environ[LATER]

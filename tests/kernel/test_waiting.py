@@ -14,7 +14,7 @@ from django.http import HttpResponse
 from django.test import RequestFactory
 
 from executions.doors.native.deferred import LATER, DeferredResponse, Placeholder, answer
-from executions.kernel.coroutines import Coroutine, run_sync
+from executions.kernel.coroutines import run_sync, wait_for
 from providers import waiting
 from providers.base import Health, SandboxProvider
 from providers.errors import RateLimited
@@ -72,8 +72,8 @@ def here() -> str:
     return threading.current_thread().name
 
 
-def outcome_of(future: Future[str]) -> Coroutine[str]:
-    yield future
+async def outcome_of(future: Future[str]) -> str:
+    await wait_for(future)
     return future.result()
 
 
@@ -171,11 +171,11 @@ def test_an_interruption_is_raised_where_the_work_waits_and_lets_it_clear_up() -
     cleared: Future[None] = Future()
     cleared.set_result(None)
 
-    def work() -> Coroutine[None]:
+    async def work() -> None:
         try:
-            yield from outcome_of(Interrupted())
+            await outcome_of(Interrupted())
         finally:
-            yield cleared
+            await wait_for(cleared)
             done.append("cleared up")
 
     with pytest.raises(KeyboardInterrupt):
@@ -187,9 +187,9 @@ def test_a_cancelled_wait_is_the_works_own_to_tell() -> None:
     future: Future[str] = Future()
     threading.Timer(0.05, future.cancel).start()
 
-    def work() -> Coroutine[str]:
+    async def work() -> str:
         try:
-            return (yield from outcome_of(future))
+            return await outcome_of(future)
         except Exception as error:
             return type(error).__name__
 
@@ -207,9 +207,9 @@ def test_an_answer_that_is_there_soon_is_given_at_once(monkeypatch: pytest.Monke
     future: Future[str] = Future()
     request, later = later_request()
 
-    def work() -> Coroutine[HttpResponse]:
+    async def work() -> HttpResponse:
         threading.Timer(0.005, future.set_result, ["soon"]).start()
-        return HttpResponse((yield from outcome_of(future)))
+        return HttpResponse(await outcome_of(future))
 
     response = answer(request, work())
     assert not later.has_work
@@ -222,8 +222,8 @@ def test_an_answer_that_comes_later_keeps_what_the_middleware_has_set() -> None:
     future: Future[str] = Future()
     request, later = later_request()
 
-    def work() -> Coroutine[HttpResponse]:
-        return HttpResponse((yield from outcome_of(future)), status=201)
+    async def work() -> HttpResponse:
+        return HttpResponse((await outcome_of(future)), status=201)
 
     placeholder = answer(request, work())
     assert isinstance(placeholder, Placeholder)
@@ -243,8 +243,8 @@ def test_within_a_transaction_an_answer_is_waited_for() -> None:
     request, later = later_request()
     threading.Timer(0.2, future.set_result, ["waited"]).start()
 
-    def work() -> Coroutine[HttpResponse]:
-        return HttpResponse((yield from outcome_of(future)))
+    async def work() -> HttpResponse:
+        return HttpResponse(await outcome_of(future))
 
     response = answer(request, work())
     assert isinstance(response, HttpResponse)

@@ -16,7 +16,7 @@ from executions.doors.e2b.interpreter import ExecuteView
 from executions.doors.native.deferred import LATER, NDJSON, DeferredResponse, EventStream
 from executions.doors.native.executions import run_stream
 from executions.doors.native.frame import ApiView
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import wait_for
 from executions.kernel.text import uuid7
 from executions.runs import active_runs
 from executions.runs.event_log import EventLog
@@ -38,8 +38,8 @@ def test_a_run_that_begins_for_nobody_is_cancelled_unless_it_is_detached(detache
     waited: Future[None] = Future()
     with one_run() as recorded:
 
-        def run(log: EventLog) -> Coroutine[Outcome]:
-            yield waited
+        async def run(log: EventLog) -> Outcome:
+            await wait_for(waited)
             log.begin(recorded.execution_id)
             raise RateLimited("It does not go on.")
 
@@ -63,9 +63,9 @@ def test_a_cell_that_begins_for_nobody_runs_nothing(
     waited: Future[None] = Future()
     run = ExecuteView._run
 
-    def later_on(self: ExecuteView, *given: Any) -> Coroutine[dict[str, Any]]:
-        yield waited
-        return (yield from run(self, *given))
+    async def later_on(self: ExecuteView, *given: Any) -> dict[str, Any]:
+        await wait_for(waited)
+        return await run(self, *given)
 
     monkeypatch.setattr(ExecuteView, "_run", later_on)
     made = alice.client.post("/v2/sandboxes", {}).json()

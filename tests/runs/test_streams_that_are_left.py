@@ -68,12 +68,12 @@ def test_who_has_gone_leaves_nothing_in_the_log_and_who_stays_is_told(
 ) -> None:
     monkeypatch.setattr(active_runs, "find", lambda _: SimpleNamespace(log=log))
     stays = silent()
-    over = next(follow(stays, log))
+    over = follow(stays, log).send(None)
     changed = stays.changed()
     before = held()
     for _ in range(MANY):
         events = silent()
-        next(follow(events, log))
+        follow(events, log).send(None)
         for _ in range(3):
             events.changed()
         events.leave()
@@ -93,11 +93,11 @@ def test_who_has_gone_leaves_nothing_in_the_log_and_who_stays_is_told(
 def test_who_follows_for_long_holds_no_more_than_at_first(log: EventLog) -> None:
     stays = silent()
     told = told_of(Execution(), stays, log)
-    resolve([next(told)])
+    resolve([told.send(None)])
     before = held()
     for _ in range(MANY):
         # Nothing came in its time, so that it says that it is there, and looks again.
-        resolve([next(told)])
+        resolve([told.send(None)])
         changed = stays.changed()
     assert held() < before + MANY // 10
     assert not changed.done()
@@ -119,28 +119,28 @@ def test_who_looks_again_and_again_leaves_nothing_for_each_look(
         told = processes._until_recorded(execution, events, None)
     else:
         told = event_stream.following(execution.pk, events, 0, LISTENER)
-    resolve([next(told)])
+    resolve([told.send(None)])
     before = held()
     for _ in range(MANY):
-        resolve([next(told)])
+        resolve([told.send(None)])
     assert held() < before + MANY // 10
-    over = next(told)
+    over = told.send(None)
     events.leave()
     assert over.done()
     with pytest.raises(StopIteration):
-        next(told)
+        told.send(None)
 
 
 def test_who_watches_a_folder_hears_of_its_end_and_of_leaving_it() -> None:
     for end in (lambda watch, _: resolve([watch.ended]), lambda _, changes: changes.leave()):
         watch, changes = Watch(), WatchEvents(Told(""))
         seen = changes.follow(watch, None)
-        over = next(seen)
+        over = seen.send(None)
         assert not over.done()
         end(watch, changes)
         assert over.done()
         with pytest.raises(StopIteration):
-            next(seen)
+            seen.send(None)
         assert not watch.is_wanted
 
 

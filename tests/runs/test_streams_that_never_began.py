@@ -11,7 +11,7 @@ from django.http import HttpResponse
 from executions.doors.native.deferred import NDJSON, DeferredResponse, EventStream
 from executions.doors.native.executions import _told
 from executions.doors.native.frame import ApiView
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import wait_for
 from providers.errors import RateLimited
 
 
@@ -20,8 +20,8 @@ from providers.errors import RateLimited
 def test_what_fails_after_a_wait_is_the_last_event() -> None:
     waited: Future[None] = Future()
 
-    def work() -> Coroutine[HttpResponse]:
-        yield waited
+    async def work() -> HttpResponse:
+        await wait_for(waited)
         raise RateLimited("No place came free.")
 
     events, later = EventStream(NDJSON), DeferredResponse()
@@ -42,9 +42,8 @@ def test_what_fails_after_a_wait_is_the_last_event() -> None:
 
 
 def test_what_fails_at_once_is_an_answer_and_no_stream() -> None:
-    def work() -> Coroutine[HttpResponse]:
+    async def work() -> HttpResponse:
         raise RateLimited("No place came free.")
-        yield
 
     events = EventStream(NDJSON)
     answer = DeferredResponse().stream(_told(ApiView(), events, work()), events)

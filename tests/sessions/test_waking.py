@@ -11,7 +11,6 @@ from django.db import OperationalError
 from django.db.models import QuerySet
 
 from executions.kernel import background as kernel_background
-from executions.kernel.coroutines import Coroutine
 from executions.kernel.coroutines import run_sync as carry_out
 from executions.kernel.storage import WORKSPACES, file_store
 from executions.runs.heartbeat import Heartbeat, registered_steps
@@ -211,8 +210,8 @@ def test_a_wake_that_ends_with_the_database_away_is_given_back_when_it_is_there_
     def fail(*_: object) -> None:
         raise OperationalError("away")
 
-    def claim_unanswered(tenant: Tenant, reserve: Callable[[], int]) -> Coroutine[int]:
-        assert (yield from room(tenant, reserve)) == 1
+    async def claim_unanswered(tenant: Tenant, reserve: Callable[[], int]) -> int:
+        assert (await room(tenant, reserve)) == 1
         raise OperationalError("the answer to the commit was lost")
 
     def update_if_there(rows: QuerySet[Any], **values: Any) -> int:
@@ -277,8 +276,8 @@ def test_a_save_of_the_former_sandbox_changes_nothing_once_its_files_are_restore
     former.close()
     in_storage: list[dict[str, bytes | None]] = []
 
-    def furnished_before_the_save(*arguments: Any) -> Coroutine[str]:
-        mark = yield from furnished(*arguments)
+    async def furnished_before_the_save(*arguments: Any) -> str:
+        mark = await furnished(*arguments)
         may_commit.set()
         save.join()
         in_storage.append(saved(session))

@@ -204,8 +204,8 @@ class Playground:
         """The request that is typed, as a program that makes it."""
         return self._carried_out(request, self._snippets)
 
-    def _run(self, request: HttpRequest, typed: Typed) -> Coroutine[HttpResponse]:
-        execution = yield from playing(typed.request, typed.tenant, request.user, **_by(request))
+    async def _run(self, request: HttpRequest, typed: Typed) -> HttpResponse:
+        execution = await playing(typed.request, typed.tenant, request.user, **_by(request))
         page = reverse("admin:executions_execution_change", args=[execution.pk])
         if not _wants_json(request):
             return redirect(page)
@@ -222,22 +222,21 @@ class Playground:
             status=202,
         )
 
-    def _open(self, request: HttpRequest, typed: Typed) -> Coroutine[HttpResponse]:
+    async def _open(self, request: HttpRequest, typed: Typed) -> HttpResponse:
         if not may_use_sessions(request.user):
             raise PermissionDenied
-        session = yield from opening_by_hand(
+        session = await opening_by_hand(
             typed.session_request, typed.tenant, request.user, **_by(request)
         )
         return redirect(f"{reverse('playground')}?session={session.pk}")
 
-    def _snippets(self, request: HttpRequest, typed: Typed) -> Coroutine[HttpResponse]:
+    async def _snippets(self, request: HttpRequest, typed: Typed) -> HttpResponse:
         wanted = typed.request()
         if wanted.session is None:
             address = reverse("executions")
         else:
             address = reverse("session-executions", args=[wanted.session])
         made = snippets_of(wanted, request.build_absolute_uri(address))
-        yield from ()
         if _wants_json(request):
             return JsonResponse({"snippets": made})
         return self._drawn(request, typed, snippets=made)
@@ -254,10 +253,10 @@ class Playground:
             raise PermissionDenied
         return answer(request, told(request, self._refusable(request, typed, work)))
 
-    def _refusable(self, request: HttpRequest, typed: Typed, work: Work) -> Coroutine[HttpResponse]:
+    async def _refusable(self, request: HttpRequest, typed: Typed, work: Work) -> HttpResponse:
         """What is refused is told beside what was typed."""
         try:
-            return (yield from work(request, typed))
+            return await work(request, typed)
         except DatabaseUnavailable:
             raise
         except SandboxError as error:

@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import transaction
 
 from executions.kernel.audit import current_actor
-from executions.kernel.coroutines import Coroutine, run_sync
+from executions.kernel.coroutines import run_sync
 from executions.kernel.declarations import refuse
 from executions.kernel.page_time import PageTime
 from executions.kernel.text import from_json, is_storable
@@ -40,14 +40,14 @@ from providers.starting import start_provider
 RAN, OPENED = "Ran it in the playground.", "Opened it in the playground."
 
 
-def playing(
+async def playing(
     read: Callable[..., ExecutionRequest],
     tenant_slug: str,
     person: Any,
     *,
     address: str,
     request_id: str,
-) -> Coroutine[Execution]:
+) -> Execution:
     """The execution, queued as the tenant's, or as that of the tenant of the request's session.
 
     `read` makes the request, given what is not the person's to say. The record's subject names who
@@ -61,7 +61,7 @@ def playing(
     else:
         tenant = _tenant(tenant_slug)
     caller = Caller(tenant, request_id=request_id, client_address=address)
-    outcome = yield from running(
+    outcome = await running(
         request,
         caller,
         waits=True,
@@ -70,24 +70,22 @@ def playing(
     return outcome.execution
 
 
-def opening_by_hand(
+async def opening_by_hand(
     read: Callable[..., SessionRequest],
     tenant_slug: str,
     person: Any,
     *,
     address: str,
     request_id: str,
-) -> Coroutine[Session]:
+) -> Session:
     """A session of the tenant, to run cells in. Raises as `playing`, and what `opening` does."""
     request = read(subject=_subject())
     caller = Caller(_tenant(tenant_slug), request_id=request_id, client_address=address)
-    return (
-        yield from opening(
-            request,
-            caller,
-            may_choose=True,
-            beside=lambda session: manual_runs.note(person, session, OPENED),
-        )
+    return await opening(
+        request,
+        caller,
+        may_choose=True,
+        beside=lambda session: manual_runs.note(person, session, OPENED),
     )
 
 
@@ -117,7 +115,7 @@ def replay(execution: Execution, provider_id: str = "") -> Outcome:
     return run_sync(replaying(execution, provider_id))
 
 
-def replaying(execution: Execution, provider_id: str = "") -> Coroutine[Outcome]:
+async def replaying(execution: Execution, provider_id: str = "") -> Outcome:
     """Run the same code again, on the provider it ran on or on `provider_id`.
 
     The replay is an execution of its own, recorded under the internal tenant, so that it neither
@@ -132,7 +130,7 @@ def replaying(execution: Execution, provider_id: str = "") -> Coroutine[Outcome]
         content = {"provider": wanted}
         append("replay", str(execution.pk), content)
     caller = Caller(internal_tenant(), replay_of=execution, request_id=execution.request_id)
-    return (yield from running(request, caller, route=route))
+    return await running(request, caller, route=route)
 
 
 def recorded_request(execution: Execution) -> ExecutionRequest:

@@ -15,7 +15,7 @@ from executions.capabilities.policies.active import Rules, isolation_of, rules_f
 from executions.capabilities.policies.analysis import LOOKED, MOST_BYTES, UNPARSED
 from executions.capabilities.policies.analyzer_pool import submit_look
 from executions.capabilities.policies.approvals import approved, ask_for
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import wait_for
 from executions.kernel.text import storable
 from executions.runs.admission import Demand, ensure_within_bounds
 from executions.runs.event_log import EventLog
@@ -73,9 +73,9 @@ class PolicyCheck(RunPart):
     def limits(self) -> SandboxLimits | None:
         return self.rules.limits if self.rules else None
 
-    def admit(
+    async def admit(
         self, request: ExecutionRequest, execution: Execution, waiting: Waiting = nullcontext
-    ) -> Coroutine[None]:
+    ) -> None:
         """Raises BlockedByPolicy for what is not allowed wherever it runs, and for what somebody
         has to approve and nobody has."""
         rules = self.rules
@@ -83,7 +83,7 @@ class PolicyCheck(RunPart):
             return
         if why := refused_of_request(rules, request.language, request.timeout):
             raise BlockedByPolicy(why[1], field=why[0])
-        found = yield from self._look(rules, request, waiting)
+        found = await self._look(rules, request, waiting)
         if rules.blocks and found:
             self.warnings = []
             raise BlockedByPolicy(_in_words(found), field="code")
@@ -93,7 +93,7 @@ class PolicyCheck(RunPart):
         if self.approval is None:
             raise BlockedByPolicy(f"{_TAKES_APPROVAL} {_in_words(found)}".rstrip(), field="code")
 
-    def review(self, request: ExecutionRequest) -> Coroutine[list[Remark] | None]:
+    async def review(self, request: ExecutionRequest) -> list[Remark] | None:
         """Return what somebody has to approve before this may run; None where nobody need. Raises
         RateLimited for a tenant of whose code enough is being looked at.
         """
@@ -102,21 +102,21 @@ class PolicyCheck(RunPart):
             return None
         if refused_of_request(rules, request.language, request.timeout):
             return None
-        found = yield from self._look(rules, request)
+        found = await self._look(rules, request)
         return found if _is_asked(rules, found) else None
 
-    def _look(
+    async def _look(
         self,
         rules: Rules,
         request: ExecutionRequest,
         waiting: Waiting = nullcontext,
-    ) -> Coroutine[list[Remark]]:
+    ) -> list[Remark]:
         if not rules.looks or not may_be_python(request.language):
             return []
         asked = {**rules.of_code, "own": own_modules([file.path for file in request.files])}
         looked = submit_look(request.code, asked, self.tenant_slug)
         with waiting(looked):
-            yield looked
+            await wait_for(looked)
         self.warnings = told(*looked.result())
         return [each for each in self.warnings if each["kind"] != "note"]
 
@@ -241,14 +241,14 @@ def _networked(provider_id: str) -> BlockedByPolicy:
 class Policies(Extension):
     pages = ("executions.capabilities.policies.admin",)
 
-    def review(self, request: ExecutionRequest, caller: Caller) -> Coroutine[Review | None]:
+    async def review(self, request: ExecutionRequest, caller: Caller) -> Review | None:
         check = PolicyCheck(rules_for(caller.tenant.slug), caller.tenant.slug)
         if not check.asks:
             return None
         if request.idempotency_key is None:
             # No code is looked at for a tenant that may have no more anyway.
             ensure_within_bounds(caller.tenant, Demand(Execution.Status.QUEUED, request.longest))
-        found = yield from check.review(request)
+        found = await check.review(request)
         if found is None:
             return None
         queued = request.queued()

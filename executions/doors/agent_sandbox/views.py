@@ -56,7 +56,6 @@ from executions.doors.native.frame import (
 from executions.doors.native.rendering import json_response
 from executions.doors.native.schema import endpoint
 from executions.kernel.bodies import LARGE
-from executions.kernel.coroutines import Coroutine
 from executions.kernel.database import DatabaseUnavailable
 from executions.kernel.declarations import Query, refuse
 from executions.kernel.text import storable
@@ -159,12 +158,12 @@ def _away(away: DatabaseUnavailable, response: HttpResponse) -> HttpResponse:
 class ResetView(AgentSandboxView):
     @endpoint("agent_sandbox_reset", request=CONVERSATION, answers={200: AgentSandboxStatusShape})
     @answered_later
-    def post(self, request: Request) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request) -> HttpResponse:
         """Reset a conversation: delete its variables, keep its files."""
         conversation = CONVERSATION.read(request.data).conversation
         try:
-            session = yield from agent_sandbox.held(self.caller(), conversation)
-            yield from resetting(session, f"key:{self.api_key.prefix}")
+            session = await agent_sandbox.held(self.caller(), conversation)
+            await resetting(session, f"key:{self.api_key.prefix}")
         except DatabaseUnavailable:
             raise
         except SandboxError as error:
@@ -181,7 +180,7 @@ class ResetView(AgentSandboxView):
 class StopView(AgentSandboxView):
     @endpoint("agent_sandbox_stop", request=CONVERSATION, answers={200: AgentSandboxStatusShape})
     @answered_later
-    def post(self, request: Request) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request) -> HttpResponse:
         """End a conversation's sandbox.
 
         Its files are deleted too, unless DELETE_S3_ON_CLEANUP=0 keeps them for the next sandbox.
@@ -189,7 +188,7 @@ class StopView(AgentSandboxView):
         conversation = CONVERSATION.read(request.data).conversation
         session = agent_sandbox.find(self.api_key.tenant, conversation)
         if session is not None:
-            yield from close(session, f"key:{self.api_key.prefix}")
+            await close(session, f"key:{self.api_key.prefix}")
         return json_response(AgentSandboxStatusShape(status="success"))
 
 
@@ -214,7 +213,7 @@ class ExecuteView(AgentSandboxView):
         },
     )
     @answered_later
-    def post(self, request: Request) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request) -> HttpResponse:
         """Run Python code in a conversation, in the format of Agent Sandbox.
 
         Variables and files are kept for the next call. The value of the last expression is printed.
@@ -228,12 +227,12 @@ class ExecuteView(AgentSandboxView):
         claims = claims_of(request)
         caller = self.caller()
         try:
-            session = yield from agent_sandbox.held(caller, wanted.conversation)
+            session = await agent_sandbox.held(caller, wanted.conversation)
             if away := agent_sandbox.missing(session, inputs):
                 problem = f"inputs: There is no file {storable(away[0])!r}."
                 return json_response(AgentSandboxAnswerShape(error=problem))
             cell = agent_sandbox.cell(session, wanted.code, **claims)
-            outcome = yield from running(cell, caller)
+            outcome = await running(cell, caller)
         except DatabaseUnavailable:
             raise
         except SandboxError as error:
@@ -329,7 +328,7 @@ class UploadView(_FilesView):
         answers={200: AgentSandboxUploadShape},
     )
     @answered_later
-    def post(self, request: Request) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request) -> HttpResponse:
         """Upload a file to a conversation."""
         form: Any = request.data
         fields = {name: value for name, value in form.items() if isinstance(value, str)}
@@ -340,8 +339,8 @@ class UploadView(_FilesView):
         path = path_of("path", wanted.path or clean_name(sent.name or ""))
         agent_sandbox.ensure_upload_size(sent.size or 0)
         with _kept(sent) as content:
-            session = yield from agent_sandbox.held(self.caller(), wanted.conversation)
-            yield from agent_sandbox.putting(session, path, content)
+            session = await agent_sandbox.held(self.caller(), wanted.conversation)
+            await agent_sandbox.putting(session, path, content)
         detail = self.detail_of(request, session, path, wanted.presign_expires_in)
         if detail is None:
             return json_response(
@@ -372,7 +371,7 @@ class UploadUrlsView(AgentSandboxView):
 
     @endpoint("agent_sandbox_upload_urls", request=FETCH, answers={200: AgentSandboxFetchedShape})
     @answered_later
-    def post(self, request: Request) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request) -> HttpResponse:
         """Fetch files by URL into a conversation.
 
         Each file that can be fetched is stored, even if others fail.
@@ -380,8 +379,8 @@ class UploadUrlsView(AgentSandboxView):
         wanted = FETCH.read(request.data)
         folder = path_of("dest_dir", wanted.dest_dir.rstrip("/")) if wanted.dest_dir else ""
         try:
-            session = yield from agent_sandbox.held(self.caller(), wanted.conversation)
-            arrived = yield from agent_sandbox.fetching(session, wanted.urls, folder)
+            session = await agent_sandbox.held(self.caller(), wanted.conversation)
+            arrived = await agent_sandbox.fetching(session, wanted.urls, folder)
         except (DatabaseUnavailable, InvalidConfiguration):
             raise
         except SandboxError as error:

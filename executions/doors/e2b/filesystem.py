@@ -36,7 +36,7 @@ from executions.doors.native.frame import answered_later
 from executions.doors.native.rendering import json_response
 from executions.doors.native.session_files import at_most
 from executions.kernel.bodies import HELD, Held
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import wait_for
 from executions.runs.event_log import RunEvent
 from executions.runs.event_stream import first_of
 from executions.sessions import files
@@ -108,11 +108,11 @@ class WatchEvents(KeptAlive):
         events = self._wanted.events_of(entry)
         return b"".join(message({"filesystem": event}) for event in events)
 
-    def follow(self, watch: Watch, seconds: float | None) -> Coroutine[None]:
+    async def follow(self, watch: Watch, seconds: float | None) -> None:
         """Raises what ended the watch."""
         self.begin(watch)
         try:
-            yield first_of(watch.ended, self.left, seconds=seconds)
+            await wait_for(first_of(watch.ended, self.left, seconds=seconds))
             if not (watch.ended.done() or self.left.done()):
                 raise Refused(504, "deadline_exceeded", "The call reached its timeout.")
         finally:
@@ -148,13 +148,13 @@ def keep(session_id: UUID, watch: Watch, wanted: Told) -> str:
     return number
 
 
-def events_of(session: Session, number: Any) -> Coroutine[list[dict[str, Any]]]:
+async def events_of(session: Session, number: Any) -> list[dict[str, Any]]:
     """What has happened since this was asked for last, up to now. Raises Refused where nobody
     watches, or does no more: an empty answer would say for ever that nothing happens."""
     kept = _found(session.pk, number)
     kept.watch.keep_for(UNASKED_SECONDS)
     if not kept.watch.ended.done():
-        yield from _caught_up(session, kept)
+        await _caught_up(session, kept)
     # In this order: whatever has ended by now has told all that it will.
     has_ended = kept.watch.ended.done()
     entries, _ = kept.watch.read(0, _AT_ONCE_BYTES)
@@ -164,19 +164,19 @@ def events_of(session: Session, number: Any) -> Coroutine[list[dict[str, Any]]]:
     return [event for each in entries for event in kept.wanted.events_of(each)]
 
 
-def _caught_up(session: Session, kept: _Kept) -> Coroutine[None]:
+async def _caught_up(session: Session, kept: _Kept) -> None:
     """Wait until what has happened by now is told. The sandbox tells of it before it answers what
     it is asked now; what it told may still be on its way here for a moment."""
     path = kept.wanted.folder
     try:
-        yield from with_sandbox(
+        await with_sandbox(
             session, lambda sandbox: sandbox.files.stat(path), lambda _: None, is_use=False
         )
     except SandboxError:
         # The watch itself tells why there is nothing more.
         return
     if not kept.watch.has_some:
-        yield within(_ON_ITS_WAY_SECONDS, kept.watch.changed(0))
+        await wait_for(within(_ON_ITS_WAY_SECONDS, kept.watch.changed(0)))
         # Who comes now and then is no reader that goes on.
         kept.watch.keep_for(UNASKED_SECONDS)
 
@@ -240,7 +240,7 @@ class FilesystemView(SandboxView):
         return self._watch(request) if method == "WatchDir" else self._unary(request, method)
 
     @answered_later
-    def _unary(self, request: Request, method: str) -> Coroutine[HttpResponse]:
+    async def _unary(self, request: Request, method: str) -> HttpResponse:
         calls = {
             "Stat": self._stat,
             "ListDir": self._list,
@@ -251,48 +251,48 @@ class FilesystemView(SandboxView):
             "GetWatcherEvents": self._watcher_events,
             "RemoveWatcher": self._remove_watcher,
         }
-        return (yield from self.called("filesystem.Filesystem", method, calls))
+        return await self.called("filesystem.Filesystem", method, calls)
 
-    def _stat(self, session: Session, body: Mapping[str, Any]) -> Coroutine[dict[str, Any]]:
+    async def _stat(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
         given = body.get("path", "")
-        entry = yield from _entry(session, to_place(given))
+        entry = await _entry(session, to_place(given))
         if entry is None:
             raise no_such_file(str(given))
         return {"entry": detail(entry)}
 
-    def _list(self, session: Session, body: Mapping[str, Any]) -> Coroutine[dict[str, Any]]:
+    async def _list(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
         path = to_place(body.get("path", ""))
-        yield from _require_folder(session, path, str(body.get("path", "")))
+        await _require_folder(session, path, str(body.get("path", "")))
         depth = body.get("depth") or 1
         if type(depth) is not int or depth < 0:
             raise invalid("depth should be at least 1")
         wanted = FileListing(path=path, depth=min(depth, MOST_DEPTH))
-        found, more = yield from files.listing(session, wanted, most=_MOST_ENTRIES)
+        found, more = await files.listing(session, wanted, most=_MOST_ENTRIES)
         if not more:
             return {"entries": [detail(entry) for entry in found]}
         raise invalid(f"path: There are more than {_MOST_ENTRIES} entries. List parts of it.")
 
-    def _make(self, session: Session, body: Mapping[str, Any]) -> Coroutine[dict[str, Any]]:
+    async def _make(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
         path = to_place(body.get("path", ""))
         is_there = path == "/" or below_workspace(path) == ""
-        if is_there or not (yield from files.making_directory(session, path)):
+        if is_there or not (await files.making_directory(session, path)):
             raise Refused(409, "already_exists", f"directory already exists: {shown(path)}")
-        entry = yield from _entry(session, path)
+        entry = await _entry(session, path)
         return {"entry": detail(entry or FileEntry(path, "directory", 0, 0o755))}
 
-    def _move(self, session: Session, body: Mapping[str, Any]) -> Coroutine[dict[str, Any]]:
+    async def _move(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
         source = to_named(body.get("source", ""), "source")
         target = to_named(body.get("destination", ""), "destination")
-        if (yield from _entry(session, source)) is None:
+        if (await _entry(session, source)) is None:
             raise no_such_file(str(body["source"]))
         above = target.rpartition("/")[0]
-        if above and below_workspace(above) != "" and (yield from _entry(session, above)) is None:
-            yield from files.making_directory(session, above)
-        return {"entry": detail((yield from files.moving(session, source, target)))}
+        if above and below_workspace(above) != "" and (await _entry(session, above)) is None:
+            await files.making_directory(session, above)
+        return {"entry": detail(await files.moving(session, source, target))}
 
-    def _remove(self, session: Session, body: Mapping[str, Any]) -> Coroutine[dict[str, Any]]:
+    async def _remove(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
         # What was not there is gone as well.
-        yield from files.removing(session, to_named(body.get("path", "")))
+        await files.removing(session, to_named(body.get("path", "")))
         return {}
 
     def _watch(self, request: Request) -> HttpResponseBase:
@@ -302,32 +302,25 @@ class FilesystemView(SandboxView):
         path = to_place(body.get("path", ""))
         events = WatchEvents(_told(path, body))
 
-        def work() -> Coroutine[None]:
-            yield from _require_folder(session, path, str(body.get("path", "")))
-            watch = yield from watching(session, path)
-            yield from events.follow(watch, self.seconds)
+        async def work() -> None:
+            await _require_folder(session, path, str(body.get("path", "")))
+            watch = await watching(session, path)
+            await events.follow(watch, self.seconds)
 
         return self.streamed(events, work)
 
-    def _create_watcher(
-        self, session: Session, body: Mapping[str, Any]
-    ) -> Coroutine[dict[str, Any]]:
+    async def _create_watcher(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
         path = to_place(body.get("path", ""))
-        yield from _require_folder(session, path, str(body.get("path", "")))
-        watch = yield from watching(session, path)
+        await _require_folder(session, path, str(body.get("path", "")))
+        watch = await watching(session, path)
         return {"watcherId": keep(session.pk, watch, _told(path, body))}
 
-    def _watcher_events(
-        self, session: Session, body: Mapping[str, Any]
-    ) -> Coroutine[dict[str, Any]]:
-        return {"events": (yield from events_of(session, body.get("watcherId")))}
+    async def _watcher_events(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
+        return {"events": (await events_of(session, body.get("watcherId")))}
 
-    def _remove_watcher(
-        self, session: Session, body: Mapping[str, Any]
-    ) -> Coroutine[dict[str, Any]]:
+    async def _remove_watcher(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
         remove(session.pk, body.get("watcherId"))
         return {}
-        yield
 
 
 def _told(path: str, body: Mapping[str, Any]) -> Told:
@@ -367,14 +360,14 @@ def _moment(seconds: float) -> str:
     return when.isoformat().replace("+00:00", "Z")
 
 
-def _entry(session: Session, path: str) -> Coroutine[FileEntry | None]:
+async def _entry(session: Session, path: str) -> FileEntry | None:
     if below_workspace(path) == "":
         return FileEntry(path, "directory", 0, 0o755)
-    return (yield from files.entry_of(session, path))
+    return await files.entry_of(session, path)
 
 
-def _require_folder(session: Session, path: str, given: str) -> Coroutine[None]:
-    entry = yield from _entry(session, path)
+async def _require_folder(session: Session, path: str, given: str) -> None:
+    entry = await _entry(session, path)
     if entry is None:
         raise no_such_file(given)
     if (entry.end or entry).type != "directory":
@@ -549,17 +542,17 @@ class FilesView(SandboxView):
         return file_error
 
     @answered_later
-    def get(self, request: Request) -> Coroutine[HttpResponseBase]:
+    async def get(self, request: Request) -> HttpResponseBase:
         session = self.session()
         ensure_user(request.query_params.get("username"))
         given = request.query_params.get("path", "")
         path = to_named(given)
-        entry = yield from files.entry_of(session, path)
+        entry = await files.entry_of(session, path)
         if entry is None:
             raise no_such_file(given)
         if (kind := (entry.end or entry).type) != "file":
             raise invalid(f"path: {shown(path)!r} is not a regular file, but of type {kind}.")
-        entry = yield from files.readable(session, path, entry)
+        entry = await files.readable(session, path, entry)
         # It may grow while it is read: no more is sent than was announced.
         return ranged_download(
             request.META.get("HTTP_RANGE", ""),
@@ -569,7 +562,7 @@ class FilesView(SandboxView):
         )
 
     @answered_later
-    def post(self, request: Request) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request) -> HttpResponse:
         session = self.session()
         ensure_user(request.query_params.get("username"))
         with ExitStack() as held:
@@ -581,7 +574,7 @@ class FilesView(SandboxView):
             written = []
             for path, content in wanted:
                 body = files.Rereadable(content)
-                yield from files.writing(session, path, body, metadata=metadata)
+                await files.writing(session, path, body, metadata=metadata)
                 name = shown(path)
                 told = {"path": name, "name": name.rpartition("/")[2], "type": "file"}
                 written.append({**told, "metadata": metadata} if metadata else told)

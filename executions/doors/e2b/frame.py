@@ -130,16 +130,14 @@ class SandboxView(LoggedView):
         content = self.content()
         return object_in(content) if content else {}
 
-    def called(
-        self, service: str, method: str, calls: Mapping[str, Call]
-    ) -> Coroutine[HttpResponse]:
+    async def called(self, service: str, method: str, calls: Mapping[str, Call]) -> HttpResponse:
         """A call that is answered at once, by one message for one."""
         call = calls.get(method)
         if call is None:
             raise unimplemented(f"{service}/{method[:64]}")
         ensure_basic_user(self.request)
         body = self.message()
-        return json_response((yield from call(self.session(), body)))
+        return json_response(await call(self.session(), body))
 
     def first_message(self) -> dict[str, Any]:
         """The one message of a call that is answered by a stream."""
@@ -162,9 +160,9 @@ class SandboxView(LoggedView):
     ) -> HttpResponseBase:
         """What the work tells of, as a stream of Connect; how it failed, as its end."""
 
-        def carried_out() -> Coroutine[HttpResponseBase]:
+        async def carried_out() -> HttpResponseBase:
             try:
-                yield from work()
+                await work()
             except Exception as error:
                 events.end({"error": told(error)})
             return events

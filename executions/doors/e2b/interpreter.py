@@ -21,7 +21,6 @@ from executions.doors.e2b.processes import KeptAlive
 from executions.doors.native.deferred import NDJSON, stream
 from executions.doors.native.frame import answered_later
 from executions.doors.native.rendering import json_response
-from executions.kernel.coroutines import Coroutine
 from executions.kernel.text import is_storable
 from executions.runs.active_runs import LEFT_STREAM, ClientRun
 from executions.runs.event_log import EventLog, RunEvent
@@ -207,16 +206,16 @@ class InterpreterView(SandboxView):
     def get_exception_handler(self) -> Callable[..., HttpResponse]:
         return text_error
 
-    def creating(self, session: Session, language: str, cwd: str, name: str) -> Coroutine[Any]:
+    async def creating(self, session: Session, language: str, cwd: str, name: str) -> Any:
         wanted = ContextRequest(language=language, cwd=cwd, id=name)
         ensure_language(self.api_key, wanted.language)
         try:
-            return (yield from control.creating_context(session, wanted))
+            return await control.creating_context(session, wanted)
         except InvalidConfiguration as error:
             if wanted.language != "typescript" or error.field != "language":
                 raise
         # Where it has no interpreter of its own, JavaScript's takes it.
-        return (yield from self.creating(session, "nodejs", cwd, name))
+        return await self.creating(session, "nodejs", cwd, name)
 
 
 class ExecuteView(InterpreterView):
@@ -236,9 +235,9 @@ class ExecuteView(InterpreterView):
         run = ClientRun(log, LEFT_STREAM, lambda: events.begin(log))
         events = CellEvents(made.count() + 1, code, language, on_leave=run.cancel)
 
-        def work() -> Coroutine[HttpResponseBase]:
+        async def work() -> HttpResponseBase:
             try:
-                said = yield from self._run(session, body, name, language, log)
+                said = await self._run(session, body, name, language, log)
             except Exception as error:
                 said = {"error": told(error)}
             if _was_cut_off(said) and has_ended(session.pk):
@@ -253,17 +252,17 @@ class ExecuteView(InterpreterView):
             return events
         return stream(request, work(), events)
 
-    def _run(
+    async def _run(
         self,
         session: Session,
         body: Mapping[str, Any],
         context: str,
         language: str,
         log: EventLog,
-    ) -> Coroutine[dict[str, Any]]:
+    ) -> dict[str, Any]:
         if all(each["id"] != context for each in session.contexts):
             try:
-                yield from self.creating(session, language, "", context)
+                await self.creating(session, language, "", context)
             except Conflict:
                 # Somebody else was faster.
                 session.refresh_from_db()
@@ -274,7 +273,7 @@ class ExecuteView(InterpreterView):
             env=body.get("env_vars") or {},
             usual_timeout=min(_USUAL_SECONDS, settings.SANDBOX_MAX_TIMEOUT_SEC),
         )
-        outcome = yield from running(request, self.caller(), log=log)
+        outcome = await running(request, self.caller(), log=log)
         if outcome.error is not None and outcome.result is None:
             raise outcome.error
         return {"execution": outcome.execution}
@@ -299,34 +298,34 @@ class ContextsView(InterpreterView):
             return []
 
     @answered_later
-    def post(self, request: Request) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request) -> HttpResponse:
         session = self.session()
         content = self.content()
         body = object_in(content) if content else {}
         language = body.get("language") or session.language
         cwd = to_folder(body.get("cwd") or "")
-        return json_response(_detail((yield from self.creating(session, language, cwd, ""))))
+        return json_response(_detail(await self.creating(session, language, cwd, "")))
 
 
 class ContextView(InterpreterView):
     @answered_later
-    def delete(self, request: Request, context_id: str) -> Coroutine[HttpResponse]:
+    async def delete(self, request: Request, context_id: str) -> HttpResponse:
         session = self.session()
         if not _has(session, context_id) and context_id == _JAVASCRIPT["id"]:
             return HttpResponse(status=204)
-        if not (yield from control.ending_context(session, context_id)):
+        if not (await control.ending_context(session, context_id)):
             raise _no_context(context_id)
         return HttpResponse(status=204)
 
 
 class ContextRestartView(InterpreterView):
     @answered_later
-    def post(self, request: Request, context_id: str) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request, context_id: str) -> HttpResponse:
         session = self.session()
         if not _has(session, context_id) and context_id == _JAVASCRIPT["id"]:
             # It is as new as it can be.
             return json_response(_detail(_JAVASCRIPT))
-        if (context := (yield from control.restarting_context(session, context_id))) is None:
+        if (context := (await control.restarting_context(session, context_id))) is None:
             raise _no_context(context_id)
         return json_response(_detail(context))
 

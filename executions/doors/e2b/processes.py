@@ -18,7 +18,7 @@ from executions.doors.e2b.errors import Refused, invalid, unimplemented
 from executions.doors.e2b.frame import SandboxView, ensure_basic_user
 from executions.doors.native.deferred import EventStream
 from executions.doors.native.frame import answered_later
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import wait_for
 from executions.kernel.text import storable
 from executions.runs import output_collector, polling
 from executions.runs.event_log import STREAMS, EventLog, RunEvent
@@ -118,40 +118,40 @@ def _bytes_of(said: Mapping[str, Any]) -> bytes:
     return str(said.get("text", "")).encode(errors="replace")
 
 
-def followed(
+async def followed(
     execution: Execution,
     events: ProcessEvents,
     log: EventLog | None,
     listener: Listener,
     seconds: float | None = None,
-) -> Coroutine[dict[str, Any]]:
+) -> dict[str, Any]:
     """Tell what a command puts out until it has ended: how, as the stream is to say it.
 
     Whoever leaves, or has no more time, ends nothing. Raises RateLimited where too many follow.
     """
     if log is not None:
         with listener.counted(execution.pk):
-            return (yield from told_of(execution, events, log, seconds))
-    yield from following(execution.pk, events, 0, listener)
+            return await told_of(execution, events, log, seconds)
+    await following(execution.pk, events, 0, listener)
     execution.refresh_from_db()
     return _end_of(execution)
 
 
-def told_of(
+async def told_of(
     execution: Execution, events: ProcessEvents, log: EventLog, seconds: float | None = None
-) -> Coroutine[dict[str, Any]]:
+) -> dict[str, Any]:
     """As `followed`, of a command whose log is here, for one who has a place already."""
     until = None if seconds is None else time.monotonic() + seconds
     events.begin(log)
     while not (log.closed.done() or events.left.done() or draining.is_draining()):
         if until is not None and time.monotonic() >= until:
             return _late()
-        yield first_of(log.closed, events.left, seconds=_LOOK_SECONDS)
+        await wait_for(first_of(log.closed, events.left, seconds=_LOOK_SECONDS))
     execution.refresh_from_db()
     if _is_told(execution, log):
         return _end_of(execution)
     # There was no thread left to follow it: it is told of when it has ended.
-    yield from _until_recorded(execution, events, until)
+    await _until_recorded(execution, events, until)
     if execution.finished_at is None:
         is_late = until is not None and time.monotonic() >= until
         return _late() if is_late else _end_of(execution)
@@ -173,9 +173,7 @@ def _is_told(execution: Execution, log: EventLog) -> bool:
     return bool(is_heard) or not (execution.stdout or execution.stderr)
 
 
-def _until_recorded(
-    execution: Execution, events: ProcessEvents, until: float | None
-) -> Coroutine[None]:
+async def _until_recorded(execution: Execution, events: ProcessEvents, until: float | None) -> None:
     if execution.finished_at is not None:
         return
     record, me = polling.Waiter(execution.pk), object()
@@ -184,11 +182,11 @@ def _until_recorded(
             while not (record.ended.done() or events.left.done()):
                 if until is not None and time.monotonic() >= until:
                     break
-                yield first_of(record.ended, events.left, seconds=_ASK_SECONDS)
+                await wait_for(first_of(record.ended, events.left, seconds=_ASK_SECONDS))
                 # One of those who wait asks the sandbox; the poll tells the others.
                 is_mine = _askers.setdefault(execution.pk, me) is me
                 if is_mine and execution.session is not None and not record.ended.done():
-                    yield from record_if_ended(execution.session, execution)
+                    await record_if_ended(execution.session, execution)
                     execution.refresh_from_db()
                     if execution.finished_at is not None:
                         return
@@ -247,9 +245,9 @@ class ProcessView(SandboxView):
         return self._unary(request, method)
 
     @answered_later
-    def _unary(self, request: Request, method: str) -> Coroutine[HttpResponse]:
+    async def _unary(self, request: Request, method: str) -> HttpResponse:
         if method == "StreamInput":
-            return (yield from self._stream_input())
+            return await self._stream_input()
         calls = {
             "List": self._list,
             "SendInput": self._send_input,
@@ -258,7 +256,7 @@ class ProcessView(SandboxView):
             "Update": self._update,
         }
         try:
-            return (yield from self.called("process.Process", method, calls))
+            return await self.called("process.Process", method, calls)
         except InvalidConfiguration as error:
             if error.field != "pid":
                 raise
@@ -272,14 +270,14 @@ class ProcessView(SandboxView):
         events = ProcessEvents(0, is_terminal=wanted.pty is not None)
         listener = Listener.of_key(self.api_key)
 
-        def work() -> Coroutine[None]:
+        async def work() -> None:
             logs: list[EventLog] = []
             with listener.counted():
-                execution = yield from commands.starting(
+                execution = await commands.starting(
                     session, wanted, self.caller(), seconds=self.seconds, following=logs.append
                 )
                 events.told_of(execution.pid or 0)
-                events.end((yield from told_of(execution, events, logs[0])))
+                events.end(await told_of(execution, events, logs[0]))
 
         return self.streamed(events, work)
 
@@ -299,36 +297,34 @@ class ProcessView(SandboxView):
         events = ProcessEvents(pid, is_terminal=is_terminal, after=after)
         listener = Listener.of_key(self.api_key)
 
-        def work() -> Coroutine[None]:
-            events.end((yield from followed(execution, events, log, listener, self.seconds)))
+        async def work() -> None:
+            events.end(await followed(execution, events, log, listener, self.seconds))
 
         return self.streamed(events, work)
 
-    def _list(self, session: Session, body: Mapping[str, Any]) -> Coroutine[dict[str, Any]]:
-        found = yield from commands.seen(session)
+    async def _list(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
+        found = await commands.seen(session)
         running = [each for each in found if each.exit_code is None]
         return {"processes": [_info(each) for each in running]}
 
-    def _send_input(self, session: Session, body: Mapping[str, Any]) -> Coroutine[dict[str, Any]]:
-        yield from self._write(session, _pid_of(body), _input_of(body))
+    async def _send_input(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
+        await self._write(session, _pid_of(body), _input_of(body))
         return {}
 
-    def _close(self, session: Session, body: Mapping[str, Any]) -> Coroutine[dict[str, Any]]:
-        yield from self._write(session, _pid_of(body), b"", close=True)
+    async def _close(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
+        await self._write(session, _pid_of(body), b"", close=True)
         return {}
 
-    def _write(
-        self, session: Session, pid: int, data: bytes, *, close: bool = False
-    ) -> Coroutine[None]:
+    async def _write(self, session: Session, pid: int, data: bytes, *, close: bool = False) -> None:
         _require_process(session, pid)
         # Whoever types into a shell runs commands.
         ensure_language(self.api_key, *COMMANDS)
         pieces = [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)] or [b""]
         for piece in pieces[:-1]:
-            yield from commands.writing(session, pid, piece, close=False)
-        yield from commands.writing(session, pid, pieces[-1], close=close)
+            await commands.writing(session, pid, piece, close=False)
+        await commands.writing(session, pid, pieces[-1], close=close)
 
-    def _stream_input(self) -> Coroutine[HttpResponse]:
+    async def _stream_input(self) -> HttpResponse:
         """All of it, once all of it has come."""
         messages = messages_in(self.content())
         pid = _pid_of(_object(next(messages, {}), "start"))
@@ -336,25 +332,25 @@ class ProcessView(SandboxView):
         _require_process(session, pid)
         data = b"".join(_input_of(_object(each, "data")) for each in messages if "data" in each)
         if data:
-            yield from self._write(session, pid, data)
+            await self._write(session, pid, data)
         return HttpResponse(message({}) + end(), content_type=STREAM_TYPE)
 
-    def _signal(self, session: Session, body: Mapping[str, Any]) -> Coroutine[dict[str, Any]]:
+    async def _signal(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
         pid = _pid_of(body)
         _require_process(session, pid)
         wanted = body.get("signal")
         name = _SIGNALS.get(wanted) if isinstance(wanted, str | int) else None
         if name is None:
             raise invalid("signal: Must be SIGNAL_SIGKILL or SIGNAL_SIGTERM.")
-        if not (yield from commands.signalling(session, pid, name)):
+        if not (await commands.signalling(session, pid, name)):
             raise _no_process(pid)
         return {}
 
-    def _update(self, session: Session, body: Mapping[str, Any]) -> Coroutine[dict[str, Any]]:
+    async def _update(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
         pid = _pid_of(body)
         _require_process(session, pid)
         size = _size(_object(body, "pty"))
-        yield from commands.resizing(session, pid, size.pair)
+        await commands.resizing(session, pid, size.pair)
         return {}
 
 

@@ -19,7 +19,7 @@ from executions.doors.e2b.errors import Refused, invalid, unimplemented
 from executions.doors.e2b.frame import ControlView
 from executions.doors.native.frame import answered_later
 from executions.doors.native.rendering import json_response
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import wait_for
 from executions.kernel.text import is_storable
 from executions.runs.requests import Conflict
 from executions.sessions import control
@@ -89,10 +89,10 @@ class SandboxesView(SandboxApiView):
         return answer
 
     @answered_later
-    def post(self, request: Request) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request) -> HttpResponse:
         wanted = connect.request_of(self.body())
         try:
-            session = yield from opening(wanted, self.caller())
+            session = await opening(wanted, self.caller())
         except InvalidConfiguration as error:
             if error.field != "offline":
                 raise
@@ -112,23 +112,23 @@ class OneSandboxView(SandboxApiView):
         return json_response(connect.detail(self.session(sandbox_id), self.api_key))
 
     @answered_later
-    def delete(self, request: Request, sandbox_id: str) -> Coroutine[HttpResponse]:
+    async def delete(self, request: Request, sandbox_id: str) -> HttpResponse:
         session = session_of(self.api_key.tenant, _uuid(sandbox_id))
         if session.closed_at is not None:
             raise NoSuchSession("The sandbox was not found.")
-        yield from close(session, self.by())
+        await close(session, self.by())
         return HttpResponse(status=204)
 
 
 class ConnectView(SandboxApiView):
     @answered_later
-    def post(self, request: Request, sandbox_id: str) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request, sandbox_id: str) -> HttpResponse:
         """Have it run for so long from now on at least; one that sleeps is woken."""
         session = self.session(sandbox_id)
         wanted = connect.seconds_in(self.body()) or connect.DEFAULT_SECONDS
         slept = session.state == Session.State.ASLEEP
         if slept:
-            yield from ensure_awake(session)
+            await ensure_awake(session)
         # Not before: it has grown older while it was woken.
         seconds = connect.at_most_left(session, wanted)
         if slept or _left(session) < seconds:
@@ -153,13 +153,13 @@ class TimeoutView(SandboxApiView):
 
 class PauseView(SandboxApiView):
     @answered_later
-    def post(self, request: Request, sandbox_id: str) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request, sandbox_id: str) -> HttpResponse:
         """Its files are kept, and neither memory nor processes."""
         try:
             session = self.session(sandbox_id)
             if session.state == Session.State.ASLEEP:
                 raise Refused(409, "failed_precondition", "The sandbox is already paused.")
-            if not (yield from sleeping(session, f"by {self.by()}")):
+            if not (await sleeping(session, f"by {self.by()}")):
                 session.refresh_from_db()
                 ensure_not_ended(session)
                 raise Conflict("The sandbox is busy, or its files are not saved.")
@@ -175,7 +175,7 @@ class PauseView(SandboxApiView):
 
 class MetricsView(SandboxApiView):
     @answered_later
-    def get(self, request: Request, sandbox_id: str) -> Coroutine[HttpResponse]:
+    async def get(self, request: Request, sandbox_id: str) -> HttpResponse:
         """As it is now, where that lies between `start` and `end`: the past is not kept. The
         processor is looked at twice, a moment apart."""
         session = self.session(sandbox_id)
@@ -183,10 +183,10 @@ class MetricsView(SandboxApiView):
         is_now = _is_now(query.get("start", ""), query.get("end", ""))
         if not is_now or session.state == Session.State.ASLEEP:
             return json_response([])
-        before = yield from inspecting(session)
+        before = await inspecting(session)
         began = time.monotonic()
-        yield within(_LOOK_SECONDS, Future())
-        seen = yield from inspecting(session)
+        await wait_for(within(_LOOK_SECONDS, Future()))
+        seen = await inspecting(session)
         seconds = time.monotonic() - began
         used = (seen.cpu_seconds or 0) - (before.cpu_seconds or 0)
         now = timezone.now()

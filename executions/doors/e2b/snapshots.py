@@ -13,7 +13,6 @@ from executions.doors.e2b.errors import invalid, told_of_control
 from executions.doors.e2b.sandboxes import SandboxApiView, cursor_in, limit_in
 from executions.doors.native.frame import answered_later
 from executions.doors.native.rendering import json_response
-from executions.kernel.coroutines import Coroutine
 from executions.kernel.text import is_storable
 from executions.runs.requests import Conflict
 from executions.sessions.lifecycle import is_without_network, opening
@@ -30,12 +29,12 @@ MOST_FORKS = 10
 
 class TakeView(SandboxApiView):
     @answered_later
-    def post(self, request: Request, sandbox_id: str) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request, sandbox_id: str) -> HttpResponse:
         session = self.session(sandbox_id)
         name = self.body().get("name") or ""
         if not isinstance(name, str):
             raise invalid("name: Must be a string.")
-        taken = yield from snapshots.taking(session, SnapshotRequest(name=name), self.caller())
+        taken = await snapshots.taking(session, SnapshotRequest(name=name), self.caller())
         return json_response(detail(taken), 201)
 
 
@@ -75,7 +74,7 @@ class SnapshotView(SandboxApiView):
 
 class ForkView(SandboxApiView):
     @answered_later
-    def post(self, request: Request, sandbox_id: str) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request, sandbox_id: str) -> HttpResponse:
         """Others that begin with its files. How each of them failed is told in its place."""
         session = self.session(sandbox_id)
         body = self.body()
@@ -84,21 +83,21 @@ class ForkView(SandboxApiView):
             raise invalid(f"count: Must be a whole number from 1 to {MOST_FORKS}.")
         seconds = connect.seconds_in(body) or connect.DEFAULT_SECONDS
         # What was opened without a network must not have one as a copy, whatever the route is now.
-        is_offline = yield from is_without_network(session)
-        taken = yield from snapshots.taking(session, SnapshotRequest(), self.caller())
+        is_offline = await is_without_network(session)
+        taken = await snapshots.taking(session, SnapshotRequest(), self.caller())
         try:
             told = []
             for _ in range(count):
-                told.append((yield from self._forked(session, taken, seconds, is_offline)))
+                told.append(await self._forked(session, taken, seconds, is_offline))
         finally:
             # Under a legal hold it stays. What was opened is told all the same.
             with suppress(Conflict):
                 snapshots.remove(taken, self.by())
         return json_response(told, 201)
 
-    def _forked(
+    async def _forked(
         self, session: Session, taken: Snapshot, seconds: int, is_offline: bool
-    ) -> Coroutine[dict[str, Any]]:
+    ) -> dict[str, Any]:
         wanted = SessionRequest(
             language=session.language,
             template=session.template,
@@ -110,7 +109,7 @@ class ForkView(SandboxApiView):
             **connect.from_snapshot(taken.pk),
         )
         try:
-            made = yield from opening(wanted, self.caller())
+            made = await opening(wanted, self.caller())
         except SandboxError as error:
             return {"error": told_of_control(error)}
         return {"sandbox": connect.created(made, self.api_key)}

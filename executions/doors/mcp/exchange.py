@@ -24,7 +24,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 
 from executions.doors.mcp.results import DOOR
 from executions.doors.native.deferred import SSE, EventStream
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import Coroutine, wait_for
 from executions.runs.active_runs import ClientRun
 from executions.runs.event_log import resolve
 from executions.runs.requests import Caller
@@ -118,12 +118,12 @@ class _Job(Generic[T]):
         self.done: Future[T] = Future()
         self._work = work
 
-    def carry_out(self) -> Coroutine[None]:
+    async def carry_out(self) -> None:
         # From now on it goes on to its end, whether its tool still waits or not.
         if not self.done.set_running_or_notify_cancel():
             return
         try:
-            result = yield from self._work()
+            result = await self._work()
         except Exception as error:
             with suppress(InvalidStateError):
                 self.done.set_exception(error)
@@ -148,17 +148,17 @@ class Exchange:
         self._gone: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def carried_out(self, app: App, loop: asyncio.AbstractEventLoop) -> Coroutine[HttpResponseBase]:
+    async def carried_out(self, app: App, loop: asyncio.AbstractEventLoop) -> HttpResponseBase:
         """Have the SDK answer, and do meanwhile what its tools ask for."""
         asyncio.run_coroutine_threadsafe(self._serve(app), loop)
         while True:
-            yield self._next()
+            await wait_for(self._next())
             with self._lock:
                 job = self._jobs.popleft() if self._jobs else None
                 if job is None and self._is_over:
                     break
             if job is not None:
-                yield from job.carry_out()
+                await job.carry_out()
         if not self.answer.is_waited_for:
             self.answer.open()
         return HttpResponse(status=500)

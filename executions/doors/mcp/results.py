@@ -386,7 +386,7 @@ def templates() -> list[types.ResourceTemplate]:
     ]
 
 
-def listing(door: Door, cursor: str | None) -> Coroutine[types.ListResourcesResult]:
+async def listing(door: Door, cursor: str | None) -> types.ListResourcesResult:
     """The transcripts of the last sessions, then the artifacts of runs, newest first."""
     if lacks(door, NEEDS["executions"]["GET"]):
         return types.ListResourcesResult(resources=[])
@@ -414,17 +414,15 @@ def listing(door: Door, cursor: str | None) -> Coroutine[types.ListResourcesResu
             )
         )
     return types.ListResourcesResult(resources=found, next_cursor=page.next_cursor or None)
-    yield
 
 
-def reading(door: Door, uri: str) -> Coroutine[types.ReadResourceResult]:
+async def reading(door: Door, uri: str) -> types.ReadResourceResult:
     """Raises Lacking, InvalidConfiguration, and Http404 for what is somebody else's as well."""
     for form, endpoint, read in _READERS:
         if parts := form.fullmatch(uri):
             require(door, NEEDS[endpoint]["GET"], f"resource {endpoint}")
             return types.ReadResourceResult(contents=[read(door, uri, *parts.groups())])
     raise Http404
-    yield
 
 
 def _record(door: Door, uri: str, execution_id: str) -> Contents:

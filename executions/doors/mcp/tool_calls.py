@@ -30,7 +30,7 @@ from executions.doors.native.authentication import NEEDS
 from executions.doors.native.frame import known_to_run
 from executions.doors.native.rendering import session_for
 from executions.doors.native.session_files import at_most, entry_detail
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import Coroutine, wait_for
 from executions.kernel.declarations import refuse
 from executions.kernel.paths import to_text
 from executions.kernel.text import to_json
@@ -67,14 +67,14 @@ MOST_WAIT_SECONDS = 30
 Begin = Callable[[EventLog], Coroutine[Outcome]]
 
 
-def languages(door: Door) -> Coroutine[list[str]]:
+async def languages(door: Door) -> list[str]:
     """What the client's code can be in now, as `GET /api/v1/languages` tells it. Raises
     SandboxError where no provider can be asked."""
     slug, key = tenant_of(door).slug, door.caller.api_key
     if key is None:
-        found, _ = yield from languages_for(slug)
+        found, _ = await languages_for(slug)
         return extensions.allowed_languages(slug, found)
-    found, _ = yield from languages_for(slug, partial(key.allows, "providers"))
+    found, _ = await languages_for(slug, partial(key.allows, "providers"))
     return extensions.allowed_languages(slug, allowed_languages(key, found))
 
 
@@ -92,9 +92,9 @@ async def session_run(call: Call) -> types.CallToolResult:
     session_id = call.id("session_id")
     given = call.given
 
-    def begin(log: EventLog) -> Coroutine[Outcome]:
+    async def begin(log: EventLog) -> Outcome:
         wanted: ExecutionRequest = CELL.read(given, session=session_id)
-        return (yield from running(wanted, call.door.caller, log=log, waits=True))
+        return await running(wanted, call.door.caller, log=log, waits=True)
 
     return await _told(call, begin)
 
@@ -102,10 +102,10 @@ async def session_run(call: Call) -> types.CallToolResult:
 async def command_run(call: Call) -> types.CallToolResult:
     session_id, body = call.id("session_id"), _command(call)
 
-    def begin(log: EventLog) -> Coroutine[Outcome]:
+    async def begin(log: EventLog) -> Outcome:
         session = living_session_of(tenant_of(call.door), session_id)
         wanted = START.read(body)
-        return (yield from commands.commanding(session, wanted, call.door.caller, log))
+        return await commands.commanding(session, wanted, call.door.caller, log)
 
     return await _told(call, begin)
 
@@ -113,10 +113,10 @@ async def command_run(call: Call) -> types.CallToolResult:
 async def command_start(call: Call) -> types.CallToolResult:
     session_id, body = call.id("session_id"), _command(call)
 
-    def work() -> Coroutine[Execution]:
+    async def work() -> Execution:
         session = living_session_of(tenant_of(call.door), session_id)
         wanted = START.read({**body, "background": True})
-        return (yield from commands.starting(session, wanted, call.door.caller))
+        return await commands.starting(session, wanted, call.door.caller)
 
     started = await call.door.do(work)
     return answered({"pid": started.pid, "execution_id": str(started.pk)})
@@ -126,11 +126,11 @@ async def command_signal(call: Call) -> types.CallToolResult:
     session_id, pid = call.id("session_id"), _pid(call)
     body = call.given
 
-    def work() -> Coroutine[bool]:
+    async def work() -> bool:
         session = living_session_of(tenant_of(call.door), session_id)
         if not commands.is_there(session, pid):
             raise Http404
-        return (yield from commands.signalling(session, pid, SIGNAL.read(body).signal))
+        return await commands.signalling(session, pid, SIGNAL.read(body).signal)
 
     return answered({"signalled": await call.door.do(work)})
 
@@ -141,16 +141,16 @@ async def command_output(call: Call) -> types.CallToolResult:
     after = call.whole("after", 0, 0, 10**15)
     seconds = call.whole("wait", 1, 0, MOST_WAIT_SECONDS)
 
-    def work() -> Coroutine[dict[str, Any]]:
+    async def work() -> dict[str, Any]:
         session = living_session_of(tenant_of(call.door), session_id)
         execution_id = commands.execution_of(session, pid)
         if execution_id is None:
             raise Http404
         reader = _Reader(seconds)
-        yield from following(execution_id, reader, after, _listener(call))
+        await following(execution_id, reader, after, _listener(call))
         entries = reader.read(after)
         execution = executions_of(tenant_of(call.door)).get(pk=execution_id)
-        yield from _recorded(session, execution, seconds)
+        await _recorded(session, execution, seconds)
         return _output_of(execution, entries, after)
 
     return answered(await call.door.do(work))
@@ -163,7 +163,7 @@ async def execution_output(call: Call) -> types.CallToolResult:
         refuse("stream", f"Must be one of: {', '.join(STREAM_NAMES)}.")
     offset = call.whole("offset", 0, 0, 10**9)
 
-    def work() -> Coroutine[dict[str, Any]]:
+    async def work() -> dict[str, Any]:
         execution = executions_of(tenant_of(call.door)).filter(pk=execution_id).first()
         if execution is None:
             raise Http404
@@ -175,7 +175,6 @@ async def execution_output(call: Call) -> types.CallToolResult:
             "total": len(text),
             "next_offset": end if end < len(text) else None,
         }
-        yield
 
     return answered(await call.door.do(work))
 
@@ -210,11 +209,11 @@ def _listener(call: Call) -> Listener:
     )
 
 
-def _recorded(session: Session, execution: Execution, seconds: float) -> Coroutine[None]:
+async def _recorded(session: Session, execution: Execution, seconds: float) -> None:
     """Its end, where it has one: who follows it writes that down a moment after its output."""
     if execution.finished_at is None:
-        yield first_of(seconds=min(seconds, 0.2))
-        yield from record_if_ended(session, execution)
+        await wait_for(first_of(seconds=min(seconds, 0.2)))
+        await record_if_ended(session, execution)
         execution.refresh_from_db()
 
 
@@ -253,8 +252,8 @@ async def _told(call: Call, begin: Begin) -> types.CallToolResult:
     """Run it, tell what it puts out, and end it when the call is cancelled."""
     run = ClientRun(EventLog(run_limits()), "its client, which cancelled the call or left")
 
-    def work() -> Coroutine[types.CallToolResult]:
-        outcome = yield from begin(run.log)
+    async def work() -> types.CallToolResult:
+        outcome = await begin(run.log)
         with known_to_run(outcome):
             return run_answer(outcome.execution)
 
@@ -306,8 +305,8 @@ _SHOWN = ("name", "state", "language", "provider", "isolation", "created_at", "e
 async def session_open(call: Call) -> types.CallToolResult:
     given = call.given
 
-    def work() -> Coroutine[dict[str, Any]]:
-        return _shown((yield from opening(OPEN.read(given), call.door.caller)), call.door)
+    async def work() -> dict[str, Any]:
+        return _shown((await opening(OPEN.read(given), call.door.caller)), call.door)
 
     return answered(await call.door.do(work))
 
@@ -315,14 +314,13 @@ async def session_open(call: Call) -> types.CallToolResult:
 async def session_list(call: Call) -> types.CallToolResult:
     query = {name: str(value) for name, value in call.given.items() if value is not None}
 
-    def work() -> Coroutine[dict[str, Any]]:
+    async def work() -> dict[str, Any]:
         wanted = LIST.read({"limit": str(MOST_SESSIONS), **query})
         page = list_sessions(tenant_of(call.door), wanted)
         return {
             "sessions": [_shown(session, call.door) for session in page.sessions],
             "next": page.next_cursor or None,
         }
-        yield
 
     return answered(await call.door.do(work))
 
@@ -330,12 +328,12 @@ async def session_list(call: Call) -> types.CallToolResult:
 async def session_reset(call: Call) -> types.CallToolResult:
     session_id = call.id("session_id")
 
-    def work() -> Coroutine[dict[str, Any]]:
+    async def work() -> dict[str, Any]:
         tenant = tenant_of(call.door)
         session = living_session_of(tenant, session_id)
         # The message itself was counted as one request.
         take(tenant, counts_as=ENTRY_COUNTS_AS - 1).require()
-        return _shown((yield from control.resetting(session, by(call.door))), call.door)
+        return _shown((await control.resetting(session, by(call.door))), call.door)
 
     return answered(await call.door.do(work))
 
@@ -343,10 +341,10 @@ async def session_reset(call: Call) -> types.CallToolResult:
 async def session_close(call: Call) -> types.CallToolResult:
     session_id = call.id("session_id")
 
-    def work() -> Coroutine[None]:
+    async def work() -> None:
         session = session_of(tenant_of(call.door), session_id)
         if session.closed_at is None:
-            yield from close(session, by(call.door))
+            await close(session, by(call.door))
 
     await call.door.do(work)
     return answered({"closed": True})
@@ -357,10 +355,10 @@ async def file_list(call: Call) -> types.CallToolResult:
     path, after = call.take("path", ""), call.take("after", "")
     depth = call.take("depth", 1)
 
-    def work() -> Coroutine[dict[str, Any]]:
+    async def work() -> dict[str, Any]:
         wanted = FileListing(path=path, depth=depth, after=after)
         session = living_session_of(tenant_of(call.door), session_id)
-        found, more = yield from files.listing(session, wanted)
+        found, more = await files.listing(session, wanted)
         page = found[:MOST_LISTED]
         if len(found) > MOST_LISTED:
             more = to_text(page[-1].path)
@@ -373,16 +371,16 @@ async def file_read(call: Call) -> types.CallToolResult:
     session_id, path = call.id("session_id"), call.take("path")
     offset = call.whole("offset", 0, 0, 2**53)
 
-    def work() -> Coroutine[dict[str, Any]]:
+    async def work() -> dict[str, Any]:
         wanted = FileRequest(path=path)
         session = living_session_of(tenant_of(call.door), session_id)
-        seen = yield from files.file_of(session, wanted.path)
+        seen = await files.file_of(session, wanted.path)
         if seen is None:
             raise Http404
         length = max(0, min(MOST_READ_BYTES, seen.size - offset))
         content = b""
         if length:
-            content = yield from _all(files.read(session, wanted.path, offset, length), length)
+            content = await _all(files.read(session, wanted.path, offset, length), length)
         return _content(content, seen, offset)
 
     return answered(await call.door.do(work))
@@ -393,11 +391,11 @@ async def file_write(call: Call) -> types.CallToolResult:
     text, encoded = call.take("text"), call.take("content_base64")
     content = _given(text, encoded)
 
-    def work() -> Coroutine[FileEntry]:
+    async def work() -> FileEntry:
         wanted = FileRequest(path=path)
         session = living_session_of(tenant_of(call.door), session_id)
         sent = files.Rereadable(io.BytesIO(content))
-        return (yield from files.writing(session, wanted.path, sent))
+        return await files.writing(session, wanted.path, sent)
 
     return answered(entry_detail(await call.door.do(work)))
 
@@ -425,7 +423,7 @@ def _given(text: Any, encoded: Any) -> bytes:
         refuse("content_base64", str(error))
 
 
-def _all(pieces: Iterator[bytes], length: int) -> Coroutine[bytes]:
+async def _all(pieces: Iterator[bytes], length: int) -> bytes:
     """Read it without holding a thread: a guest may take its time, but not all there is."""
     until = time.monotonic() + OPERATION_SECONDS
     parts = []
@@ -434,7 +432,7 @@ def _all(pieces: Iterator[bytes], length: int) -> Coroutine[bytes]:
         if not piece:
             if time.monotonic() > until:
                 raise ProviderUnavailable("The sandbox did not send the file in time.")
-            yield within(_PAUSE_SECONDS, Future[None]())
+            await wait_for(within(_PAUSE_SECONDS, Future[None]()))
     return b"".join(parts)
 
 

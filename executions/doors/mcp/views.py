@@ -30,7 +30,6 @@ from executions.kernel.bodies import (
     reading,
     value_of,
 )
-from executions.kernel.coroutines import Coroutine
 from executions.runs.listing import executions_of
 from executions.runs.models import Execution
 from executions.runs.requests import Caller
@@ -137,7 +136,7 @@ class McpView(RunningView):
         work = exchange.carried_out(*served(MOST_MESSAGE_BYTES))
         return stream(request, self.told(work), exchange.answer)
 
-    def _cancel(self, nonce: str, message: Mapping[str, Any]) -> Coroutine[HttpResponse]:
+    async def _cancel(self, nonce: str, message: Mapping[str, Any]) -> HttpResponse:
         """End what a request of the same MCP session runs, in whichever process it does."""
         params = message.get("params")
         asked = params.get("requestId") if isinstance(params, dict) else None
@@ -154,7 +153,7 @@ class McpView(RunningView):
             ).first()
             if found is not None:
                 with contextlib.suppress(HasEnded):
-                    yield from cancelling(found, f"key:{self.api_key.prefix}")
+                    await cancelling(found, f"key:{self.api_key.prefix}")
         return HttpResponse(status=202)
 
 

@@ -396,7 +396,7 @@ def stream(
 def _advance(work: Coroutine[HttpResponseBase], patience: float = PATIENCE_SECONDS) -> Future[Any]:
     """Go on until there is something to wait for that takes its time. Raises StopIteration."""
     while True:
-        awaited = next(work)
+        awaited = work.send(None)
         try:
             awaited.exception(patience)
         except CancelledError:

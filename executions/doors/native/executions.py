@@ -181,14 +181,14 @@ def run_stream(
     client = ClientRun(log, LEFT_STREAM, lambda: events.begin(log))
     events = EventStream(form, on_leave=(lambda: None) if may_leave else client.cancel)
 
-    def work() -> Coroutine[HttpResponse]:
-        outcome = yield from run(log)
+    async def work() -> HttpResponse:
+        outcome = await run(log)
         execution = outcome.execution
         with known_to_run(outcome):
             if not log.has_begun:
                 # An idempotency key stands for it: it is followed, and not ours to end.
                 listener = Listener.of_key(view.api_key)
-                yield from following(execution.pk, events, 0, listener)
+                await following(execution.pk, events, 0, listener)
                 execution = _read_execution(execution.pk)
             absolute = request.build_absolute_uri
             return json_response(execution_in_full(execution, absolute, fields_of(request)))
@@ -247,8 +247,8 @@ def follow_stream(
     else:
         listener = Listener(f"user:{request.user.pk}")
 
-    def work() -> Coroutine[HttpResponse]:
-        yield from following(execution_id, events, after, listener)
+    async def work() -> HttpResponse:
+        await following(execution_id, events, after, listener)
         execution = _read_execution(execution_id)
         absolute = request.build_absolute_uri
         return json_response(execution_in_full(execution, absolute, fields_of(request)))
@@ -256,13 +256,11 @@ def follow_stream(
     return stream(request, _told(view, events, work()), events)
 
 
-def _told(
-    view: ApiView, events: EventStream, work: Coroutine[HttpResponse]
-) -> Coroutine[HttpResponse]:
+async def _told(view: ApiView, events: EventStream, work: Coroutine[HttpResponse]) -> HttpResponse:
     """The work, whose answer or error is the last event, where it is not all of the answer."""
     answer: HttpResponse | None = None
     try:
-        answer = cast("HttpResponse", (yield from view.told(work)))
+        answer = cast("HttpResponse", (await view.told(work)))
         return answer
     finally:
         events.end(_last_event(answer))
@@ -318,10 +316,10 @@ class ExecutionsView(RunningView):
             )
         return answer(request, self.told(self._run(request)))
 
-    def _run(self, request: Request) -> Coroutine[HttpResponse]:
+    async def _run(self, request: Request) -> HttpResponse:
         is_detached(request)
         wanted = ensure_listener(_read(request))
-        outcome = yield from running(wanted, self.caller(), waits=True)
+        outcome = await running(wanted, self.caller(), waits=True)
         with known_to_run(outcome):
             return outcome_response(outcome, request)
 
@@ -387,7 +385,7 @@ class ExecutionView(ApiView):
 class CancelView(RunningView):
     @endpoint("cancel_execution", answers={200: ExecutionShape}, errors=(409,))
     @answered_later
-    def post(self, request: Request, execution_id: UUID) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request, execution_id: UUID) -> HttpResponse:
         # All of it is sealed with its end.
         """Cancel an execution.
 
@@ -399,7 +397,7 @@ class CancelView(RunningView):
         if execution is None:
             raise Http404
         try:
-            execution = yield from cancelling(execution, f"key:{self.api_key.prefix}")
+            execution = await cancelling(execution, f"key:{self.api_key.prefix}")
         except HasEnded as error:
             return error_response(409, "conflict", error.message, record_id=str(execution_id))
         absolute = request.build_absolute_uri
@@ -423,14 +421,14 @@ class ArtifactView(ApiView):
 class LanguagesView(ApiView):
     @endpoint("list_languages", answers={200: LanguagesShape})
     @answered_later
-    def get(self, request: Request) -> Coroutine[HttpResponse]:
+    async def get(self, request: Request) -> HttpResponse:
         """List languages.
 
         The languages that the caller's providers can run now.
         """
         key = self.api_key
         may_use = partial(key.allows, "providers")
-        languages, packages = yield from languages_for(key.tenant.slug, may_use)
+        languages, packages = await languages_for(key.tenant.slug, may_use)
         allowed = extensions.allowed_languages(key.tenant.slug, allowed_languages(key, languages))
         known = packages if "python" in allowed else {}
         shown: dict[str, PackagesShape] = {

@@ -265,10 +265,10 @@ class ApiView(APIView):
     def get_exception_handler(self) -> Callable[..., HttpResponse]:
         return render_error
 
-    def told(self, work: Coroutine[HttpResponseBase]) -> Coroutine[HttpResponseBase]:
+    async def told(self, work: Coroutine[HttpResponseBase]) -> HttpResponseBase:
         """The work, whose errors are answers, also when they come later."""
         try:
-            return (yield from work)
+            return await work
         except Exception as error:
             return cast("HttpResponseBase", self.handle_exception(error))
 

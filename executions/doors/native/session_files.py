@@ -20,7 +20,6 @@ from executions.doors.native.frame import answered_later
 from executions.doors.native.rendering import json_response, next_page
 from executions.doors.native.schema import BYTES, EVENT_STREAM, endpoint
 from executions.doors.native.sessions import SessionApiView
-from executions.kernel.coroutines import Coroutine
 from executions.sessions import files
 from executions.sessions.file_events import watching
 from executions.sessions.models import Session
@@ -53,15 +52,15 @@ def _moment(seconds: float) -> str | None:
         return None
 
 
-def _or_not_found(session: Session, wanted: FileListing) -> Coroutine[tuple[list[FileEntry], str]]:
+async def _or_not_found(session: Session, wanted: FileListing) -> tuple[list[FileEntry], str]:
     """What is in a folder. Raises Http404 where nothing has this path.
 
     It is looked up once more only where the list was refused.
     """
     try:
-        return (yield from files.listing(session, wanted))
+        return await files.listing(session, wanted)
     except InvalidConfiguration as error:
-        if error.field != "path" or (yield from files.entry_of(session, wanted.path)) is not None:
+        if error.field != "path" or (await files.entry_of(session, wanted.path)) is not None:
             raise
         raise Http404 from error
 
@@ -73,11 +72,11 @@ class FilesView(SessionApiView):
         "list_session_files", parameters=(LIST,), answers={200: FilePageShape}, errors=(409, 502)
     )
     @answered_later
-    def get(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+    async def get(self, request: Request, session_id: UUID) -> HttpResponse:
         """List a folder of a session."""
         session = self.session(session_id)
         wanted = self.of(request, LIST)
-        entries, after = yield from _or_not_found(session, wanted)
+        entries, after = await _or_not_found(session, wanted)
         return json_response(
             FilePageShape(
                 entries=[entry_detail(entry) for entry in entries],
@@ -87,10 +86,10 @@ class FilesView(SessionApiView):
 
     @endpoint("remove_session_file", parameters=(FILE,), answers={204: None}, errors=(409, 502))
     @answered_later
-    def delete(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+    async def delete(self, request: Request, session_id: UUID) -> HttpResponse:
         """Delete a file, or a folder with its content."""
         session = self.session(session_id)
-        if not (yield from files.removing(session, self.of(request, FILE).path)):
+        if not (await files.removing(session, self.of(request, FILE).path)):
             raise Http404
         return HttpResponse(status=204)
 
@@ -105,14 +104,14 @@ class FileContentView(SessionApiView):
         errors=(409, 416, 502),
     )
     @answered_later
-    def get(self, request: Request, session_id: UUID) -> Coroutine[HttpResponseBase]:
+    async def get(self, request: Request, session_id: UUID) -> HttpResponseBase:
         """Download a file.
 
         The header `Range` may name one range.
         """
         session = self.session(session_id)
         path = self.of(request, FILE).path
-        seen = yield from files.file_of(session, path)
+        seen = await files.file_of(session, path)
         if seen is None:
             raise Http404
         # It may grow while it is read: no more is sent than was announced.
@@ -131,7 +130,7 @@ class FileContentView(SessionApiView):
         errors=(409, 502),
     )
     @answered_later
-    def put(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+    async def put(self, request: Request, session_id: UUID) -> HttpResponse:
         """Write a file.
 
         Missing parent folders are created. Readers see the old file or the complete new one.
@@ -139,7 +138,7 @@ class FileContentView(SessionApiView):
         with received(request) as content:
             session = self.session(session_id)
             path = self.of(request, FILE).path
-            entry = yield from files.writing(session, path, files.Rereadable(content))
+            entry = await files.writing(session, path, files.Rereadable(content))
         return json_response(entry_detail(entry))
 
 
@@ -148,12 +147,12 @@ class FileMoveView(SessionApiView):
 
     @endpoint("move_session_file", request=MOVE, answers={200: FileShape}, errors=(409, 502))
     @answered_later
-    def post(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request, session_id: UUID) -> HttpResponse:
         """Rename a file or folder."""
         session = self.session(session_id)
         wanted = MOVE.read(request.data)
         with named_as({"path": "from", "target": "to"}):
-            moved = yield from files.moving(session, wanted.source, wanted.to)
+            moved = await files.moving(session, wanted.source, wanted.to)
         return json_response(entry_detail(moved))
 
 
@@ -167,11 +166,11 @@ class FileMkdirView(SessionApiView):
         errors=(409, 502),
     )
     @answered_later
-    def post(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request, session_id: UUID) -> HttpResponse:
         """Create a folder and its parents."""
         session = self.session(session_id)
         path = MKDIR.read(request.data).path
-        made = yield from files.making_directory(session, path)
+        made = await files.making_directory(session, path)
         return json_response(MadeShape(path=escape(path), created=made), 201 if made else 200)
 
 
@@ -185,11 +184,11 @@ class FileArchiveView(SessionApiView):
         errors=(409, 502),
     )
     @answered_later
-    def get(self, request: Request, session_id: UUID) -> Coroutine[HttpResponseBase]:
+    async def get(self, request: Request, session_id: UUID) -> HttpResponseBase:
         """Download a folder as a tar archive."""
         session = self.session(session_id)
         path = self.of(request, FOLDER).path
-        yield from _or_not_found(session, FileListing(path=path))
+        await _or_not_found(session, FileListing(path=path))
         response = download(files.read_archive(session, path), f"{path.strip('/') or 'files'}.tar")
         response["Content-Type"] = "application/x-tar"
         return response
@@ -202,12 +201,12 @@ class FileArchiveView(SessionApiView):
         errors=(409, 502),
     )
     @answered_later
-    def put(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+    async def put(self, request: Request, session_id: UUID) -> HttpResponse:
         """Unpack a tar archive into a folder."""
         with received(request) as content:
             session = self.session(session_id)
             path = self.of(request, FOLDER).path
-            number = yield from files.unpacking(session, path, files.Rereadable(content))
+            number = await files.unpacking(session, path, files.Rereadable(content))
         return json_response(UnpackedShape(entries=number))
 
 
@@ -232,7 +231,7 @@ def at_most(pieces: Iterator[bytes], length: int) -> Iterator[bytes]:
 class FileEventsView(SessionApiView):
     @endpoint("watch_session_files", parameters=(FOLDER,), answers=EVENT_STREAM, errors=(409, 502))
     @answered_later
-    def get(self, request: Request, session_id: UUID) -> Coroutine[HttpResponseBase]:
+    async def get(self, request: Request, session_id: UUID) -> HttpResponseBase:
         """Watch a folder of a session.
 
         Sends each change in the folder and below it when it happens: `created`, `modified`,
@@ -243,7 +242,7 @@ class FileEventsView(SessionApiView):
         session = self.session(session_id)
         path = self.of(request, FOLDER).path
         form = wanted_form(request.headers.get("Accept", "")) or NDJSON
-        watch = yield from watching(session, path)
+        watch = await watching(session, path)
         events = EventStream(form, on_leave=watch.leave)
         events.begin(watch)
         watch.ended.add_done_callback(lambda ended: events.end(_last_event(ended)))

@@ -23,7 +23,6 @@ from executions.doors.native.rendering import json_response
 from executions.doors.native.schema import BYTES, EVENT_STREAM, endpoint
 from executions.doors.native.sessions import SessionApiView
 from executions.kernel.bodies import LARGE
-from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
 from executions.kernel.shapes import PageShape
 from executions.runs.routing import COMMANDS, ensure_language
@@ -64,26 +63,26 @@ class ProcessesView(SessionApiView):
             )
         return answer(request, self.told(self._start(request, session, wanted)))
 
-    def _start(
+    async def _start(
         self, request: Request, session: Session, wanted: CommandRequest
-    ) -> Coroutine[HttpResponse]:
+    ) -> HttpResponse:
         if wanted.background:
-            started = yield from commands.starting(session, wanted, self.caller())
+            started = await commands.starting(session, wanted, self.caller())
             detail = commands.process_detail(started.pid or 0, started.pk, started.exit_code)
             return json_response(detail, 201)
         is_detached(request)
-        outcome = yield from commands.commanding(session, wanted, self.caller())
+        outcome = await commands.commanding(session, wanted, self.caller())
         with known_to_run(outcome):
             return outcome_response(outcome, request)
 
     @endpoint("list_processes", answers={200: PageShape[ProcessShape]}, errors=(409, 502))
     @answered_later
-    def get(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+    async def get(self, request: Request, session_id: UUID) -> HttpResponse:
         """List the commands of a session.
 
         Running commands, and commands that ended recently.
         """
-        found = yield from commands.listing(self.session(session_id))
+        found = await commands.listing(self.session(session_id))
         return json_response(PageShape(results=found, next=None))
 
 
@@ -105,7 +104,7 @@ class ProcessStdinView(_ProcessView):
         errors=(409, 502),
     )
     @answered_later
-    def post(self, request: Request, session_id: UUID, pid: int) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request, session_id: UUID, pid: int) -> HttpResponse:
         """Send bytes to a command's input.
 
         At most 1 MiB. With `close=1`, the input is closed after these bytes.
@@ -118,27 +117,27 @@ class ProcessStdinView(_ProcessView):
         session = self.of_process(session_id, pid)
         # Whoever types into a shell runs commands.
         ensure_language(self.api_key, *COMMANDS)
-        yield from commands.writing(session, pid, data, close=close)
+        await commands.writing(session, pid, data, close=close)
         return HttpResponse(status=204)
 
 
 class ProcessSignalView(_ProcessView):
     @endpoint("signal_process", request=SIGNAL, answers={200: SignalledShape}, errors=(409, 502))
     @answered_later
-    def post(self, request: Request, session_id: UUID, pid: int) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request, session_id: UUID, pid: int) -> HttpResponse:
         """Send a signal to a command and its group."""
         session = self.of_process(session_id, pid)
-        sent = yield from commands.signalling(session, pid, SIGNAL.read(request.data).signal)
+        sent = await commands.signalling(session, pid, SIGNAL.read(request.data).signal)
         return json_response(SignalledShape(signalled=sent))
 
 
 class ProcessResizeView(_ProcessView):
     @endpoint("resize_process", request=RESIZE, answers={204: None}, errors=(409, 502))
     @answered_later
-    def post(self, request: Request, session_id: UUID, pid: int) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request, session_id: UUID, pid: int) -> HttpResponse:
         """Resize the terminal of a command."""
         session = self.of_process(session_id, pid)
-        yield from commands.resizing(session, pid, RESIZE.read(request.data).pair)
+        await commands.resizing(session, pid, RESIZE.read(request.data).pair)
         return HttpResponse(status=204)
 
 

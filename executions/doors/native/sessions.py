@@ -72,9 +72,9 @@ class LoggedView(RunningView):
     operations: ClassVar[Mapping[str, str]] = {}
     of_session: Session | None = None
 
-    def told(self, work: Coroutine[HttpResponseBase]) -> Coroutine[HttpResponseBase]:
+    async def told(self, work: Coroutine[HttpResponseBase]) -> HttpResponseBase:
         began = perf_counter()
-        answer = yield from super().told(work)
+        answer = await super().told(work)
         if operation := self.operations.get(self.asked_for):
             self._log(operation, answer, (perf_counter() - began) * 1000)
         return answer
@@ -119,14 +119,14 @@ class SessionApiView(LoggedView):
 class SessionsView(SessionApiView):
     @endpoint("open_session", request=OPEN, answers={201: SessionShape}, errors=(404, 409, 502))
     @answered_later
-    def post(self, request: Request) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request) -> HttpResponse:
         """Open a session.
 
         The sandbox of a session persists: it keeps variables, files and processes between calls.
         With `from`, the session starts with the files of a snapshot or of an ended session, without
         its variables.
         """
-        session = yield from opening(OPEN.read(request.data), self.caller())
+        session = await opening(OPEN.read(request.data), self.caller())
         response = json_response(session_detail(session), 201)
         path = reverse("session", args=[session.pk])
         response["Location"] = request.build_absolute_uri(path)
@@ -158,14 +158,14 @@ class SessionView(SessionApiView):
 
     @endpoint("close_session", answers={204: None})
     @answered_later
-    def delete(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+    async def delete(self, request: Request, session_id: UUID) -> HttpResponse:
         """Close a session.
 
         Running code ends as `cancelled`. It is no error to close a session twice.
         """
         session = session_of(self.api_key.tenant, session_id)
         if session.closed_at is None:
-            yield from close(session, self.by())
+            await close(session, self.by())
         return HttpResponse(status=204)
 
 
@@ -194,10 +194,10 @@ class SessionExecutionsView(SessionApiView):
                 )
         return answer(request, self.told(self._run(request, session_id)))
 
-    def _run(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+    async def _run(self, request: Request, session_id: UUID) -> HttpResponse:
         is_detached(request)
         wanted = ensure_listener(read_run(CELL, request, session=session_id))
-        outcome = yield from running(wanted, self.caller(), waits=True)
+        outcome = await running(wanted, self.caller(), waits=True)
         with known_to_run(outcome):
             return outcome_response(outcome, request)
 
@@ -207,21 +207,21 @@ class InterruptView(SessionApiView):
         "interrupt_session", request=INTERRUPT, answers={202: InterruptedShape}, errors=(409, 502)
     )
     @answered_later
-    def post(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request, session_id: UUID) -> HttpResponse:
         """Interrupt the code in a context.
 
         The context keeps its state.
         """
         session = self.session(session_id)
         wanted = INTERRUPT.read(request.data)
-        stopped = yield from control.interrupting(session, wanted.context)
+        stopped = await control.interrupting(session, wanted.context)
         return json_response(InterruptedShape(interrupted=stopped), 202)
 
 
 class ResetView(SessionApiView):
     @endpoint("reset_session", request=RESET, answers={200: SessionShape}, errors=(409, 502))
     @answered_later
-    def post(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request, session_id: UUID) -> HttpResponse:
         """Reset a session.
 
         Processes and contexts end; files are kept.
@@ -229,7 +229,7 @@ class ResetView(SessionApiView):
         session = self.session(session_id)
         RESET.read(request.data)
         return json_response(
-            session_for(self.api_key, (yield from control.resetting(session, self.by())))
+            session_for(self.api_key, (await control.resetting(session, self.by())))
         )
 
 
@@ -238,12 +238,12 @@ class ContextsView(SessionApiView):
         "create_context", request=CREATE_CONTEXT, answers={201: ContextShape}, errors=(409, 502)
     )
     @answered_later
-    def post(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request, session_id: UUID) -> HttpResponse:
         """Create a context (an interpreter) in a session."""
         session = self.session(session_id)
         wanted = CREATE_CONTEXT.read(request.data)
         ensure_language(self.api_key, wanted.language)
-        made = yield from control.creating_context(session, wanted)
+        made = await control.creating_context(session, wanted)
         return json_response(made, 201)
 
     @endpoint("list_contexts", answers={200: PageShape[ContextShape]}, errors=(409,))
@@ -255,12 +255,10 @@ class ContextsView(SessionApiView):
 class ContextView(SessionApiView):
     @endpoint("end_context", parameters=(OTHER_CONTEXT,), answers={204: None}, errors=(409, 502))
     @answered_later
-    def delete(
-        self, request: Request, session_id: UUID, context_id: str
-    ) -> Coroutine[HttpResponse]:
+    async def delete(self, request: Request, session_id: UUID, context_id: str) -> HttpResponse:
         """End a context."""
         session = self.session(session_id)
-        if not (yield from control.ending_context(session, context_id)):
+        if not (await control.ending_context(session, context_id)):
             raise Http404
         return HttpResponse(status=204)
 
@@ -268,10 +266,10 @@ class ContextView(SessionApiView):
 class ContextRestartView(SessionApiView):
     @endpoint("restart_context", answers={200: ContextShape}, errors=(409, 502))
     @answered_later
-    def post(self, request: Request, session_id: UUID, context_id: str) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request, session_id: UUID, context_id: str) -> HttpResponse:
         """Restart a context."""
         session = self.session(session_id)
-        context = yield from control.restarting_context(session, context_id)
+        context = await control.restarting_context(session, context_id)
         if context is None:
             raise Http404
         if not may_read(self.api_key, session):
@@ -297,7 +295,7 @@ class SessionSnapshotView(SessionApiView):
         "take_snapshot", request=snapshots.TAKE, answers={201: SnapshotShape}, errors=(409, 502)
     )
     @answered_later
-    def post(self, request: Request, session_id: UUID) -> Coroutine[HttpResponse]:
+    async def post(self, request: Request, session_id: UUID) -> HttpResponse:
         """Take a snapshot of the files of a session.
 
         Other sessions can start with these files: `POST /api/v1/sessions` with `from`. A snapshot
@@ -306,7 +304,7 @@ class SessionSnapshotView(SessionApiView):
         """
         session = self.session(session_id)
         wanted = snapshots.TAKE.read(request.data)
-        snapshot = yield from snapshots.taking(session, wanted, self.caller())
+        snapshot = await snapshots.taking(session, wanted, self.caller())
         response = json_response(snapshot_detail(snapshot), 201)
         path = reverse("snapshot", args=[snapshot.pk])
         response["Location"] = request.build_absolute_uri(path)

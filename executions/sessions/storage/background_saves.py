@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from uuid import UUID
 
 from executions.kernel import background
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import wait_for
 from executions.runs import active_runs
 from executions.runs.models import Execution
 from executions.runs.requests import Conflict
@@ -34,16 +34,16 @@ def save_soon(session_id: UUID, tenant_slug: str, *, first: bool = False) -> Fut
     return background.submit_keyed(session_id, tenant_slug, lambda: saved(session_id), first=first)
 
 
-def saved_after(execution: Execution, session: Session) -> Coroutine[None]:
+async def saved_after(execution: Execution, session: Session) -> None:
     """What is to be saved when something has run in a session; `execution` says whether it was."""
     execution.files_saved = False
-    saved = yield from saved_behind(session)
+    saved = await saved_behind(session)
     if saved is not None:
         execution.files_saved = saved.is_complete
         execution.changed_files = saved.changed
 
 
-def saved_behind(session: Session) -> Coroutine[Saved | None]:
+async def saved_behind(session: Session) -> Saved | None:
     """Have a session saved behind the answer; where it is to be saved before, what that did."""
     if session.saves == Session.Saves.NEVER or session.ref is None:
         return None
@@ -53,7 +53,7 @@ def saved_behind(session: Session) -> Coroutine[Saved | None]:
         return None
     awaited = within(ANSWER_SECONDS, saved)
     with active_runs.cancel_on_shutdown(awaited):
-        yield awaited
+        await wait_for(awaited)
     if awaited.cancelled() or awaited.exception() is not None:
         return None
     return awaited.result()

@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from executions.kernel import background, batches
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import wait_for
 from executions.kernel.paths import MOST_BYTES, from_text, is_name
 from executions.runs import active_runs
 from executions.runs.requests import Conflict
@@ -197,7 +197,7 @@ def may_be_large(session: Session) -> bool:
     return Workspace.objects.filter(session=session.pk, files__gt=batches.MOST_ROWS // 2).exists()
 
 
-def storing(session: Session, change: Callable[[], T]) -> Coroutine[T]:
+async def storing(session: Session, change: Callable[[], T]) -> T:
     """What a change returns that may be slow: its bytes go to storage, or its rows are many. It has
     a thread of those that are there for that, as its tenant has some of them, and none of those
     that serve.
@@ -216,7 +216,7 @@ def storing(session: Session, change: Callable[[], T]) -> Coroutine[T]:
 
     awaited = within(STORING_SECONDS, background.submit_keyed(object(), session.tenant_slug, begin))
     with active_runs.cancel_on_shutdown(awaited):
-        yield awaited
+        await wait_for(awaited)
     if awaited.cancelled() or isinstance(awaited.exception(), DeadlinePassed):
         is_given_up.set()
         raise ProviderUnavailable(

@@ -16,7 +16,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from executions.kernel import background, batches
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import wait_for
 from executions.kernel.declarations import Body, Query, declared, newest_first
 from executions.ledger.bindings import DELETED
 from executions.ledger.bound_rows import enter_row, look_at
@@ -80,7 +80,7 @@ class Page:
     next_cursor: str
 
 
-def taking(session: Session, wanted: SnapshotRequest, caller: Caller) -> Coroutine[Snapshot]:
+async def taking(session: Session, wanted: SnapshotRequest, caller: Caller) -> Snapshot:
     """A snapshot of the session's files; one that is awake is saved thoroughly first.
 
     Raises Conflict where a file could not be saved, QuotaExceeded, and what `save` does; there is
@@ -91,18 +91,18 @@ def taking(session: Session, wanted: SnapshotRequest, caller: Caller) -> Corouti
     # Before anything is saved for it.
     _refuse_one_more(caller.tenant)
     if session.state == Session.State.OPEN:
-        yield from _saved(session)
+        await _saved(session)
     workspace = Workspace.objects.filter(session=session.pk).first()
-    return (yield from _copying(workspace, session, lambda: _take(session, wanted, caller)))
+    return await _copying(workspace, session, lambda: _take(session, wanted, caller))
 
 
-def _saved(session: Session) -> Coroutine[None]:
+async def _saved(session: Session) -> None:
     saved = background.submit_keyed(
         ("snapshot", session.pk), session.tenant_slug, lambda: save(session, thorough=True)
     )
     awaited = within(SAVE_SECONDS, saved)
     with active_runs.cancel_on_shutdown(awaited):
-        yield awaited
+        await wait_for(awaited)
     error = None if awaited.cancelled() else awaited.exception()
     if awaited.cancelled() or isinstance(error, DeadlinePassed):
         raise ProviderUnavailable("The files were not saved in time. Try again.", retry_after=5)
@@ -177,12 +177,12 @@ def _refuse_one_more(tenant: Tenant) -> None:
         )
 
 
-def beginning_with(session: Session, snapshot: Snapshot) -> Coroutine[list[Restored]]:
+async def beginning_with(session: Session, snapshot: Snapshot) -> list[Restored]:
     """Have the files of a snapshot be what is saved of a new session. What its sandbox is given.
 
     Raises QuotaExceeded, and NoSuchSnapshot for one that was removed meanwhile.
     """
-    return (yield from _copying(snapshot.workspace, session, lambda: _begin(session, snapshot)))
+    return await _copying(snapshot.workspace, session, lambda: _begin(session, snapshot))
 
 
 def _begin(session: Session, snapshot: Snapshot) -> list[Restored]:
@@ -205,11 +205,11 @@ def _begin(session: Session, snapshot: Snapshot) -> list[Restored]:
     return to_restore(mine)
 
 
-def _copying(source: Workspace | None, session: Session, copy: Callable[[], T]) -> Coroutine[T]:
+async def _copying(source: Workspace | None, session: Session, copy: Callable[[], T]) -> T:
     """What a copy returns. One of many rows takes its time: none of the threads that serve waits
     for it."""
     if source is not None and source.files > batches.MOST_ROWS:
-        return (yield from storing(session, copy))
+        return await storing(session, copy)
     return copy()
 
 

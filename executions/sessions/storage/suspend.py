@@ -9,7 +9,7 @@ from django.db import transaction
 from django.db.models import Q
 
 from executions.kernel import background
-from executions.kernel.coroutines import Coroutine, run_sync
+from executions.kernel.coroutines import run_sync, wait_for
 from executions.ledger.bound_rows import enter_row, look_at
 from executions.runs.models import Execution
 from executions.sessions import cell_order
@@ -67,13 +67,13 @@ def suspend(session_id: UUID, because: str, *, only_if: Q | None = None) -> bool
     return True
 
 
-def sleeping(session: Session, because: str) -> Coroutine[bool]:
+async def sleeping(session: Session, because: str) -> bool:
     """`suspend`, for who does something else meanwhile."""
     pk = session.pk
     slept = background.submit_keyed(
         ("sleep", pk), session.tenant_slug, lambda: suspend(pk, because), first=True
     )
-    yield slept
+    await wait_for(slept)
     return slept.result()
 
 

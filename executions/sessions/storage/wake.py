@@ -17,7 +17,7 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.coroutines import Coroutine, wait_for
 from executions.kernel.text import storable
 from executions.ledger.bound_rows import enter_row, look_at
 from executions.runs import heartbeat
@@ -61,7 +61,7 @@ DEAD_AFTER = timedelta(seconds=RESTORE_SECONDS + 300)
 _left: set[tuple[UUID, datetime]] = set()
 
 
-def ensure_awake(session: Session, turn: int | None = None) -> Coroutine[None]:
+async def ensure_awake(session: Session, turn: int | None = None) -> None:
     """Have the session's sandbox be there, and `session` say where.
 
     `turn` is of the execution that wants it: the first after a wake says that files were restored.
@@ -81,14 +81,14 @@ def ensure_awake(session: Session, turn: int | None = None) -> Coroutine[None]:
                 ensure_not_ended(session)
                 if session.state != Session.State.ASLEEP:
                     return
-                if (claimed_at := (yield from _claim(session))) is not None:
+                if (claimed_at := (await _claim(session))) is not None:
                     break
                 if time.monotonic() > until:
                     raise Conflict("The session is being woken. Try again.", retry_after=5)
-                yield within(pause(LOOK_SECONDS), bell)
+                await wait_for(within(pause(LOOK_SECONDS), bell))
             ensure_not_ending()
         try:
-            yield from _wake(session, claimed_at, turn)
+            await _wake(session, claimed_at, turn)
         except BaseException as error:
             _give_back(session.pk, claimed_at)
             said = error.message if isinstance(error, SandboxError) else "the service failed"
@@ -96,7 +96,7 @@ def ensure_awake(session: Session, turn: int | None = None) -> Coroutine[None]:
             raise
 
 
-def _claim(session: Session) -> Coroutine[datetime | None]:
+async def _claim(session: Session) -> datetime | None:
     """When this call began to wake it; None where another does, or it is awake by now."""
     tenant = tenant_of(session)
     ensure_ready(tenant.slug)
@@ -110,7 +110,7 @@ def _claim(session: Session) -> Coroutine[datetime | None]:
         return None
     mine = {"waking_since": now, "process": heartbeat.current_process_id()}
     try:
-        won = yield from reserve_slot(tenant, lambda: free.update(**mine))
+        won = await reserve_slot(tenant, lambda: free.update(**mine))
     except DatabaseFailure:
         # A commit that was not answered may have been carried out.
         _give_back(session.pk, now)
@@ -143,7 +143,7 @@ def _give_back_one(session_id: UUID, claimed_at: datetime) -> None:
     cell_order.notify(session_id)
 
 
-def _wake(session: Session, claimed_at: datetime, turn: int | None) -> Coroutine[None]:
+async def _wake(session: Session, claimed_at: datetime, turn: int | None) -> None:
     tenant = tenant_of(session)
     # A save of its former sandbox that is still under way must not change what is restored.
     Workspace.objects.filter(session=session.pk).update(version=F("version") + 1)
@@ -152,15 +152,15 @@ def _wake(session: Session, claimed_at: datetime, turn: int | None) -> Coroutine
     workspace = Workspace.objects.filter(session=session.pk).first()
     members = to_restore(workspace) if workspace is not None else []
     with ExitStack() as held:
-        lease = yield from lent(Step(lender_of(session)), held)
+        lease = await lent(Step(lender_of(session)), held)
         floor = required_isolation_for(tenant, session.api_key, session.language)
         ensure_provider_isolation(lease, floor)
-        sandbox = yield from open_evicting(lease, session)
+        sandbox = await open_evicting(lease, session)
         try:
             isolation, _ = ensure_sandbox_isolation(lease, sandbox, floor)
-            mark = yield from restore_files(session, lease, sandbox, members)
+            mark = await restore_files(session, lease, sandbox, members)
             _put(session, sandbox, isolation, mark, claimed_at, turn)
-            yield from taken_over(lease, session, sandbox)
+            await taken_over(lease, session, sandbox)
         except BaseException:
             sandbox.submit_close()
             raise
@@ -169,9 +169,9 @@ def _wake(session: Session, claimed_at: datetime, turn: int | None) -> Coroutine
     cell_order.notify(session.pk)
 
 
-def restore_files(
+async def restore_files(
     session: Session, lease: Lease, sandbox: KeptSandbox, members: Sequence[Restored]
-) -> Coroutine[str]:
+) -> str:
     """Its files and contexts are there again. From what mark on others change them."""
 
     def told(call: Any, check: Any, seconds: float = CALL_SECONDS) -> Coroutine[Any]:
@@ -185,26 +185,26 @@ def restore_files(
         )
 
     if members:
-        yield from told(lambda: sandbox.renew(LEASE_SECONDS), lambda answer: answer)
-        yield from told(
+        await told(lambda: sandbox.renew(LEASE_SECONDS), lambda answer: answer)
+        await told(
             lambda: sandbox.files.write_archive(archive_of(members)),
             lambda answer: answer,
             RESTORE_SECONDS,
         )
     # Nobody's code has run in it yet: what stands there now is what is saved.
-    mark: str = yield from told(sandbox.files.changes, mark_of)
+    mark: str = await told(sandbox.files.changes, mark_of)
     for context in session.contexts:
         if context["id"] != DEFAULT_CONTEXT:
             made = partial(sandbox.contexts.create, context["language"], context_id=context["id"])
             try:
-                yield from told(partial(made, cwd=context["cwd"]), lambda answer: answer)
+                await told(partial(made, cwd=context["cwd"]), lambda answer: answer)
             except InvalidConfiguration as error:
                 # Its folder may be none any more: that is no reason to keep all else from waking.
                 said = error.message
                 logger.warning(
                     "a context of session %s begins in the workspace: %s", session.pk, said
                 )
-                yield from told(made, lambda answer: answer)
+                await told(made, lambda answer: answer)
     return mark
 
 

@@ -9,7 +9,6 @@ from uuid import UUID
 import pytest
 
 from executions.doors.e2b import connect, sandboxes
-from executions.kernel.coroutines import Coroutine
 from executions.runs.requests import Conflict
 from executions.sessions.models import Session
 from executions.sessions.requests import SessionAsleep, SessionClosed, SessionLost
@@ -41,9 +40,9 @@ def test_who_connects_for_as_long_as_may_be_is_given_that_however_long_waking_ta
 ) -> None:
     sandbox = paused(alice, autoPause=pauses)
 
-    def slowly(session: Session) -> Coroutine[None]:
+    async def slowly(session: Session) -> None:
         aged({"id": session.pk}, created_at=600)
-        yield from ensure_awake(session)
+        await ensure_awake(session)
 
     monkeypatch.setattr(sandboxes, "ensure_awake", slowly)
     longest = settings.SESSION_MAX_SECONDS
@@ -76,9 +75,8 @@ def test_who_connects_when_a_second_passes_is_not_refused(
 def test_what_could_not_be_paused_is_not_told_as_paused_already(
     alice: Caller, monkeypatch: pytest.MonkeyPatch, error: Conflict, status: int
 ) -> None:
-    def refused(session: Session, because: str) -> Coroutine[bool]:
+    async def refused(session: Session, because: str) -> bool:
         raise error
-        yield
 
     sandbox = made(alice)
     monkeypatch.setattr(sandboxes, "sleeping", refused)
