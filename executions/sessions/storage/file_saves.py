@@ -291,7 +291,8 @@ def _saved_once(session_pk: UUID, *, thorough: bool) -> Saved | None:
             look.drop_held()
     # A sandbox that is being removed shows what is left of its files. It is removed after its
     # session has let it go.
-    if not Session.objects.filter(pk=session.pk, state=Session.State.OPEN, wakes=session.wakes).exists():
+    same = Session.objects.filter(pk=session.pk, state=Session.State.OPEN, wakes=session.wakes)
+    if not same.exists():
         return None
     try:
         return _commit(look, claim, before)
