@@ -38,11 +38,12 @@ from executions.runs.results import (
 )
 from executions.runs.routes import Host, HostClosed, Step
 from executions.runs.routing import (
-    RouteTrace,
-    admitted,
+    RouteWalk,
+    Served,
     ensure_provider_allowed,
     ensure_provider_isolation,
     ensure_sandbox_isolation,
+    give_back_claim,
     required_isolation,
     seconds_at,
 )
@@ -152,7 +153,7 @@ class Attempt:
         self.cancelled_by = ""
         self._awaited: Future[Any] | None = None
         self.changes: dict[str, Any] = {}
-        self.hops = RouteTrace()
+        self.walk = RouteWalk()
         self.parts = RunParts()
 
     @property
@@ -199,43 +200,33 @@ class Attempt:
         self.limits = run_limits(self.execution.tenant)
         if self.log is not None:
             self.log.set_limits(self.limits)
-        is_only = len(steps) == 1
-        for number, step in enumerate(steps, start=1):
-            self.handed_over = False
-            began = perf_counter()
-            active_runs.ensure_not_ending()
-            self._refuse_when_cancelled()
-            try:
-                with ExitStack() as held:
-                    lease = await admitted(
-                        step,
-                        self.request,
-                        self.floor,
-                        held,
-                        is_only=is_only,
-                        is_last=number == len(steps),
-                    )
-                    result = await self._run_at(lease, held)
-            except SandboxError as error:
-                if draining.is_ending():
-                    # Our doing, and not the provider's.
-                    raise active_runs.stopped(started=error.started) from None
-                if self.is_lost:
-                    raise _too_late() from None
-                if self.cancelled_by:
-                    self.hops.given_up(step)
-                    self._refuse_when_cancelled()
-                self.hops.left(step, error, _ms(began, perf_counter()))
-                if error.started or number == len(steps) or not self.hops.may_leave(error):
-                    raise self.hops.telling(error) from None
-            else:
-                ms = _ms(began, perf_counter())
-                died = SANDBOX_ENDED in result.result.metadata
-                self.hops.served(step, ms, self.changes["start_ms"], alone=is_only, died=died)
-                return result
-        raise ProviderUnavailable("The route names no provider. Add one in the admin.")
+        return await self.walk.take(
+            steps,
+            self.request,
+            self.floor,
+            self._run_at,
+            before=self._begin_step,
+            check_error=self._check_error,
+        )
 
-    async def _run_at(self, lease: Lease, held: ExitStack) -> ValidatedResult:
+    def _begin_step(self) -> None:
+        self.handed_over = False
+        active_runs.ensure_not_ending()
+        self._refuse_when_cancelled()
+
+    def _check_error(self, step: Step, error: SandboxError) -> None:
+        """Raise what ended the step, where that was no fault of the provider."""
+        if draining.is_ending():
+            raise active_runs.stopped(started=error.started) from None
+        if self.is_lost:
+            raise _too_late() from None
+        if self.cancelled_by:
+            give_back_claim(step)
+            self._refuse_when_cancelled()
+
+    async def _run_at(
+        self, lease: Lease, held: ExitStack, is_last: bool
+    ) -> Served[ValidatedResult]:
         """`held` lends the provider, and goes on doing so until the sandbox has ended."""
         leased = perf_counter()
         self.changes = {
@@ -264,7 +255,8 @@ class Attempt:
         finally:
             self.changes["run_ms"] = _ms(created, perf_counter())
             close_in_background(lease, sandbox, held)
-        return result
+        died = SANDBOX_ENDED in result.result.metadata
+        return Served(result, self.changes["start_ms"], died)
 
     def _hand_over(self) -> None:
         """Right before the code is out of our hands. Raises NotOurs where it must not be."""
@@ -453,7 +445,7 @@ class Attempt:
             **{name: getattr(self.execution, name) for name in PLACE},
             **self._with_metadata(changes),
             "total_ms": total,
-            "hops": self.hops.recorded,
+            "hops": self.walk.recorded,
             "finished_at": timezone.now(),
         }
         owner = None if self.handed_over else self.execution.process_id

@@ -6,12 +6,15 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from time import perf_counter
+from typing import Any, Generic, TypeVar
 
 from django.conf import settings
 from django.db import DatabaseError
 
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
 from executions.kernel.text import storable
 from executions.runs import extensions
@@ -197,6 +200,8 @@ def seconds_at(lease: Lease, request: ExecutionRequest) -> float:
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 # A full or throttled provider is left too: that is what overflowing to another one means.
 _LEAVABLE = (
     errors.NOT_INITIALIZED,
@@ -282,7 +287,7 @@ async def _offers(
     return offered, failure
 
 
-async def admitted(
+async def _admit(
     step: Step,
     request: ExecutionRequest,
     floor: str,
@@ -293,10 +298,10 @@ async def admitted(
 ) -> Lease:
     """The step's provider, until `held` is closed, if it is to be tried.
 
-    Raises PassedOver, or RateLimited for one that is full, where it need not be; IsolationUnmet for
-    one that cannot be isolated as `floor` demands. The breaker is asked first, because all else may
-    take its time, and what else is asked is known already. Only the last one is waited for while it
-    starts, if somebody starts the others.
+    Raises ProviderSkipped, or RateLimited for one that is full, where it need not be;
+    IsolationUnmet for one that cannot be isolated as `floor` demands. The breaker is asked first,
+    because all else may take its time, and what else is asked is known already. Only the last one
+    is waited for while it starts, if somebody starts the others.
 
     The only provider there is is always asked: a wrong guess about it would cost an answer.
     """
@@ -352,8 +357,24 @@ def _reporting(provider_id: str) -> Iterator[None]:
         logger.exception("the circuit breaker of %s could not be updated", provider_id)
 
 
-class RouteTrace:
-    """Who was tried, and why each was left. `recorded` is JSON, empty for a lone provider."""
+@dataclass(frozen=True)
+class Served(Generic[T]):
+    """What came from the provider that served, and what the walk reports of it.
+
+    `start_ms` is what the sandbox took to start: the rest is the code's. That a sandbox `died`
+    during the run says nothing for the provider, and nothing against it.
+    """
+
+    value: T
+    start_ms: float
+    died: bool = False
+
+
+class RouteWalk:
+    """A walk over the steps of a route: who was tried, and why each was left.
+
+    `recorded` is JSON, empty for a lone provider.
+    """
 
     def __init__(self) -> None:
         self.recorded: list[dict[str, Any]] = []
@@ -364,8 +385,46 @@ class RouteTrace:
         self._blocked: BlockedByPolicy | None = None
         self._refused_only = True
 
-    def left(self, step: Step, error: SandboxError, milliseconds: float) -> None:
-        """Note a failure, for the record and for the breaker."""
+    async def take(
+        self,
+        steps: Sequence[Step],
+        request: ExecutionRequest,
+        floor: str,
+        use: Callable[[Lease, ExitStack, bool], Coroutine[Served[T]]],
+        *,
+        before: Callable[[], None] = lambda: None,
+        check_error: Callable[[Step, SandboxError], None] = lambda step, error: None,
+        has_code: bool = True,
+    ) -> T:
+        """Return what `use` makes of the first provider that serves; the last error else.
+
+        `use` is given the lease, what holds it, and whether it is the last one. `before` is called
+        before each step; `check_error` may raise an error that ends the walk. A provider is left
+        only while no code can have started, unless there is none: `has_code`. Raises SandboxError.
+        """
+        is_only = len(steps) == 1
+        for number, step in enumerate(steps, start=1):
+            is_last = number == len(steps)
+            began = perf_counter()
+            before()
+            try:
+                with ExitStack() as held:
+                    lease = await _admit(
+                        step, request, floor, held, is_only=is_only, is_last=is_last
+                    )
+                    served = await use(lease, held, is_last)
+            except SandboxError as error:
+                check_error(step, error)
+                self._note_failure(step, error, _ms(began))
+                is_started = has_code and error.started
+                if is_started or is_last or not _may_leave(error):
+                    raise self._error_to_tell(error) from None
+            else:
+                self._note_success(step, served, _ms(began), alone=is_only)
+                return served.value
+        raise ProviderUnavailable("The route names no provider. Add one in the admin.")
+
+    def _note_failure(self, step: Step, error: SandboxError, milliseconds: float) -> None:
         unmet = isinstance(error, IsolationUnmet)
         blocked = isinstance(error, BlockedByPolicy)
         passed_over = isinstance(error, ProviderSkipped) or unmet or blocked
@@ -375,9 +434,8 @@ class RouteTrace:
         self._refused_only = self._refused_only and (
             blocked or isinstance(error, ProviderIncompatible)
         )
-        if (unmet or blocked) and step.provider_id:
-            with _reporting(step.provider_id):
-                breaker.give_back(step.provider_id)
+        if unmet or blocked:
+            give_back_claim(step)
         self._unfit_only = self._unfit_only and isinstance(error, ProviderIncompatible)
         self._unfit_for.add(error.field)
         if step.provider_id:
@@ -400,37 +458,23 @@ class RouteTrace:
                     else:
                         breaker.report_failure(step.provider_id, error)
 
-    def given_up(self, step: Step) -> None:
-        """Note that it was not let end, which says nothing of the provider."""
-        if step.provider_id:
-            with _reporting(step.provider_id):
-                breaker.give_back(step.provider_id)
-
-    def served(
-        self, step: Step, milliseconds: float, start_ms: float, *, alone: bool, died: bool = False
+    def _note_success(
+        self, step: Step, served: Served[Any], milliseconds: float, *, alone: bool
     ) -> None:
-        """Note a success. `start_ms` is what the sandbox took to start: the rest is the code's.
-
-        That a sandbox `died` during the run says nothing for the provider, and nothing against it.
-        """
         if not step.provider_id:
             return
         with _reporting(step.provider_id):
-            if died:
+            if served.died:
                 doubt(step.provider_id)
             else:
-                breaker.report_success(step.provider_id, start_ms)
+                breaker.report_success(step.provider_id, served.start_ms)
         if not alone:
             self.recorded.append(
                 {"provider": step.provider_id, "outcome": "served", "ms": milliseconds}
             )
 
-    @staticmethod
-    def may_leave(error: SandboxError) -> bool:
-        return error.entry in _LEAVABLE or isinstance(error, BlockedByPolicy)
-
-    def telling(self, error: SandboxError) -> SandboxError:
-        """The error to tell: what went wrong, rather than that the last one was passed over."""
+    def _error_to_tell(self, error: SandboxError) -> SandboxError:
+        """What went wrong, rather than that the last one was passed over."""
         if self._blocked is not None and self._refused_only:
             # Where it could run it may not.
             return self._blocked
@@ -450,6 +494,21 @@ class RouteTrace:
             return ProviderUnavailable(message)
         [*fields] = self._unfit_for
         return InvalidConfiguration(message, field=fields[0] if len(fields) == 1 else None)
+
+
+def give_back_claim(step: Step) -> None:
+    """Give back what the breaker counted for a step that nobody let end."""
+    if step.provider_id:
+        with _reporting(step.provider_id):
+            breaker.give_back(step.provider_id)
+
+
+def _may_leave(error: SandboxError) -> bool:
+    return error.entry in _LEAVABLE or isinstance(error, BlockedByPolicy)
+
+
+def _ms(began: float) -> float:
+    return round((perf_counter() - began) * 1000, 3)
 
 
 COMMANDS = ("bash", "command")
@@ -508,7 +567,7 @@ def ensure_template(caller: Caller, template: str) -> None:
 
 
 def ensure_provider_allowed(execution: Execution, lease: Lease) -> None:
-    """Raises PassedOver for a provider that the execution's key may not use.
+    """Raises ProviderSkipped for a provider that the execution's key may not use.
 
     Which provider is active may have changed since it was asked for.
     """

@@ -24,8 +24,8 @@ from executions.runs.requests import Caller, Conflict, ExecutionRequest
 from executions.runs.routes import Step, lender, lent
 from executions.runs.routing import (
     ProviderIncompatible,
-    RouteTrace,
-    admitted,
+    RouteWalk,
+    Served,
     allowed_steps,
     ensure_provider_isolation,
     ensure_sandbox_isolation,
@@ -48,7 +48,7 @@ from executions.sessions.storage.snapshots import beginning_with, snapshot_of
 from executions.sessions.storage.wake import restore_files
 from executions.tenants.models import Tenant
 from providers.base import KEPT
-from providers.errors import ProviderUnavailable, SandboxError
+from providers.errors import SandboxError
 from providers.manager import Lease, manager
 from providers.sandbox import DEFAULT_CONTEXT, KeptSandbox
 from providers.services.route_order import planned
@@ -183,45 +183,33 @@ async def _place(
     parts: RunParts,
 ) -> None:
     floor = required_isolation_for(tenant, session.api_key, request.language)
-    probe = ExecutionRequest("pass", request.language)
-    hops, is_only = RouteTrace(), len(steps) == 1
-    for number, step in enumerate(steps, start=1):
+
+    async def place(lease: Lease, held: ExitStack, is_last: bool) -> Served[None]:
+        _require_kept(lease)
+        if request.offline and lease.provider.network != NO_NETWORK:
+            raise ProviderIncompatible(
+                f"{lease.provider_id} does not guarantee sandboxes without network."
+            )
+        ensure_provider_isolation(lease, floor)
+        parts.check_provider(lease)
         began = perf_counter()
+        sandbox = await open_evicting(lease, session, is_last=is_last)
+        start_ms = round((perf_counter() - began) * 1000, 3)
         try:
-            with ExitStack() as held:
-                lease = await admitted(
-                    step, probe, floor, held, is_only=is_only, is_last=number == len(steps)
-                )
-                _require_kept(lease)
-                if request.offline and lease.provider.network != NO_NETWORK:
-                    raise ProviderIncompatible(
-                        f"{lease.provider_id} does not guarantee sandboxes without network."
-                    )
-                ensure_provider_isolation(lease, floor)
-                parts.check_provider(lease)
-                sandbox = await open_evicting(lease, session, is_last=number == len(steps))
-                started = perf_counter()
-                try:
-                    isolation, _ = ensure_sandbox_isolation(lease, sandbox, floor)
-                    parts.check_sandbox(lease, isolation)
-                    mark = ""
-                    if members:
-                        mark = await restore_files(session, lease, sandbox, members)
-                    _put(session, lease, sandbox, isolation, mark, request.source)
-                    await taken_over(lease, session, sandbox)
-                except BaseException:
-                    sandbox.submit_close()
-                    raise
-        except SandboxError as error:
-            hops.left(step, error, _ms(began))
-            if number == len(steps) or not (
-                isinstance(error, ProviderIncompatible) or hops.may_leave(error)
-            ):
-                raise hops.telling(error) from None
-        else:
-            hops.served(step, _ms(began), round((started - began) * 1000, 3), alone=is_only)
-            return
-    raise ProviderUnavailable("The route names no provider. Add one in the admin.")
+            isolation, _ = ensure_sandbox_isolation(lease, sandbox, floor)
+            parts.check_sandbox(lease, isolation)
+            mark = ""
+            if members:
+                mark = await restore_files(session, lease, sandbox, members)
+            _put(session, lease, sandbox, isolation, mark, request.source)
+            await taken_over(lease, session, sandbox)
+        except BaseException:
+            sandbox.submit_close()
+            raise
+        return Served(None, start_ms)
+
+    probe = ExecutionRequest("pass", request.language)
+    await RouteWalk().take(steps, probe, floor, place, has_code=False)
 
 
 def _require_kept(lease: Lease) -> None:
@@ -257,10 +245,6 @@ def _put(
             Workspace.objects.filter(session=session.pk).update(mark=mark, former=None)
             enter_row(session, "opened", before, {"from": str(source)} if source else None)
     ensure_not_ended(session)
-
-
-def _ms(began: float) -> float:
-    return round((perf_counter() - began) * 1000, 3)
 
 
 def extend(session: Session, seconds: int, by: str) -> Session:
