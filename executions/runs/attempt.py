@@ -111,6 +111,7 @@ VERDICTS: dict[ErrorCode, Execution.Status] = {
 
 
 def verdict_of(result: ExecutionResult, seconds: float) -> tuple[Execution.Status, dict[str, Any]]:
+    """Return the status of what ended, and the columns of its error. `seconds` is its timeout."""
     if result.timed_out:
         message = f"The code ran longer than {seconds:g} s and was ended."
         return Execution.Status.TIMED_OUT, error_changes(errors.TIMEOUT.code, message)

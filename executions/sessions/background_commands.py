@@ -13,6 +13,7 @@ from django.db import connection
 from executions.kernel.coroutines import run_sync
 from executions.runs import event_log, output_collector
 from executions.runs.active_runs import canceller_of, message_for
+from executions.runs.attempt import verdict_of
 from executions.runs.event_log import STREAMS, EventLog, resolve
 from executions.runs.listing import log_execution
 from executions.runs.models import Execution
@@ -27,7 +28,7 @@ from providers.errors import (
     SandboxError,
 )
 from providers.sandbox import KeptSandbox, Process
-from providers.values import Event
+from providers.values import Event, ExecutionResult
 
 
 class Output:
@@ -201,16 +202,23 @@ def _close(execution: Execution, output: Output, ended: Process | None) -> bool:
     if asked_by := canceller_of(execution.pk):
         told = {"exit_code": ended.exit_code, "error_message": message_for(asked_by)}
         return _record(execution, Execution.Status.CANCELLED, {**output.facts(), **told})
-    if ended.ended_by_us == "memory":
-        memory = error_changes("SB006", "The command exceeded its memory limit and was ended.")
-        return _record(execution, Execution.Status.OUT_OF_MEMORY, {**output.facts(), **memory})
-    if ended.ended_by_us == "timeout":
-        late = error_changes("SB005", "The command exceeded its timeout and was ended.")
-        return _record(
-            execution, Execution.Status.TIMED_OUT, {**output.facts(), **late, "exit_code": 137}
-        )
-    status = Execution.Status.SUCCEEDED if ended.exit_code == 0 else Execution.Status.FAILED
-    return _record(execution, status, {**output.facts(), "exit_code": ended.exit_code})
+    result = result_of(output, ended)
+    status, verdict = verdict_of(result, execution.timeout)
+    facts = {**output.facts(), "exit_code": result.exit_code, **verdict}
+    return _record(execution, status, facts)
+
+
+def result_of(output: Output, ended: Process, **metadata: Any) -> ExecutionResult:
+    """Return what a command that has ended has as a run."""
+    is_late = ended.ended_by_us == "timeout"
+    return ExecutionResult(
+        **output.facts(),
+        exit_code=137 if is_late else ended.exit_code,
+        execution_time=0.0,
+        metadata=metadata,
+        timed_out=is_late,
+        out_of_memory=ended.ended_by_us == "memory",
+    )
 
 
 def _cancel(execution: Execution, output: Output) -> bool:

@@ -23,7 +23,7 @@ from executions.runs.requests import Caller, Conflict, ExecutionRequest
 from executions.runs.routes import Step, lent
 from executions.runs.routing import allowed_steps, ensure_isolation, required_isolation
 from executions.runs.service import running
-from executions.sessions.background_commands import Follower, Output, record_if_ended
+from executions.sessions.background_commands import Follower, Output, record_if_ended, result_of
 from executions.sessions.cell_order import use_session
 from executions.sessions.cells import PID, step_in
 from executions.sessions.control import with_sandbox
@@ -247,15 +247,7 @@ class _Command:
         if is_given_up:
             kept.processes.signal(pid, "SIGKILL")
         ended = kept.processes.follow(pid, take)
-        late = ended.ended_by_us == "timeout"
-        return ExecutionResult(
-            **output.facts(),
-            exit_code=137 if late else ended.exit_code,
-            execution_time=0.0,
-            metadata={PID: pid},
-            timed_out=late,
-            out_of_memory=ended.ended_by_us == "memory",
-        )
+        return result_of(output, ended, **{PID: pid})
 
 
 def _as_execution(session: Session, wanted: CommandRequest) -> ExecutionRequest:
