@@ -17,9 +17,8 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import SplitResult, urlsplit
 
-from django.conf import settings
-
 from providers.errors import InvalidConfiguration
+from providers.options import options
 from providers.schema import Schema
 
 logger = logging.getLogger(__name__)
@@ -146,16 +145,17 @@ class Rules:
 
 
 def rules(trusted: Iterable[str] = ()) -> Rules:
-    """The deployment's rules. `trusted` are addresses that its environment holds.
+    """Return the deployment's rules. `trusted` are addresses that its environment holds.
 
-    The pool service that the settings tell of is allowed too.
+    The deployment's own pool service is allowed too.
     """
-    own = (f"127.0.0.1:{settings.POOL_PORT}", f"[::1]:{settings.POOL_PORT}")
-    pool = f"{_bracketed(settings.POOL_HOST)}:{settings.POOL_PORT}"
+    given = options()
+    own = (f"127.0.0.1:{given.POOL_PORT}", f"[::1]:{given.POOL_PORT}")
+    pool = f"{_bracketed(given.POOL_HOST)}:{given.POOL_PORT}"
     trusted_hosts = tuple(_host_and_port(text) for text in trusted if text)
     return _rules(
-        (*settings.PROVIDER_ALLOWED_NETWORKS, *own, pool, *trusted_hosts),
-        (*settings.PROVIDER_PLAIN_HTTP, *trusted_hosts),
+        (*given.PROVIDER_ALLOWED_NETWORKS, *own, pool, *trusted_hosts),
+        (*given.PROVIDER_PLAIN_HTTP, *trusted_hosts),
     )
 
 

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from django.apps import AppConfig
+from django.conf import settings
 from django.core import checks
+from django.db import close_old_connections, connections
+
+from providers.options import use_options
+from providers.threads import register_thread_hooks
 
 
 class ProvidersConfig(AppConfig):
@@ -12,6 +17,9 @@ class ProvidersConfig(AppConfig):
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
+        use_options(settings)
+        register_thread_hooks(before_tick=close_old_connections, at_end=connections.close_all)
+
         from providers.checks import check_fernet_keys, check_local_python
         from providers.guarded import Child, Guarded, guard
         from providers.models import CircuitBreaker, ProviderPrice, Route, RouteStep

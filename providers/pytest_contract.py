@@ -12,20 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from django.conf import settings
 
 from providers.base import SandboxProvider
-
-if not settings.configured:
-    # What a provider asks of the settings, outside of a project that has some.
-    settings.configure(
-        MINIMUM_ISOLATION="none",
-        POOL_HOST="127.0.0.1",
-        POOL_PORT=9385,
-        PROVIDER_ALLOWED_NETWORKS=[],
-        PROVIDER_PLAIN_HTTP=[],
-        PROVIDER_WAITS=32,
-    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

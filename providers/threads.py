@@ -9,14 +9,26 @@ from collections.abc import Callable
 from types import MethodType
 from weakref import WeakMethod
 
-from django.db import close_old_connections, connections
-
 from providers.errors import RateLimited
 
 logger = logging.getLogger(__name__)
 
 _RETRY_AFTER_SECONDS = 5.0
 _RETRY_SECONDS = 1.0
+
+_before_ticks: list[Callable[[], object]] = []
+_at_ends: list[Callable[[], object]] = []
+
+
+def register_thread_hooks(
+    *, before_tick: Callable[[], object], at_end: Callable[[], object]
+) -> None:
+    """Have `before_tick` called before each call of a loop, and `at_end` when a thread ends, in it.
+
+    What a thread holds, such as a connection to a database, is closed there.
+    """
+    _before_ticks.append(before_tick)
+    _at_ends.append(at_end)
 
 
 class NoThreadLeft(RateLimited):
@@ -32,8 +44,8 @@ def start_thread(
 ) -> threading.Thread:
     """Start a thread that does `work`, and return it.
 
-    The error that `work` raises is logged, and the thread's connections to the database are closed.
-    `at_end` is called after that, or here where the thread cannot start: it gives back what the
+    The error that `work` raises is logged, and the registered hooks are called. `at_end` is called
+    after that, or here where the thread cannot start: it gives back what the
     work held. The process waits at its end for a thread that is no `daemon`.
 
     Raises NoThreadLeft.
@@ -46,7 +58,8 @@ def start_thread(
             except Exception:
                 logger.exception("the thread %s failed", name)
             finally:
-                connections.close_all()
+                for hook in _at_ends:
+                    hook()
         finally:
             if at_end is not None:
                 at_end()
@@ -138,7 +151,8 @@ class Loop:
         try:
             seconds = None
             if self._goes_on is None or self._goes_on():
-                close_old_connections()
+                for hook in _before_ticks:
+                    hook()
                 seconds = self._tick()
         except Exception:
             logger.exception("the thread %s will try again", self._name)

@@ -18,9 +18,8 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from django.conf import settings
-
 from providers.errors import RateLimited
+from providers.options import options
 from providers.remote.deadline import DeadlinePassed
 from providers.threads import NoThreadLeft, reset_after_fork, start_thread
 
@@ -208,7 +207,7 @@ def _get_threads() -> WaitingThreads:
     global _threads
     with _threads_lock:
         if _threads is None:
-            _threads = WaitingThreads(settings.PROVIDER_WAITS)
+            _threads = WaitingThreads(options().PROVIDER_WAITS)
         return _threads
 
 
