@@ -15,6 +15,7 @@ import pytest
 
 from executions.capabilities.policies import analyzer_pool
 from executions.kernel import background
+from executions.kernel.coroutines import run_sync
 from executions.ledger.checkpoint_store import AsyncWriter
 from executions.runs import heartbeat, journal, output_collector
 from executions.runs.event_log import EventLog
@@ -80,7 +81,7 @@ def test_a_process_that_nobody_can_follow_takes_no_place() -> None:
 
 def test_a_folder_that_nobody_can_watch_takes_no_place() -> None:
     with no_thread_left(), pytest.raises(RateLimited, match="thread"):
-        next(file_events.watching(Session(tenant_slug="alice"), ""))
+        run_sync(file_events.watching(Session(tenant_slug="alice"), ""))
     assert file_events._listeners.of("alice") == 0
 
 

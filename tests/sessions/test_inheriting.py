@@ -42,9 +42,8 @@ def test_what_a_killed_process_was_opening_gives_back_what_it_was_to_begin_with(
     class Killed(BaseException):
         pass
 
-    def die(*_: object) -> Any:
+    async def die(*_: object) -> Any:
         raise Killed
-        yield
 
     with monkeypatch.context() as patch:
         patch.setattr(lifecycle, "_place", die)

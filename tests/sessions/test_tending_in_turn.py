@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from executions.kernel import coroutines
 from executions.sessions import maintenance
 from executions.sessions.ending import busy
 from executions.sessions.models import Session
@@ -102,11 +103,11 @@ def test_what_is_saved_slowly_before_its_end_holds_up_one_round_for_a_bounded_ti
     asked: list[str] = []
     now = 0.0
 
-    def slow(session: Session) -> Any:
+    async def slow(session: Session) -> Any:
         nonlocal now
         asked.append(str(session.pk))
         now += maintenance.SAVING_SECONDS
-        yield within(0, Future[None]())
+        await coroutines.wait_for(within(0, Future[None]()))
 
     monkeypatch.setattr(maintenance, "saved_last", slow)
     monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: now))

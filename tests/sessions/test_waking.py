@@ -186,9 +186,8 @@ def test_what_a_dead_process_was_waking_is_woken_by_another(
     class Died(BaseException):
         pass
 
-    def die(*_: object) -> Any:
+    async def die(*_: object) -> Any:
         raise Died
-        yield
 
     with monkeypatch.context() as patch:
         patch.setattr(wake, "_wake", die)

@@ -80,13 +80,11 @@ def make_server(door: Door | None = None) -> Server[Any]:
         async def tell(progress: float, message: str) -> None:
             await context.session.report_progress(progress, message=message)
 
-        def allowed() -> Any:
+        async def check_scopes() -> None:
             require(by, tool.needs, f"tool {params.name}")
-            return None
-            yield
 
         try:
-            await by.do(allowed)
+            await by.do(check_scopes)
             tool.refuse_unknown(params.arguments or {})
             return await tool.call(Call(by, dict(params.arguments or {}), tell))
         except Lacking as error:
