@@ -131,8 +131,7 @@ def telemetry(env: StrictEnv, instance: str) -> Telemetry | None:
 
     Raises ImproperlyConfigured where it is not understood, and where the packages are missing.
     """
-    endpoint = env.str("OTEL_EXPORTER_OTLP_ENDPOINT")
-    if not endpoint or env.bool("OTEL_SDK_DISABLED"):
+    if env.bool("OTEL_SDK_DISABLED") or not (endpoint := env.str("OTEL_EXPORTER_OTLP_ENDPOINT")):
         return None
     parts = urlsplit(endpoint)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:

@@ -131,6 +131,9 @@ def _row(env: StrictEnv, setting: Setting) -> Row:
         value = "set" if given else setting.shown.replace("`", "") or "not set"
         return Row(setting.name, value, source, bool(given))
     default = env.defaults.get(setting.name, setting.default)
-    # One that is not in force, such as those of telemetry without a collector, was not read.
-    found = env.values.get(setting.name, os.environ.get(setting.name) or default)
+    if given and setting.name not in env.values:
+        # Nothing has checked it, such as the address of a collector that is switched off: it may
+        # hold a password.
+        return Row(setting.name, "set, not in force", source, True)
+    found = env.values.get(setting.name, default)
     return Row(setting.name, text_of(found), source, bool(given) and found != default)

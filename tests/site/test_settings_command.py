@@ -116,3 +116,12 @@ def test_what_no_process_would_start_with_is_not_listed(tmp_path: Path) -> None:
         "Configuration: PORT: 'http' is not a whole number. Correct it, or remove it: the default "
         "is 8000\n"
     )
+
+
+def test_an_address_that_is_not_in_force_is_not_printed(tmp_path: Path) -> None:
+    found = listed(
+        tmp_path,
+        OTEL_SDK_DISABLED="true",
+        OTEL_EXPORTER_OTLP_ENDPOINT="http://user:pass-of-it@collector.internal:4318",
+    )
+    assert found["OTEL_EXPORTER_OTLP_ENDPOINT"] == ("set, not in force", "environment")
