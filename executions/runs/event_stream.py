@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from uuid import UUID
 
-from executions.kernel.coroutines import wait_for
+from executions.kernel.background import wait_for
 from executions.runs import active_runs, event_log, extensions, output_collector, polling
 from executions.runs.event_log import STREAMS, Broadcast, EventLog, EventSource, RunEvent, resolve
 from executions.runs.models import Execution, RunSignal

@@ -20,9 +20,9 @@ from django.db import connections
 from django.utils import timezone
 
 from executions.kernel.database import DatabaseUnavailable, problem_of
-from executions.kernel.disk import disk_problem
 from executions.ledger.keyring import LedgerUnavailable
 from executions.runs import extensions
+from executions.runs.admission import disk_problem
 from executions.runs.artifacts import remove_files
 from executions.runs.journal_files import (
     CannotBeKept,

@@ -19,7 +19,7 @@ from uuid import UUID
 
 from django.db import Error as DatabaseFailure
 
-from executions.kernel.coroutines import wait_for
+from executions.kernel.background import wait_for
 from executions.runs import event_log
 from executions.runs.event_log import Broadcast, RunEvent, resolve
 from executions.runs.models import Execution

@@ -27,7 +27,7 @@ from django.db import Error as DatabaseFailure
 from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.db.models.functions import Now
 
-from executions.kernel.batches import delete_in_batches
+from executions.kernel.database import delete_in_batches
 from executions.runs import active_runs, extensions
 from executions.runs.heartbeat import LOOK_SECONDS, clock
 from executions.runs.journal_files import kept_ids

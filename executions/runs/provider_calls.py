@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
-from executions.kernel.coroutines import wait_for
+from executions.kernel.background import wait_for
 from executions.kernel.text import storable
 from executions.runs import active_runs
 from providers import draining

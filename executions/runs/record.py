@@ -21,14 +21,15 @@ from django.db import IntegrityError, OperationalError, connection, transaction
 from django.utils import timezone
 
 from executions.kernel.database import DatabaseUnavailable, problem_of
-from executions.kernel.disk import ensure_disk_space, look_again_at_disk
 from executions.kernel.text import storable
 from executions.runs import extensions, heartbeat, payloads
 from executions.runs.admission import (
     Demand,
     count_use,
+    ensure_disk_space,
     ensure_ready,
     ensure_within_bounds,
+    look_again_at_disk,
     was_refused,
 )
 from executions.runs.listing import log_execution

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from executions.kernel.coroutines import Coroutine, wait_for
+from executions.kernel.background import Coroutine, wait_for
 from executions.runs import active_runs
 from executions.runs.models import Execution
 from executions.runs.results import ValidatedResult

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from django.db import transaction
 
-from executions.kernel.coroutines import run_sync
+from executions.kernel.background import run_sync
 from executions.kernel.database import DatabaseUnavailable, problem_of
 from executions.ledger.append import append
 from executions.ledger.entry import ensure_ledger

@@ -21,7 +21,7 @@ from django.utils import timezone
 
 from executions.capabilities.search.service import forget_code
 from executions.capabilities.tools.models import ToolCall
-from executions.kernel.batches import delete_in_batches, keys_of, let_others_write
+from executions.kernel.database import delete_in_batches, keys_of, let_others_write
 from executions.kernel.storage import ARTIFACTS, WORKSPACES, Entry, file_store
 from executions.kernel.text import first_uuid7
 from executions.ledger.append import append

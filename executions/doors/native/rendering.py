@@ -11,7 +11,7 @@ from django.http import HttpResponse
 from django.urls import reverse
 from rest_framework.request import Request
 
-from executions.kernel.shapes import Choices, JsonObject, PageShape, Time
+from executions.kernel.bodies import Choices, JsonObject, PageShape, Time
 from executions.kernel.text import from_json
 from executions.runs.listing import error_of, omissions_of, place_of, timings_of
 from executions.runs.models import Artifact, Execution
