@@ -10,7 +10,7 @@ from uuid import UUID
 from django.core.exceptions import ObjectDoesNotExist, SuspiciousOperation
 from django.db.models import Exists, OuterRef, Q
 
-from executions.ledger.entry_format import schema_of, text_hash
+from executions.ledger.entry import schema_of, text_hash
 from executions.ledger.erasures import Erasures
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Artifact, Execution

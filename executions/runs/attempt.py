@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from executions.kernel.database import DatabaseUnavailable
 from executions.kernel.text import storable
-from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.entry import LedgerUnavailable
 from executions.runs import active_runs, event_log, extensions, heartbeat, journal
 from executions.runs import artifacts as artifact_service
 from executions.runs.active_runs import message_for

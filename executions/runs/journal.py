@@ -20,7 +20,7 @@ from django.db import connections
 from django.utils import timezone
 
 from executions.kernel.database import DatabaseUnavailable, problem_of
-from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.entry import LedgerUnavailable
 from executions.runs import extensions
 from executions.runs.admission import disk_problem
 from executions.runs.artifacts import remove_files

@@ -18,9 +18,8 @@ from django_q.tasks import async_task
 
 from executions.kernel.background import run_once_in_background
 from executions.ledger.checkpoints import newest_line, where
-from executions.ledger.findings import Verification
-from executions.ledger.keyring import LedgerUnavailable
-from executions.ledger.models import LedgerCheck, LedgerEntry
+from executions.ledger.entry import LedgerUnavailable
+from executions.ledger.models import LedgerCheck, LedgerEntry, Verification
 from executions.ledger.verification import verify
 from executions.runs import heartbeat
 from executions.runs.models import Process

@@ -18,8 +18,7 @@ from django.utils import timezone
 from django.utils.translation import ngettext
 
 from executions.kernel.database import NOW
-from executions.ledger.entry import ensure_ledger
-from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.entry import LedgerUnavailable, ensure_ledger
 from executions.runs import heartbeat, payloads
 from executions.runs.admission import disk_problem, may_claim
 from executions.runs.models import Approval, Execution, Process

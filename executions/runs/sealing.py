@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from executions.ledger.append import append
-from executions.ledger.entry_format import (
+from executions.ledger.entry import (
     CURRENT,
     SCHEMAS,
     Schema,

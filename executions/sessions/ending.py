@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 
 from executions.kernel import background
 from executions.kernel.background import wait_for
-from executions.ledger.bound_rows import enter_row, look_at
+from executions.ledger.append import enter_row, look_at
 from executions.runs import output_collector, polling
 from executions.runs.listing import log_execution
 from executions.runs.models import Execution

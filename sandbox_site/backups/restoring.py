@@ -15,8 +15,8 @@ from django.conf import settings
 from django.core.management import call_command
 from django.db.migrations.loader import MigrationLoader
 
-from executions.ledger.findings import Verification
-from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.entry import LedgerUnavailable
+from executions.ledger.models import Verification
 from executions.ledger.verification import verify
 from executions.runs.expiry import Settled, close_after_restore
 from sandbox_site import bootstrap, keys

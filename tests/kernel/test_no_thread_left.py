@@ -15,7 +15,7 @@ import pytest
 
 from executions.capabilities.policies import analyzer_pool
 from executions.kernel import background
-from executions.ledger.checkpoint_store import AsyncWriter
+from executions.ledger.checkpoints import AsyncWriter
 from executions.runs import heartbeat, journal, output_collector
 from executions.runs.event_log import EventLog
 from executions.runs.heartbeat import Heartbeat

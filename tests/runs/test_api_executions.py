@@ -12,7 +12,7 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from executions.ledger.entry_format import text_hash
+from executions.ledger.entry import text_hash
 from executions.runs.models import Execution
 from executions.runs.sealing import receipt_of
 from tests.conftest import Caller, require

@@ -22,9 +22,8 @@ from executions.capabilities.observability.models import (
 from executions.capabilities.spending.models import SpendingAlert
 from executions.kernel.database import hour_of
 from executions.kernel.text import first_uuid7
-from executions.ledger.checkpoint_store import checkpoint_store
-from executions.ledger.checkpoints import newest_line
-from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.checkpoints import checkpoint_store, newest_line
+from executions.ledger.entry import LedgerUnavailable
 from executions.ledger.models import LedgerCheck, LedgerEntry
 from executions.runs.ledger_checks import last_told, uncheckpointed_since
 from executions.runs.models import Execution, Process

@@ -25,9 +25,8 @@ from executions.kernel.database import delete_in_batches, keys_of, let_others_wr
 from executions.kernel.storage import ARTIFACTS, WORKSPACES, Entry, file_store
 from executions.kernel.text import first_uuid7
 from executions.ledger.append import append
-from executions.ledger.entry_format import moment
-from executions.ledger.erasures import ERASURE
-from executions.ledger.legal_holds import Held, held_by_ledger, held_of
+from executions.ledger.entry import moment
+from executions.ledger.erasures import ERASURE, Held, held_by_ledger, held_of
 from executions.ledger.models import LedgerEntry
 from executions.runs import payloads
 from executions.runs.models import Approval, Artifact, Execution, ExecutionEvent, LateResult

@@ -20,7 +20,7 @@ from executions.capabilities.retention.capability import keep_held_tenant
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.kernel import database
-from executions.ledger.legal_holds import held_of
+from executions.ledger.erasures import held_of
 from executions.runs.models import Execution
 from executions.sessions.models import Session
 from executions.sessions.storage import blobs, drafts

@@ -59,8 +59,7 @@ from executions.doors.native.schema import BYTES, EVENT_STREAM, endpoint
 from executions.kernel.background import Coroutine
 from executions.kernel.bodies import LARGE
 from executions.kernel.declarations import END, Query, Rule, declared, refuse, shown
-from executions.ledger.entry_format import DOMAIN
-from executions.ledger.keyring import keyring
+from executions.ledger.entry import DOMAIN, keyring
 from executions.runs import extensions
 from executions.runs.active_runs import LEFT_STREAM, ClientRun
 from executions.runs.event_log import EventLog

@@ -18,9 +18,9 @@ from django.db.models import QuerySet
 from executions.kernel import background, database
 from executions.kernel.background import wait_for
 from executions.kernel.declarations import Body, Query, declared, newest_first
+from executions.ledger.append import enter_row, look_at
 from executions.ledger.bindings import DELETED
-from executions.ledger.bound_rows import enter_row, look_at
-from executions.ledger.legal_holds import held_of
+from executions.ledger.erasures import held_of
 from executions.runs import active_runs
 from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.runs.requests import Caller, Conflict

@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from executions.kernel.background import Coroutine, wait_for
 from executions.kernel.text import storable
-from executions.ledger.bound_rows import enter_row, look_at
+from executions.ledger.append import enter_row, look_at
 from executions.runs import heartbeat
 from executions.runs.active_runs import ensure_not_ending
 from executions.runs.admission import ensure_ready
