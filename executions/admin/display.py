@@ -16,7 +16,7 @@ from executions.kernel.storage import ARTIFACTS, file_store
 from executions.ledger.erasures import Erasures
 from executions.ledger.trust import trusted_keys
 from executions.ledger.verification import verify_entry
-from executions.runs.alterations import alteration_of
+from executions.runs.ledger_checks import alteration_of
 from executions.runs.models import Artifact, Execution
 from executions.runs.record import late_result_of
 from executions.runs.results import (

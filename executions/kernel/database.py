@@ -11,7 +11,6 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from itertools import islice
 from typing import Any, TypeVar
 from uuid import UUID
@@ -22,7 +21,6 @@ from django.db.migrations import AddIndex, RemoveIndex
 from django.db.migrations.state import ProjectState
 from django.db.models import Index, Model, QuerySet
 from django.db.utils import Error, InterfaceError, InternalError, OperationalError
-from django.utils import timezone
 
 from providers.errors import ProviderUnavailable
 
@@ -157,13 +155,6 @@ def _set_busy_timeout(milliseconds: int) -> None:
     # Within every request that only reads: past the layers of a cursor, it costs a tenth.
     connection.ensure_connection()
     connection.connection.execute(f"PRAGMA busy_timeout = {milliseconds}")
-
-
-def hour_of(moment: datetime) -> datetime:
-    """When its hour began, by UTC."""
-    return timezone.localtime(moment, timezone.get_fixed_timezone(0)).replace(
-        minute=0, second=0, microsecond=0
-    )
 
 
 T = TypeVar("T")

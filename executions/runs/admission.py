@@ -15,11 +15,10 @@ from pathlib import Path
 from django.conf import settings
 from django.db import connection
 
-from executions.kernel.database import hour_of
 from executions.ledger.entry import ensure_ledger
 from executions.runs import extensions
 from executions.runs.active_runs import ensure_not_stopping
-from executions.runs.models import Execution, ExecutionTenantCount
+from executions.runs.models import Execution, ExecutionTenantCount, hour_of
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import MIB, Quota, bound, bound_on_running, seconds_of_today
 from providers.errors import ProviderUnavailable, RateLimited

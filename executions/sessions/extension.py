@@ -9,8 +9,8 @@ from executions.kernel.background import Coroutine
 from executions.runs.event_log import EventLog
 from executions.runs.extensions import Extension, Placement, RunPart, Waiting
 from executions.runs.models import Execution
+from executions.runs.provider_calls import Step
 from executions.runs.requests import Caller, ExecutionRequest
-from executions.runs.routes import Step
 from executions.sessions import cell_order, due
 from executions.sessions.cells import cell_of, steps_of_queued
 from executions.sessions.commands import stop_command

@@ -20,8 +20,8 @@ from executions.ledger.append import enter_row, look_at
 from executions.runs import extensions, heartbeat
 from executions.runs.admission import ensure_ready
 from executions.runs.extensions import RunParts
+from executions.runs.provider_calls import Step, lender, lent
 from executions.runs.requests import Caller, Conflict, ExecutionRequest
-from executions.runs.routes import Step, lender, lent
 from executions.runs.routing import (
     ProviderIncompatible,
     RouteTrace,

@@ -20,9 +20,9 @@ from executions.kernel.presentation import PageTime
 from executions.kernel.text import from_json, is_storable
 from executions.ledger.append import append
 from executions.runs.models import Execution
+from executions.runs.provider_calls import Route
 from executions.runs.record import Outcome
 from executions.runs.requests import Caller, ExecutionRequest
-from executions.runs.routes import Route
 from executions.runs.routing import choices_for, ensure_choice
 from executions.runs.service import running
 from executions.sessions import manual_runs

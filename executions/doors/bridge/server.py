@@ -26,8 +26,8 @@ from executions.kernel.declarations import Body, at_most, declared, refuse, show
 from executions.kernel.text import from_json
 from executions.runs.active_runs import ClientRun
 from executions.runs.event_log import EventLog
+from executions.runs.provider_calls import Route, lender
 from executions.runs.requests import API_ENTRYPOINTS, Caller, ExecutionRequest, run_limits
-from executions.runs.routes import Route, lender
 from executions.runs.routing import BeyondKey
 from executions.runs.service import running
 from executions.tenants.keys import Unauthenticated, authenticate, note_refusal

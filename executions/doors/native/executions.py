@@ -72,10 +72,9 @@ from executions.runs.listing import (
     list_executions,
 )
 from executions.runs.models import Execution
-from executions.runs.record import Outcome
+from executions.runs.record import Outcome, receipt_of
 from executions.runs.requests import CONFLICT, RUN, ExecutionRequest, run_limits
 from executions.runs.routing import allowed_languages, languages_for
-from executions.runs.sealing import receipt_of
 from executions.runs.service import HasEnded, cancelling, running
 from executions.runs.shapes import ExecutionPageShape, ExecutionShape
 from executions.sessions.capacity import usage_of

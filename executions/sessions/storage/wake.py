@@ -24,9 +24,8 @@ from executions.runs import heartbeat
 from executions.runs.active_runs import ensure_not_ending
 from executions.runs.admission import ensure_ready
 from executions.runs.models import Execution
-from executions.runs.provider_calls import call_provider
+from executions.runs.provider_calls import Step, call_provider, lent
 from executions.runs.requests import Conflict
-from executions.runs.routes import Step, lent
 from executions.runs.routing import (
     ensure_provider_isolation,
     ensure_sandbox_isolation,
