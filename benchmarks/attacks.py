@@ -148,7 +148,7 @@ QUEUED = 64
 _MAKE_FILES = """
 from django.utils import timezone
 from executions.models import Blob, Session, StoredTotal, Tenant, Workspace, WorkspaceFile
-from executions.kernel.paths import key_of
+from executions.kernel.text import key_of
 tenant = Tenant.objects.get(slug="greedy")
 session = Session.objects.create(
     tenant=tenant, tenant_slug=tenant.slug, provider="local", language="python", state="asleep",

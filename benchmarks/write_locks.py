@@ -72,7 +72,7 @@ def fill(programs: int) -> None:
     from django.utils import timezone
 
     from executions.kernel.text import first_uuid7
-    from executions.ledger.entry_format import text_hash
+    from executions.ledger.entry import text_hash
     from executions.runs.models import Execution
     from executions.tenants.models import Tenant
 
@@ -150,8 +150,7 @@ def _measure_all(watcher: Connection) -> None:
     from executions.capabilities.retention import service as retention
     from executions.capabilities.search import service as search
     from executions.ledger import checkpoints
-    from executions.ledger.append import append
-    from executions.ledger.bound_rows import record_baseline
+    from executions.ledger.append import append, record_baseline
     from executions.ledger.verification import verify, verify_entries
     from executions.tenants.models import Tenant
 

@@ -24,9 +24,9 @@ class ExecutionsConfig(AppConfig):
         from executions.kernel.audit import current_actor
         from executions.ledger.bindings import add_check
         from executions.ledger.verification import register_records
-        from executions.runs import extensions, journal_files, payloads
-        from executions.runs.alterations import Executions
-        from executions.runs.process_reaper import has_ended
+        from executions.runs import extensions, journal, payloads
+        from executions.runs.ledger_checks import Executions
+        from executions.runs.orphaned_runs import has_ended
         from executions.sessions.extension import Sessions
         from executions.tenants.keys import KEYS
         from executions.tenants.models import Tenant
@@ -44,7 +44,7 @@ class ExecutionsConfig(AppConfig):
         learn_of_ends(has_ended)
         post_spawn.connect(_worker_started, dispatch_uid="queue")
         also_rotate(payloads.rotate)
-        also_rotate(journal_files.rotate)
+        also_rotate(journal.rotate)
         guard(Guarded(Tenant))
         guard(Guarded(Budget))
         guard(KEYS)
@@ -69,21 +69,21 @@ def _compose_heartbeat() -> None:
 
     The lease knows none of this: records ask for the lease, and the steps close records.
     """
-    from executions.runs import active_runs, heartbeat, process_reaper
+    from executions.runs import active_runs, heartbeat, orphaned_runs
     from executions.runs.heartbeat import PeriodicStep
     from executions.sessions.ending import abort_unfinished
     from executions.sessions.storage.wake import give_back_left
 
     def create_steps() -> list[PeriodicStep]:
-        watcher, unattended = process_reaper.Watcher(), process_reaper.UnattendedRuns()
+        watcher, unattended = orphaned_runs.Watcher(), orphaned_runs.UnattendedRuns()
         return [
             PeriodicStep("signals", active_runs.deliver_requests),
             PeriodicStep("deaths", watcher.look, is_behind=lambda: watcher.is_behind),
             PeriodicStep("unfinished sessions", lambda lease: abort_unfinished()),
             PeriodicStep("waking", lambda lease: give_back_left()),
-            PeriodicStep("unattended", unattended.close, process_reaper.UNATTENDED_LOOK_SECONDS),
+            PeriodicStep("unattended", unattended.close, orphaned_runs.UNATTENDED_LOOK_SECONDS),
             PeriodicStep(
-                "forget", lambda lease: process_reaper.forget_ended(), process_reaper.FORGET_SECONDS
+                "forget", lambda lease: orphaned_runs.forget_ended(), orphaned_runs.FORGET_SECONDS
             ),
         ]
 

@@ -7,9 +7,9 @@ from typing import Any
 from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
 
-from executions.ledger.keyring import LedgerUnavailable, keyring
+from executions.ledger.entry import LedgerUnavailable, keyring
 from executions.ledger.trust import configured_keys
-from executions.runs.journal_files import left_over
+from executions.runs.journal import left_over
 
 
 @register(Tags.security)

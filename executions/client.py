@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from executions.runs.provider_calls import Route
 from executions.runs.requests import Caller, ExecutionRequest
-from executions.runs.routes import Route
 from executions.runs.service import run_execution
 from executions.tenants.service import internal_tenant
 from providers.errors import ProviderUnavailable

@@ -16,16 +16,16 @@ from executions.capabilities.retention.tenant_removal import check_mark
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.webhooks.models import WebhookSecret
 from executions.kernel.text import storable_value
-from executions.ledger.append import append
-from executions.ledger.bindings import BINDINGS, DELETED, NOT_COMPARED, columns_of, model_of
-from executions.ledger.bound_rows import (
+from executions.ledger.append import (
     Before,
+    append,
     before_of_saved,
     enter_row,
     look_at,
     look_at_saved,
     saving,
 )
+from executions.ledger.bindings import BINDINGS, DELETED, NOT_COMPARED, columns_of, model_of
 from executions.ledger.entry import lock_ledger
 from executions.ledger.models import LegalHold
 from executions.tenants.models import ApiKey, Tenant

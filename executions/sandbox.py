@@ -11,8 +11,8 @@ from typing import Any
 from django.conf import settings
 
 from executions.client import run_in_process
+from executions.runs.provider_calls import Route
 from executions.runs.requests import ExecutionRequest
-from executions.runs.routes import Route
 from providers import registry
 from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.named import lease_of

@@ -16,13 +16,13 @@ from executions.capabilities.webhooks import service as webhooks
 from executions.kernel.background import run_once_in_background
 from executions.ledger import checkpoints
 from executions.ledger.verification import verify_entries
-from executions.runs import active_runs, event_log, expiry, ledger_checks
+from executions.runs import active_runs, event_log, ledger_checks, orphaned_runs
 from executions.sessions import maintenance
 from executions.sessions.storage import blobs
 
 
 def end_stale_executions() -> int:
-    return expiry.end_stale_executions()
+    return orphaned_runs.end_stale_executions()
 
 
 def forget_events() -> int:

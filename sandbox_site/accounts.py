@@ -11,10 +11,8 @@ from django.contrib.auth.models import Group, Permission, User
 from django.db.models.signals import post_delete
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
-from executions.ledger.append import append
+from executions.ledger.append import append, is_altered, rows_called
 from executions.ledger.bindings import subject_of_user
-from executions.ledger.bound_rows import is_altered
-from executions.ledger.last_entries import rows_called
 from providers.guarded import Change, Guarded, guard, values_of
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from django_q.models import Failure, OrmQ, Schedule, Success
 from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
-from executions.kernel.batches import delete_in_batches
+from executions.kernel.database import delete_in_batches
 from providers.admin.guarded import GuardedAdmin
 from providers.admin.keyset import KeysetAdmin
 from providers.admin.list_fields import ChoiceField, ListField, MomentField

@@ -8,7 +8,7 @@ from django.http import HttpRequest, JsonResponse
 from django.views.decorators.http import require_safe
 
 from executions.kernel.database import database_problem
-from executions.kernel.disk import disk_problem
+from executions.runs.admission import disk_problem
 from providers import draining
 from sandbox_site import __version__
 

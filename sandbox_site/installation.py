@@ -24,7 +24,7 @@ from django.db import DatabaseError, connection
 
 from executions.kernel.storage import INSTALLATION, FileStore, Folder, file_store
 from executions.ledger.append import append
-from executions.ledger.keyring import LedgerUnavailable, keyring
+from executions.ledger.entry import LedgerUnavailable, keyring
 from executions.ledger.models import LedgerEntry
 from providers.fields import DecryptionError
 from sandbox_site.models import InstallationMark

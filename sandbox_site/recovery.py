@@ -12,8 +12,7 @@ from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
-from executions.ledger.append import append
-from executions.ledger.bound_rows import is_altered
+from executions.ledger.append import append, is_altered
 from sandbox_site.models import RecoveryCode
 
 CODES = 10

@@ -11,13 +11,12 @@ from django.urls import reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString, mark_safe
 
-from executions.kernel.page_time import PageTime
-from executions.kernel.presentation import MAX_CHARACTERS, Shown, in_time, shown
+from executions.kernel.presentation import MAX_CHARACTERS, PageTime, Shown, in_time, shown
 from executions.kernel.storage import ARTIFACTS, file_store
 from executions.ledger.erasures import Erasures
 from executions.ledger.trust import trusted_keys
 from executions.ledger.verification import verify_entry
-from executions.runs.alterations import alteration_of
+from executions.runs.ledger_checks import alteration_of
 from executions.runs.models import Artifact, Execution
 from executions.runs.record import late_result_of
 from executions.runs.results import (

@@ -28,8 +28,7 @@ from executions.admin.display import (
 )
 from executions.admin.frame import tone_of
 from executions.capabilities.schedules.models import Schedule
-from executions.kernel.page_time import PageTime
-from executions.kernel.presentation import in_time, shown
+from executions.kernel.presentation import PageTime, in_time, shown
 from executions.runs.event_log import STREAMS
 from executions.runs.event_stream import in_order
 from executions.runs.listing import exception_of, omission_lines

@@ -49,10 +49,9 @@ from executions.capabilities.search.service import (
 from executions.doors.native.deferred import answer
 from executions.doors.native.downloads import download_response
 from executions.kernel.audit import current_actor
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.background import Coroutine
 from executions.kernel.database import DatabaseUnavailable
-from executions.kernel.page_time import PageTime
-from executions.kernel.presentation import in_time
+from executions.kernel.presentation import PageTime, in_time
 from executions.kernel.storage import INERT
 from executions.kernel.text import first_uuid7
 from executions.ledger.models import LedgerEntry

@@ -21,8 +21,8 @@ from django.utils.safestring import SafeString
 from executions.admin.executions import BoundedPaginator, SessionTenantFilter
 from executions.admin.frame import SnapshotModelAdmin, link_to, named_in, shown_entry
 from executions.doors.native.downloads import download
-from executions.kernel.paths import from_text, to_text
 from executions.kernel.storage import INERT
+from executions.kernel.text import from_text, to_text
 from executions.sessions.storage import browse
 from executions.sessions.storage.links import image_of, preview_of
 from executions.sessions.storage.models import Blob, Snapshot, Workspace

@@ -18,7 +18,7 @@ from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin as UnfoldModelAdmin
 
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
-from executions.kernel.paths import from_text, to_text
+from executions.kernel.text import from_text, to_text
 from executions.ledger.bindings import NOT_PROVEN
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution, Process

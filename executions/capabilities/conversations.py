@@ -14,10 +14,9 @@ from uuid import UUID
 
 from django.conf import settings
 
-from executions.kernel.coroutines import wait_for
+from executions.kernel.background import wait_for
 from executions.kernel.declarations import refuse
-from executions.kernel.paths import from_text, is_path, key_of, to_text
-from executions.kernel.text import storable
+from executions.kernel.text import from_text, is_path, key_of, storable, to_text
 from executions.runs.models import Execution
 from executions.runs.requests import Caller, Conflict, ExecutionRequest
 from executions.sessions import cell_order, files
@@ -38,7 +37,7 @@ from providers.waiting import submit, within
 if TYPE_CHECKING:
     from executions.capabilities.fetching.filenames import Names
     from executions.capabilities.fetching.service import Fetched
-    from executions.kernel.addresses import Bounds
+    from executions.kernel.http import Bounds
 
 DEFAULT = "default"
 # What Agent Sandbox has in its own folder of a conversation: never told of, and nobody's to write.
@@ -277,7 +276,7 @@ async def fetching(session: Session, urls: Sequence[str], folder: str) -> Arrive
 
 def _bounds(session: Session) -> Bounds:
     """No more than the session may save."""
-    from executions.kernel.addresses import Bounds
+    from executions.kernel.http import Bounds
 
     workspace = Workspace.objects.filter(session=session.pk).first()
     left = max(1, quota.left(session.provider, workspace.bytes if workspace else 0))

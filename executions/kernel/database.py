@@ -1,17 +1,26 @@
-"""The database: failures told apart from everything else, its clock, and consistent reads."""
+"""The database: its failures and clock, consistent reads, writes in batches, online migrations.
+
+SQLite has one lock for all who write, and gives it to whoever looks for it first. So a transaction
+of many rows is short, and after each the lock stays free for a while: whoever waits for it looks
+for it only now and then.
+"""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 from uuid import UUID
 
-from django.db import connection, transaction
+from django.db import NotSupportedError, connection, transaction
+from django.db.backends.base.schema import BaseDatabaseSchemaEditor
+from django.db.migrations import AddIndex, RemoveIndex
+from django.db.migrations.state import ProjectState
+from django.db.models import Index, Model, QuerySet
 from django.db.utils import Error, InterfaceError, InternalError, OperationalError
-from django.utils import timezone
 
 from providers.errors import ProviderUnavailable
 
@@ -148,8 +157,123 @@ def _set_busy_timeout(milliseconds: int) -> None:
     connection.connection.execute(f"PRAGMA busy_timeout = {milliseconds}")
 
 
-def hour_of(moment: datetime) -> datetime:
-    """When its hour began, by UTC."""
-    return timezone.localtime(moment, timezone.get_fixed_timezone(0)).replace(
-        minute=0, second=0, microsecond=0
-    )
+T = TypeVar("T")
+Row = TypeVar("Row", bound=Model)
+
+# Of one transaction: the most rows, and the seconds after which it writes no more of them.
+MOST_ROWS = 500
+MOST_SECONDS = 0.025
+# Rows of one statement. Between two statements it is seen how long the transaction took.
+STATEMENT_ROWS = 50
+# The lock stays free for as long as it was held, and no shorter than this.
+_LEAST_PAUSE_SECONDS = 0.01
+_MOST_PAUSE_SECONDS = 0.25
+
+
+def in_batches(
+    items: Iterable[T],
+    write: Callable[[Sequence[T]], object],
+    *,
+    statement_rows: int = STATEMENT_ROWS,
+) -> None:
+    """Have `write` called with all items, so many at a time, in short transactions.
+
+    `write` takes one statement or two. `items` are read between the transactions. What `write`
+    raises ends it; the batches before are written.
+    """
+    left = iter(items)
+    while batch := list(islice(left, MOST_ROWS)):
+        while batch:
+            with transaction.atomic():
+                began = time.monotonic()
+                written = 0
+                while written < len(batch) and time.monotonic() - began < MOST_SECONDS:
+                    write(batch[written : written + statement_rows])
+                    written += statement_rows
+            batch = batch[written:]
+            let_others_write(time.monotonic() - began)
+
+
+def delete_in_batches(rows: QuerySet[Row], *, key: str = "pk") -> int:
+    """Delete these rows in short transactions. How many there were, without what goes with them.
+
+    `key` is a unique column by which they are found in order, with an index. A row that is none of
+    them any more when its turn comes stays.
+    """
+    deleted = 0
+
+    def delete(keys: Sequence[Any]) -> None:
+        nonlocal deleted
+        gone = rows.filter(**{f"{key}__in": keys}).delete()[1]
+        deleted += gone.get(rows.model._meta.label, 0)
+
+    in_batches(keys_of(rows, key), delete)
+    return deleted
+
+
+def keys_of(rows: QuerySet[Row], key: str = "pk") -> Iterable[Any]:
+    """The keys of these rows in order, a page at a time: no reading is open while others are
+    written.
+    """
+    ordered = rows.order_by(key).values_list(key, flat=True)
+    page = list(ordered[:MOST_ROWS])
+    while page:
+        yield from page
+        page = list(ordered.filter(**{f"{key}__gt": page[-1]})[:MOST_ROWS])
+
+
+def let_others_write(seconds_held: float = 0.0) -> None:
+    """Leave SQLite's write lock free for a moment, after it was held for so long."""
+    if connection.vendor == "sqlite" and not connection.in_atomic_block:
+        pause = max(_LEAST_PAUSE_SECONDS, seconds_held)
+        time.sleep(min(pause, _MOST_PAUSE_SECONDS))
+
+
+class RemoveIndexOnline(RemoveIndex):
+    """RemoveIndex that locks out nobody on PostgreSQL, where it needs `atomic = False`."""
+
+    def database_forwards(
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
+    ) -> None:
+        if schema_editor.connection.vendor != "postgresql":
+            super().database_forwards(app_label, schema_editor, from_state, to_state)
+            return
+        model = from_state.apps.get_model(app_label, self.model_name)
+        if self.allow_migrate_model(schema_editor.connection.alias, model):
+            index = from_state.models[app_label, self.model_name_lower].get_index_by_name(self.name)
+            editor: Any = schema_editor
+            editor.remove_index(model, index, concurrently=True)
+
+
+class AddIndexOnline(AddIndex):
+    """AddIndex that locks out nobody on PostgreSQL, where it needs `atomic = False`.
+
+    One that was broken off there leaves an index that serves nothing; it is made anew.
+    """
+
+    def __init__(self, model_name: str, index: Index) -> None:
+        super().__init__(model_name, index)
+
+    def database_forwards(
+        self,
+        app_label: str,
+        schema_editor: BaseDatabaseSchemaEditor,
+        from_state: ProjectState,
+        to_state: ProjectState,
+    ) -> None:
+        if schema_editor.connection.vendor != "postgresql":
+            super().database_forwards(app_label, schema_editor, from_state, to_state)
+            return
+        if schema_editor.connection.in_atomic_block:
+            raise NotSupportedError(
+                f"{self.index.name}: a migration of AddIndexOnline is not atomic."
+            )
+        model = to_state.apps.get_model(app_label, self.model_name)
+        if self.allow_migrate_model(schema_editor.connection.alias, model):
+            editor: Any = schema_editor
+            editor.remove_index(model, self.index, concurrently=True)
+            editor.add_index(model, self.index, concurrently=True)

@@ -1,6 +1,7 @@
 """Requests that are declared once: what validates a value also describes it, as JSON Schema.
 
-The kinds of values with their bounds, the shapes of bodies and queries, and pages of lists."""
+The kinds of values with their bounds, the shapes of bodies and queries, and pages of lists.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +44,7 @@ from pydantic_core.core_schema import (
     no_info_before_validator_function,
 )
 
-from executions.kernel.paths import MOST_FOLDERS, MOST_NAME_BYTES, from_text
-from executions.kernel.text import is_storable
+from executions.kernel.text import MOST_FOLDERS, MOST_NAME_BYTES, from_text, is_storable
 from providers.errors import InvalidConfiguration
 from providers.guest.names import unescape
 

@@ -1,6 +1,6 @@
 """What a page does with hostile texts that may take long: colours, and lines side by side.
 
-This file runs as a process of its own (`page_time`), without Django: its argument is the folder
+This file runs as a process of its own (`presentation`), without Django: its argument is the folder
 that Pygments is in. A text that a lexer, or a comparison, takes too long for is given up.
 """
 

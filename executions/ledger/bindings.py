@@ -14,8 +14,7 @@ from django.conf import settings
 from django.db.models import Model
 
 from executions.ledger.checkpoints import Problem
-from executions.ledger.entry_format import canonical, text_hash, to_canonical
-from executions.ledger.keyring import public_key_id
+from executions.ledger.entry import canonical, public_key_id, text_hash, to_canonical
 from executions.ledger.models import LedgerEntry
 from providers.errors import InvalidConfiguration
 from providers.fields import DecryptionError, EncryptedTextField

@@ -1,8 +1,9 @@
-"""The entries of the ledger, and the verifications that the admin has asked for."""
+"""The entries of the ledger, the verifications that the admin has asked for, and legal holds."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, field
 from typing import Any
 
 from django.db import models
@@ -148,7 +149,7 @@ class LedgerCheck(models.Model):
 class LegalHold(models.Model):
     """What must not be erased while this stands: all of a tenant's executions, or one of them.
 
-    To change or to lift one always takes two administrators. `holds` has the rules.
+    To change or to lift one always takes two administrators. `ledger.erasures` has the rules.
     """
 
     tenant_slug = models.SlugField("tenant", max_length=64, help_text="Slug of the tenant.")
@@ -169,3 +170,51 @@ class LegalHold(models.Model):
 
     def __str__(self) -> str:
         return f"{self.tenant_slug}: {self.execution_id or 'everything'}"
+
+
+# A ledger that was exchanged as a whole has one for every entry.
+MOST_FINDINGS = 1000
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong, at which entry. `kind` is what was probably done."""
+
+    kind: str
+    sequence: int
+    detail: str
+
+    def __str__(self) -> str:
+        return f"entry {self.sequence}: {self.kind}: {self.detail}"
+
+
+@dataclass
+class Verification:
+    """What was read, and what was found wrong with it, in the order of the entries.
+
+    `rows` are those beside executions that were compared; `unproven` were never entered, and the
+    ledger never took stock of them. Of more than a thousand findings the first thousand are kept,
+    and `omitted` counts the others.
+    """
+
+    entries: int = 0
+    executions: int = 0
+    rows: int = 0
+    unproven: int = 0
+    head: str = ""
+    checkpoints: int = 0
+    findings: list[Finding] = field(default_factory=list)
+    omitted: int = 0
+
+    @property
+    def is_intact(self) -> bool:
+        return not self.findings
+
+    def add(self, finding: Finding) -> None:
+        if len(self.findings) < MOST_FINDINGS:
+            self.findings.append(finding)
+        else:
+            self.omitted += 1
+
+    def sort(self) -> None:
+        self.findings.sort(key=lambda finding: finding.sequence)

@@ -11,14 +11,18 @@ from django.conf import settings
 from django.db import transaction
 
 from executions.kernel.audit import current_actor
-from executions.ledger.entry import Head, add, ensure_ours, read_head
-from executions.ledger.entry_format import parse, signed_bytes
-from executions.ledger.keyring import (
+from executions.ledger.entry import (
+    Head,
     LedgerUnavailable,
     SigningKey,
+    add,
+    ensure_ours,
     is_signed_by,
     keyring,
+    parse,
     public_key_id,
+    read_head,
+    signed_bytes,
     signing_key,
 )
 from executions.ledger.models import LedgerEntry

@@ -10,10 +10,12 @@ from django.db import transaction
 
 from executions.ledger import checkpoints
 from executions.ledger.bindings import RowsRead
-from executions.ledger.entry import FIRST_PREVIOUS, lock_ledger
-from executions.ledger.entry_format import (
+from executions.ledger.entry import (
+    FIRST_PREVIOUS,
     bound_row_of,
     digest,
+    is_signed_by,
+    lock_ledger,
     moment,
     parse,
     signed_bytes,
@@ -21,9 +23,7 @@ from executions.ledger.entry_format import (
     write,
 )
 from executions.ledger.erasures import Erasures
-from executions.ledger.findings import Finding, Verification
-from executions.ledger.keyring import is_signed_by
-from executions.ledger.models import LedgerEntry
+from executions.ledger.models import Finding, LedgerEntry, Verification
 from executions.ledger.trust import trusted_keys
 
 __all__ = (

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from django.db.models import Exists, OuterRef
 
-from executions.kernel.batches import delete_in_batches
+from executions.kernel.database import delete_in_batches
 from executions.runs import event_log, output_collector
 from executions.runs.models import Execution, RunSignal
 from providers import draining

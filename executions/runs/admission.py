@@ -1,21 +1,107 @@
-"""Whether a tenant may have one more execution, and what it has now."""
+"""Whether one more execution may begin: what its tenant has, and what room the disk has.
+
+No new run begins when the disk is nearly full, so that those that run can still be recorded.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import time
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
+from django.conf import settings
 from django.db import connection
 
-from executions.kernel.database import hour_of
-from executions.kernel.disk import ensure_disk_space
 from executions.ledger.entry import ensure_ledger
 from executions.runs import extensions
 from executions.runs.active_runs import ensure_not_stopping
-from executions.runs.models import Execution, ExecutionTenantCount
+from executions.runs.models import Execution, ExecutionTenantCount, hour_of
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import MIB, Quota, bound, bound_on_running, seconds_of_today
-from providers.errors import RateLimited
+from providers.errors import ProviderUnavailable, RateLimited
+
+logger = logging.getLogger(__name__)
+
+# A stat costs microseconds, but there may be a thousand requests a second.
+DISK_LOOKED_AT_SECONDS = 1.0
+# Files that can still be made. A disk without room for one more cannot be told from a full one.
+LEAST_INODES = 1_000
+_RETRY_DISK = 30.0
+
+_disk_looked_at: tuple[float, str] = (float("-inf"), "")
+_disk_is_nearly_full = False
+
+
+def ensure_disk_space() -> None:
+    """Raise ProviderUnavailable, naming the disk, when less than DISK_RESERVE_MIB is free."""
+    if problem := disk_problem():
+        raise ProviderUnavailable(problem, retry_after=_RETRY_DISK)
+
+
+def disk_problem() -> str:
+    """Why nothing new should be stored, "" while there is room. At most a second old."""
+    global _disk_looked_at
+    now = time.monotonic()
+    if now - _disk_looked_at[0] > DISK_LOOKED_AT_SECONDS:
+        _disk_looked_at = (now, _look_at_disks())
+        _log_news_of_disk(_disk_looked_at[1])
+    return _disk_looked_at[1]
+
+
+def look_again_at_disk() -> None:
+    """Trust nothing that was seen before."""
+    global _disk_looked_at
+    _disk_looked_at = (float("-inf"), "")
+
+
+def _log_news_of_disk(problem: str) -> None:
+    """Once when it begins and once when it is over, however often it is looked at."""
+    global _disk_is_nearly_full
+    is_news, _disk_is_nearly_full = bool(problem) != _disk_is_nearly_full, bool(problem)
+    if is_news and problem:
+        logger.critical(
+            "ALERT: %s No new code is run; running executions are still recorded.",
+            problem,
+            extra={"alert": "disk_nearly_full"},
+        )
+    elif is_news:
+        logger.warning("the disk has enough free space again")
+
+
+def _look_at_disks() -> str:
+    for name, folder in _folders_on_disk().items():
+        try:
+            disk = os.statvfs(folder)
+        except OSError as error:
+            return f"The disk of {name} cannot be read: {error.strerror}."
+        free = disk.f_bavail * disk.f_frsize // (1024 * 1024)
+        if free < settings.DISK_RESERVE_MIB:
+            return (
+                f"The disk of {name} is nearly full: {free} MiB are free, and DISK_RESERVE_MIB "
+                f"keeps {settings.DISK_RESERVE_MIB}. Free some of it, or move {name}."
+            )
+        if settings.DISK_RESERVE_MIB and disk.f_files and disk.f_favail < LEAST_INODES:
+            return (
+                f"The disk of {name} has room for {disk.f_favail} more files only. "
+                f"Remove some, or move {name}."
+            )
+    return ""
+
+
+def _folders_on_disk() -> dict[str, Path]:
+    """Where we write, by the name of what moves it."""
+    folders = {"DATA_DIR": Path(settings.DATA_DIR)}
+    if settings.STORAGE_FOLDER:
+        folders["STORAGE_URL"] = Path(settings.STORAGE_FOLDER)
+    if connection.vendor == "sqlite":
+        database = Path(str(connection.settings_dict["NAME"])).parent
+        if database != folders["DATA_DIR"] and database.is_dir():
+            folders["DATABASE_URL"] = database
+    return folders
+
 
 # Seconds. Runs are short, and a queue empties by what workers run.
 _RETRY_RUNNING = 1.0

@@ -20,7 +20,7 @@ from django.db import Error as DatabaseFailure
 from django.db.models import Max, Q
 from django.db.models.functions import Now
 
-from executions.kernel.batches import delete_in_batches
+from executions.kernel.database import delete_in_batches
 from executions.kernel.text import from_json, storable
 from executions.runs.models import ExecutionEvent
 from executions.runs.results import MOST_PIECES, MOST_VALUES, bundle_text, values_in

@@ -21,8 +21,8 @@ from django.urls import URLPattern
 from executions.kernel.declarations import refuse
 from executions.runs.event_log import EventLog
 from executions.runs.models import Execution, LateResult
+from executions.runs.provider_calls import Step
 from executions.runs.requests import Caller, ExecutionRequest
-from executions.runs.routes import Step
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import Quota, Use
 from providers.errors import SandboxError

@@ -11,7 +11,7 @@ from pydantic import Field
 from executions.kernel.audit import SUCCESS, log_operation
 from executions.kernel.declarations import STORABLE, Id, Query, declared, newest_first, one_of
 from executions.kernel.text import from_json
-from executions.ledger.entry_format import text_hash
+from executions.ledger.entry import text_hash
 from executions.runs import extensions
 from executions.runs.models import Artifact, Execution, LateResult
 from executions.runs.requests import CLAIMS, Agent, ConversationName, Model, OnBehalfOf

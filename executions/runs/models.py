@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from django.core.files.storage import Storage, storages
@@ -24,7 +25,7 @@ class Process(models.Model):
     """A process that may run executions, and its sign of life: `beat` grows while it lives.
 
     Whether it lives is decided by who watches `beat`, and by no clock
-    (`executions.runs.process_reaper`). The times are the database's, and for people to read.
+    (`executions.runs.orphaned_runs`). The times are the database's, and for people to read.
     """
 
     class Kind(models.TextChoices):
@@ -605,3 +606,10 @@ class RunSignal(models.Model):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.execution_id}"
+
+
+def hour_of(moment: datetime) -> datetime:
+    """When its hour began, by UTC."""
+    return timezone.localtime(moment, timezone.get_fixed_timezone(0)).replace(
+        minute=0, second=0, microsecond=0
+    )

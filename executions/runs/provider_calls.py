@@ -1,23 +1,34 @@
-"""Asking a provider for something: within a time of ours, and whatever it raises."""
+"""Providers of a run: which one a step of a route lends, and calls to it.
+
+A call has a time of ours, and ends in an error of ours, whatever the provider raises.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, TypeVar
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
-from executions.kernel.coroutines import wait_for
+from executions.kernel.background import Coroutine, wait_for
 from executions.kernel.text import storable
 from executions.runs import active_runs
+from executions.runs.models import Execution
+from executions.runs.results import ValidatedResult
 from providers import draining
 from providers.errors import CODES, ProviderUnavailable, RateLimited, SandboxError
+from providers.manager import LOAD_SECONDS, Lease, StillStarting
+from providers.named import lease_of
 from providers.remote.deadline import DeadlinePassed
-from providers.waiting import within
+from providers.sandbox import Sandbox
+from providers.values import ExecutionResult
+from providers.waiting import submit, within
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +48,8 @@ _KEEPS_TIME = frozenset({"local"})
 MOST_OVERDUE_OF_ONE = 16
 MOST_OVERDUE = 128
 
+# How long a provider may take to end a sandbox. After that it is its own to see to.
+DESTROY_SECONDS = 10.0
 _MESSAGE_CHARACTERS = 2000
 
 _overdue: Counter[tuple[str, str]] = Counter()
@@ -186,3 +199,121 @@ def _sound(error: SandboxError, started: bool) -> SandboxError:
 
 def _text(field: Any) -> str | None:
     return storable(field)[:100] if isinstance(field, str) else None
+
+
+class Route(Protocol):
+    """Lends a provider. Without `wait` it raises StillStarting for one that is not there yet."""
+
+    def __call__(self, *, wait: bool = True) -> AbstractContextManager[Lease]: ...
+
+
+class HostClosed(SandboxError):
+    """The sandbox was closed by request, before or while something ran in it."""
+
+
+class Host(Protocol):
+    """The owner of a sandbox that stays: what it does around each run there."""
+
+    @property
+    def provider(self) -> str:
+        """The id of the provider that has the sandbox."""
+
+    def run(
+        self, execution: Execution, run: Callable[[], Coroutine[ValidatedResult]]
+    ) -> Coroutine[ValidatedResult]:
+        """Call `run`, once the sandbox is there; again where it was gone before code ran."""
+
+    def end_of(self, error: SandboxError) -> SandboxError:
+        """Return what to tell of a run whose sandbox is gone; HostClosed where it was closed."""
+
+    def result_values(self, execution: Execution, result: ExecutionResult) -> dict[str, Any]:
+        """Return columns that a record has of its place in the sandbox."""
+
+    def result_metadata(self, execution: Execution) -> Mapping[str, Any]:
+        """Return what the metadata of a record with a result says of the sandbox."""
+
+    def note_recorded(self, metadata: Mapping[str, Any]) -> None:
+        """Note that a result with this metadata was recorded."""
+
+    def after_run(self, execution: Execution) -> Coroutine[None]:
+        """Do what follows each run there, before it is answered."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A provider to try. Without an id it is whichever is active, or one the caller chose.
+
+    `host` is the owner of the sandbox that it lends, where that stays.
+    """
+
+    route: Route
+    provider_id: str = ""
+    host: Host | None = None
+
+
+def lender(provider_id: str) -> Route:
+    """The route to one certain provider."""
+    return lambda *, wait=True: lease_of(provider_id, wait=wait)
+
+
+async def lent(step: Step, held: ExitStack, may_wait: Callable[[], bool] = lambda: True) -> Lease:
+    """The step's provider, until `held` is closed. One that is starting is waited for as a future.
+
+    Raises StillStarting where `may_wait` says that it is not to be waited for, or after
+    LOAD_SECONDS, and what the route does.
+    """
+    deadline = time.monotonic() + LOAD_SECONDS
+    while True:
+        try:
+            return held.enter_context(step.route(wait=False))
+        except StillStarting as starting:
+            left = deadline - time.monotonic()
+            if left <= 0 or not may_wait():
+                raise
+            awaited = within(left, starting.ready)
+        with active_runs.cancel_on_shutdown(awaited):
+            await wait_for(awaited)
+        active_runs.ensure_not_ending()
+
+
+def close_in_background(lease: Lease, sandbox: Sandbox, held: ExitStack) -> None:
+    """Have the sandbox ended. What `held` lends stays lent until it is, or DESTROY_SECONDS long.
+
+    Never raises SandboxError: the result is there and belongs to the caller, whatever becomes of
+    the sandbox.
+    """
+    try:
+        ending = guard(lease.provider_id, lambda: sandbox.submit_close())
+    except SandboxError as error:
+        _complain(sandbox, error)
+        return
+    ended = within(DESTROY_SECONDS, ending)
+    if ended.done():
+        _look_at(ended, sandbox)
+        return
+    lent, given_back = held.pop_all(), Future[None]()
+    active_runs.track_teardown(given_back)
+
+    def give_back() -> None:
+        # A provider that was lent to nobody else is closed by this, which takes its time.
+        try:
+            lent.close()
+        finally:
+            given_back.set_result(None)
+
+    def done(_: Future[Any]) -> None:
+        _look_at(ended, sandbox)
+        submit(give_back)
+
+    ended.add_done_callback(done)
+
+
+def _look_at(ended: Future[Any], sandbox: Sandbox) -> None:
+    try:
+        ended.result()
+    except BaseException as error:  # what was raised elsewhere, SystemExit included
+        _complain(sandbox, error)
+
+
+def _complain(sandbox: Sandbox, error: BaseException) -> None:
+    logger.error("sandbox %s could not be destroyed", sandbox.ref, exc_info=error)

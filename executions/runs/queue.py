@@ -18,11 +18,9 @@ from django.utils import timezone
 from django.utils.translation import ngettext
 
 from executions.kernel.database import NOW
-from executions.kernel.disk import disk_problem
-from executions.ledger.entry import ensure_ledger
-from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.entry import LedgerUnavailable, ensure_ledger
 from executions.runs import heartbeat, payloads
-from executions.runs.admission import may_claim
+from executions.runs.admission import disk_problem, may_claim
 from executions.runs.models import Approval, Execution, Process
 from executions.runs.record import QUEUE_ALLOWANCE, deadline_after
 from executions.tenants.quotas import bound_on_running, tenant_lock

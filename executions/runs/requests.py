@@ -19,7 +19,6 @@ from pydantic import BaseModel, BeforeValidator, Field, GetCoreSchemaHandler, Wi
 from pydantic_core import CoreSchema
 from pydantic_core.core_schema import no_info_wrap_validator_function
 
-from executions.kernel.addresses import Destinations, FetchError, Reason, read_url
 from executions.kernel.declarations import (
     END,
     STORABLE,
@@ -41,6 +40,7 @@ from executions.kernel.declarations import (
     one_of,
     refuse,
 )
+from executions.kernel.http import Destinations, FetchError, Reason, read_url
 from executions.kernel.text import is_storable, to_json
 from executions.runs.models import Execution
 from executions.runs.tool_schemas import Tools, stored

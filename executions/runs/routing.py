@@ -14,15 +14,14 @@ from typing import Any, Generic, TypeVar
 from django.conf import settings
 from django.db import DatabaseError
 
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.background import Coroutine
 from executions.kernel.declarations import refuse
 from executions.kernel.text import storable
 from executions.runs import extensions
 from executions.runs.models import Execution
-from executions.runs.provider_calls import guard
+from executions.runs.provider_calls import Route, Step, guard, lender, lent
 from executions.runs.requests import Caller, ExecutionRequest
 from executions.runs.results import BlockedByPolicy
-from executions.runs.routes import Route, Step, lender, lent
 from executions.tenants.keys import note_refusal
 from executions.tenants.models import ApiKey, Tenant
 from providers import errors, looks, registry

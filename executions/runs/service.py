@@ -1,37 +1,468 @@
-"""Running code, and cancelling it: the one path from a valid request to a completed record."""
+"""Running code, and cancelling it: the one path from a valid request to a completed record.
+
+An attempt is one try at running a recorded execution: the providers in their order, and the
+record's end.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import ExitStack, contextmanager
 from time import perf_counter
+from typing import Any
+from uuid import UUID
 
+from django.db import Error as DatabaseFailure
 from django.db import transaction
+from django.utils import timezone
 
-from executions.kernel.coroutines import run_sync
+from executions.kernel.background import run_sync
 from executions.kernel.database import DatabaseUnavailable, problem_of
+from executions.kernel.text import storable
 from executions.ledger.append import append
-from executions.ledger.entry import ensure_ledger
-from executions.runs import active_runs, extensions, heartbeat, journal, polling
+from executions.ledger.entry import LedgerUnavailable, ensure_ledger
+from executions.runs import active_runs, event_log, event_stream, extensions, heartbeat, journal
+from executions.runs import artifacts as artifact_service
 from executions.runs.active_runs import message_for
-from executions.runs.attempt import Attempt, Cancelled
 from executions.runs.event_log import EventLog, resolve
-from executions.runs.extensions import Placement, Review
+from executions.runs.extensions import Placement, Review, RunParts
+from executions.runs.journal import Ended
 from executions.runs.listing import log_execution
-from executions.runs.models import Execution, RunSignal
-from executions.runs.record import Beside, Outcome, complete_externally, open_record
-from executions.runs.requests import Caller, ExecutionRequest
-from executions.runs.results import ValidatedResult
-from executions.runs.routes import HostClosed, Route, Step
-from executions.runs.routing import allowed_steps, ensure_supported, steps_for
+from executions.runs.models import Artifact, Execution, RunSignal
+from executions.runs.provider_calls import (
+    CREATE_SECONDS,
+    RUN_SLACK_SECONDS,
+    Host,
+    HostClosed,
+    Route,
+    Step,
+    call_provider,
+    close_in_background,
+)
+from executions.runs.queue import mark_dispatched, move, requeue
+from executions.runs.record import (
+    PLACE,
+    Beside,
+    Outcome,
+    complete_externally,
+    error_changes,
+    open_record,
+)
+from executions.runs.requests import Caller, ExecutionRequest, run_limits
+from executions.runs.results import (
+    RESERVED_METADATA,
+    BlockedByPolicy,
+    ValidatedResult,
+    kinds_in,
+    validate_result,
+    validate_sandbox,
+)
+from executions.runs.routing import (
+    RouteWalk,
+    Served,
+    allowed_steps,
+    ensure_provider_allowed,
+    ensure_provider_isolation,
+    ensure_sandbox_isolation,
+    ensure_supported,
+    give_back_claim,
+    required_isolation,
+    seconds_at,
+    steps_for,
+)
+from providers import draining, errors
 from providers.errors import (
+    ErrorCode,
     InvalidConfiguration,
     KeptSandboxLost,
     ProviderUnavailable,
     SandboxError,
 )
+from providers.manager import Lease
+from providers.sandbox import Sandbox
+from providers.values import SANDBOX_ENDED, Emit, ExecutionResult, Job, RunLimits, SandboxSpec
 
 logger = logging.getLogger(__name__)
+
+VERDICTS: dict[ErrorCode, Execution.Status] = {
+    errors.TIMEOUT: Execution.Status.TIMED_OUT,
+    errors.OUT_OF_MEMORY: Execution.Status.OUT_OF_MEMORY,
+    errors.BLOCKED: Execution.Status.BLOCKED,
+}
+
+
+def verdict_of(result: ExecutionResult, seconds: float) -> tuple[Execution.Status, dict[str, Any]]:
+    """Return the status of what ended, and the columns of its error. `seconds` is its timeout."""
+    if result.timed_out:
+        message = f"The code ran longer than {seconds:g} s and was ended."
+        return Execution.Status.TIMED_OUT, error_changes(errors.TIMEOUT.code, message)
+    if result.out_of_memory:
+        message = "The code used more memory than it may and was ended."
+        return Execution.Status.OUT_OF_MEMORY, error_changes(errors.OUT_OF_MEMORY.code, message)
+    if result.exit_code == 0:
+        return Execution.Status.SUCCEEDED, {}
+    return Execution.Status.FAILED, {}
+
+
+class Cancelled(ProviderUnavailable):
+    """The run was ended because somebody wanted it."""
+
+
+class Attempt:
+    """The state of one run: its timings so far, and whether the code may have started."""
+
+    def __init__(
+        self,
+        execution: Execution,
+        request: ExecutionRequest,
+        began: float,
+        waited_ms: float,
+        log: EventLog | None = None,
+    ) -> None:
+        self.execution = execution
+        self.request = request
+        self.began = began
+        self.waited_ms = waited_ms
+        self.log = log
+        self.handed_over = False
+        self.floor = ""
+        self.limits = RunLimits()
+        self.seconds = request.longest
+        self.sandbox: Sandbox | None = None
+        # Whose sandbox it runs in, where that stays.
+        self.host: Host | None = None
+        self.is_lost = False
+        self.cancelled_by = ""
+        self._awaited: Future[Any] | None = None
+        self.changes: dict[str, Any] = {}
+        self.walk = RouteWalk()
+        self.parts = RunParts()
+
+    @property
+    def execution_id(self) -> UUID:
+        return self.execution.pk
+
+    def lose(self) -> None:
+        """End its sandbox, from any thread and without waiting: the record is no longer ours."""
+        self.is_lost = True
+        if self.sandbox is not None:
+            self.sandbox.submit_close()
+
+    def cancel(self, asked_by: str) -> None:
+        """End it as cancelled, from any thread and without waiting, if it has not ended."""
+        self.cancelled_by = self.cancelled_by or asked_by
+        if (awaited := self._awaited) is not None:
+            awaited.cancel()
+
+    @contextmanager
+    def _waiting(self, awaited: Future[Any]) -> Iterator[None]:
+        self._awaited = awaited
+        try:
+            # Either this is seen here, or the future there.
+            if self.cancelled_by:
+                awaited.cancel()
+            yield
+        finally:
+            self._awaited = None
+
+    @contextmanager
+    def in_line(self, awaited: Future[Any]) -> Iterator[None]:
+        """Around waiting for one's turn. Raises Cancelled where that came first."""
+        with self._waiting(awaited):
+            yield
+        self._refuse_when_cancelled()
+
+    def _refuse_when_cancelled(self) -> None:
+        if self.cancelled_by:
+            raise Cancelled(message_for(self.cancelled_by), started=self.handed_over)
+
+    async def run(self, steps: Sequence[Step]) -> ValidatedResult:
+        """Try the providers in their order, and leave one only while no code can have started."""
+        self.floor = required_isolation(self.execution)
+        self.limits = run_limits(self.execution.tenant)
+        if self.log is not None:
+            self.log.set_limits(self.limits)
+        return await self.walk.take(
+            steps,
+            self.request,
+            self.floor,
+            self._run_at,
+            before=self._begin_step,
+            check_error=self._check_error,
+        )
+
+    def _begin_step(self) -> None:
+        self.handed_over = False
+        active_runs.ensure_not_ending()
+        self._refuse_when_cancelled()
+
+    def _check_error(self, step: Step, error: SandboxError) -> None:
+        """Raise what ended the step, where that was no fault of the provider."""
+        if draining.is_ending():
+            raise active_runs.stopped(started=error.started) from None
+        if self.is_lost:
+            raise _too_late() from None
+        if self.cancelled_by:
+            give_back_claim(step)
+            self._refuse_when_cancelled()
+
+    async def _run_at(
+        self, lease: Lease, held: ExitStack, is_last: bool
+    ) -> Served[ValidatedResult]:
+        """`held` lends the provider, and goes on doing so until the sandbox has ended."""
+        leased = perf_counter()
+        self.changes = {
+            "provider": lease.provider_id,
+            "config_version": lease.config_version,
+            "queue_ms": self.waited_ms + _ms(self.began, leased),
+        }
+        ensure_provider_allowed(self.execution, lease)
+        ensure_provider_isolation(lease, self.floor)
+        self.parts.check_provider(lease)
+        self.seconds = self.parts.limit_seconds(seconds_at(lease, self.request))
+        self.changes["timeout"] = self.seconds
+        sandbox = self.sandbox = await self._open(lease)
+        created = perf_counter()
+        self.changes["start_ms"] = _ms(leased, created)
+        try:
+            isolation, sharing = ensure_sandbox_isolation(lease, sandbox, self.floor)
+            self.changes["runtime"] = _runtime(sandbox.metadata)
+            self.changes |= {"isolation": isolation, "sharing": sharing}
+            self.parts.check_sandbox(lease, isolation)
+            active_runs.ensure_not_ending()
+            self._hand_over()
+            result = await self._execute(lease, sandbox)
+            if self.is_lost:
+                raise _too_late()
+        finally:
+            self.changes["run_ms"] = _ms(created, perf_counter())
+            close_in_background(lease, sandbox, held)
+        died = SANDBOX_ENDED in result.result.metadata
+        return Served(result, self.changes["start_ms"], died)
+
+    def _hand_over(self) -> None:
+        """Right before the code is out of our hands. Raises NotOurs where it must not be."""
+        heartbeat.assert_owner(self.execution)
+        self._refuse_when_cancelled()
+        place = {name: self.changes[name] for name in PLACE}
+        if self.execution.pending is not None:
+            mark_dispatched(self.execution, **place)
+        elif self.execution.mode == Execution.Mode.ASYNC:
+            move(self.execution, **place)
+        self.handed_over = True
+
+    async def _open(self, lease: Lease) -> Sandbox:
+        owner = self.execution.tenant_slug
+        spec = SandboxSpec(self.request.language)
+        if self.host is None:
+            # A sandbox that stays is as it was opened.
+            longest = self.seconds + RUN_SLACK_SECONDS + CREATE_SECONDS
+            spec = self.parts.specify(spec, seconds=longest)
+        with self.parts.translate_errors():
+            sandbox = await call_provider(
+                lease.provider_id,
+                lambda: lease.provider.submit_open(spec, owner),
+                validate_sandbox,
+                CREATE_SECONDS,
+                owner=owner,
+                may_refuse=True,
+                too_late=lambda sandbox: sandbox.submit_close(),
+                waiting=self._waiting,
+            )
+        if spec.kept:
+            # It is closed behind this run.
+            sandbox.metadata = {**sandbox.metadata, "sharing": "execution"}
+        return sandbox
+
+    async def _execute(self, lease: Lease, sandbox: Sandbox) -> ValidatedResult:
+        request = self.request
+        job = Job(
+            request.code,
+            request.language,
+            self.seconds,
+            request.arguments,
+            request.entrypoint,
+            request.files,
+            self.limits,
+        )
+        emit: Emit | None = self.log.emit if self.log else None
+        job, emit = self.parts.prepare(job, sandbox, emit)
+        try:
+            return await call_provider(
+                lease.provider_id,
+                lambda: sandbox.submit_run(job, emit),
+                lambda answer: validate_result(answer, job.limits),
+                job.timeout + RUN_SLACK_SECONDS,
+                owner=self.execution.tenant_slug,
+                started=True,
+                waiting=self._waiting,
+            )
+        finally:
+            self.parts.close()
+
+    def end_cancelled(self, error: SandboxError) -> Outcome:
+        changes = {**self.changes, "error_message": storable(error.message)}
+        if (log := self.log) is not None:
+            changes |= {
+                "stdout": log.printed("stdout"),
+                "stderr": log.printed("stderr"),
+                "outputs": log.outputs_json(),
+                "output_order": log.order(),
+            }
+        self._close(Execution.Status.CANCELLED, changes, ran=None if error.started else False)
+        return Outcome(self.execution, error=error)
+
+    def end_with_host(self, error: SandboxError) -> Outcome:
+        """Its sandbox is gone, or was closed by request, which cancels what runs in it."""
+        told = self.host.end_of(error) if self.host is not None else error
+        if not isinstance(told, HostClosed):
+            return self.end_with_error(told)
+        return self.end_cancelled(told)
+
+    def end_with_error(self, error: SandboxError) -> Outcome:
+        if self._is_queued_again():
+            return Outcome(self.execution, error=error)
+        status = VERDICTS.get(error.entry, Execution.Status.ERROR)
+        changes = {
+            **self.changes,
+            **error_changes(error.code, error.message, error.field),
+            "retryable": status == Execution.Status.ERROR and not error.started,
+        }
+        ran = None if error.started else False
+        has_run = status != Execution.Status.ERROR and not isinstance(error, BlockedByPolicy)
+        self._close(status, changes, ran=has_run or ran)
+        return Outcome(self.execution, error=error)
+
+    def _is_queued_again(self) -> bool:
+        """Nobody waits for what was queued, to send it again when this process stops before it."""
+        if self.execution.pending is None or not draining.is_ending():
+            return False
+        try:
+            return requeue(self.execution)
+        except DatabaseFailure as failure:
+            logger.info("execution %s cannot be queued again: %s", self.execution.pk, failure)
+            return False
+
+    def end_with_result(self, checked: ValidatedResult) -> Outcome:
+        """Complete the row with what came through the gate: answer as record."""
+        result = checked.result
+        if self.log is not None:
+            self.log.put_out(result)
+        status, verdict = verdict_of(result, self.seconds)
+        error: SandboxError | None = None
+        artifacts: list[Artifact] = []
+        try:
+            if result.artifacts:
+                artifacts = artifact_service.store_files(self.execution.pk, result.artifacts)
+        except Exception:
+            # Whatever kind of storage it is: the rest of what came of the code is kept.
+            logger.exception("artifacts of execution %s could not be stored", self.execution.pk)
+            error = ProviderUnavailable(
+                "The code ran, but its artifacts could not be stored.", started=True
+            )
+            status, verdict = Execution.Status.ERROR, error_changes(error.code, error.message)
+        meta = self._meta(result)
+        changes = {
+            **self.changes,
+            **verdict,
+            "runtime": _runtime(result.metadata) or self.changes["runtime"],
+            "meta": meta,
+            "observed": kinds_in(meta),
+            "has_result": result.has_result,
+            "result": checked.result_json,
+            "outputs": checked.outputs_json,
+            "exception": checked.exception_json,
+            "stdout": result.stdout,
+            "stderr": result.stderr,
+            "stdout_truncated": result.stdout_truncated,
+            "stderr_truncated": result.stderr_truncated,
+            "output_order": result.output_order,
+            "exit_code": result.exit_code,
+            **(self.host.result_values(self.execution, result) if self.host else {}),
+        }
+        try:
+            won = self._close(status, changes, artifacts, ran=True)
+        except DatabaseUnavailable as away:
+            if not away.kept:
+                artifact_service.remove_files(artifacts)
+            raise
+        except Exception:
+            artifact_service.remove_files(artifacts)
+            raise
+        if not won:
+            artifact_service.remove_files(artifacts)
+            return Outcome(self.execution, error=_too_late())
+        if self.host is not None:
+            self.host.note_recorded(meta)
+        return Outcome(self.execution, result=result, error=error)
+
+    def _meta(self, result: ExecutionResult) -> dict[str, Any]:
+        """Return the provider's metadata without the keys that are ours, and ours."""
+        of_extensions = (each.metadata_keys for each in extensions.installed())
+        ours = RESERVED_METADATA.union(*of_extensions)
+        said = {name: value for name, value in result.metadata.items() if name not in ours}
+        of_host = self.host.result_metadata(self.execution) if self.host is not None else {}
+        return {**said, **self.parts.result_metadata(), **of_host}
+
+    def _with_metadata(self, changes: dict[str, Any]) -> dict[str, Any]:
+        if not (said := self.parts.metadata()):
+            return changes
+        return {**changes, "meta": {**changes.get("meta", self.execution.meta), **said}}
+
+    def _close(
+        self,
+        status: Execution.Status,
+        changes: dict[str, Any],
+        artifacts: Sequence[Artifact] = (),
+        *,
+        ran: bool | None,
+    ) -> bool:
+        """Complete the row. Raises DatabaseUnavailable where the journal has the result instead."""
+        if self.log is not None:
+            self.log.finish()
+            event_log.write_rest(self.log)
+        total = self.waited_ms + _ms(self.began, perf_counter())
+        values = {
+            # Of the provider that is named, also where the row has an earlier one's.
+            **{name: getattr(self.execution, name) for name in PLACE},
+            **self._with_metadata(changes),
+            "total_ms": total,
+            "hops": self.walk.recorded,
+            "finished_at": timezone.now(),
+        }
+        owner = None if self.handed_over else self.execution.process_id
+        ended = Ended(self.execution.pk, status, values, artifacts, ran, owner)
+        try:
+            won = journal.record(self.execution, ended)
+        except (DatabaseFailure, LedgerUnavailable) as failure:
+            if not (problem := journal.obstacle_of(failure)):
+                raise
+            raise journal.keep(ended, problem) from failure
+        if not won:
+            logger.warning(
+                "execution %s ended after its record had been closed as %s",
+                self.execution.pk,
+                self.execution.status,
+            )
+        log_execution(self.execution, self.sandbox.ref if self.sandbox else "")
+        return won
+
+
+def _too_late() -> SandboxError:
+    return ProviderUnavailable(
+        "The service stopped waiting for the execution before it ended; its record says when.",
+        started=True,
+    )
+
+
+def _runtime(metadata: Mapping[str, Any]) -> str:
+    return storable(str(metadata.get("runtime", "")))[:64]
+
+
+def _ms(start: float, end: float) -> float:
+    return round((end - start) * 1000, 3)
 
 
 def run_execution(
@@ -215,7 +646,7 @@ async def cancelling(execution: Execution, asked_by: str) -> Execution:
             await _stopping(execution)
             execution.refresh_from_db()
         else:
-            await polling.until_ended(execution.pk, PATIENCE_SECONDS)
+            await event_stream.until_ended(execution.pk, PATIENCE_SECONDS)
             execution.refresh_from_db()
         # It may have gone back to the queue, or be another process's by now.
         while execution.is_open:

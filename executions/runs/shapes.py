@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, TypedDict
 
-from executions.kernel.shapes import Choices, JsonObject, Time, Uri
+from executions.kernel.bodies import Choices, JsonObject, Time, Uri
 from executions.runs.models import Execution
 from providers.observations import KINDS, WITNESSES
 

@@ -21,15 +21,15 @@ from django.utils import timezone
 from django_q.models import Schedule
 from django_q.tasks import async_task
 
-from executions.kernel.coroutines import run_sync
+from executions.kernel.background import run_sync
 from executions.kernel.database import nothing_ran, problem_of
 from executions.runs import active_runs, extensions, heartbeat, journal, payloads
 from executions.runs.event_log import EventLog
 from executions.runs.models import Execution, Process
+from executions.runs.provider_calls import Step
 from executions.runs.queue import claim_next
 from executions.runs.record import Outcome
 from executions.runs.requests import ExecutionRequest, run_limits
-from executions.runs.routes import Step
 from executions.runs.routing import ensure_known_key, steps_for
 from executions.runs.service import carry_out
 from executions.tenants.models import Scope
@@ -133,7 +133,7 @@ class Runner:
             try:
                 run_claimed(execution)
             except Exception:
-                # The row stays open, and `process_reaper` closes it as one that nothing runs.
+                # The row stays open, and `orphaned_runs` closes it as one that nothing runs.
                 logger.exception("execution %s could not be completed", execution.pk)
             finally:
                 self._count(execution.tenant_slug, -1)

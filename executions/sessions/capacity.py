@@ -13,7 +13,7 @@ from django.conf import settings
 from django.db.models import Count, Q, QuerySet
 
 from executions.kernel import background
-from executions.kernel.coroutines import wait_for
+from executions.kernel.background import wait_for
 from executions.runs import extensions
 from executions.runs.admission import current_usage
 from executions.sessions.ending import SLEEPLESS, busy, close_if_idle, end_leftovers, release
@@ -22,8 +22,15 @@ from executions.sessions.session_sandbox import opened_by
 from executions.sessions.storage.models import StoredTotal
 from executions.sessions.storage.suspend import suspend
 from executions.tenants.models import Tenant
-from executions.tenants.quotas import OF_ALL_SESSIONS, Quota, Use, bound, tenant_lock, tomorrow
-from executions.tenants.rate_limit import used
+from executions.tenants.quotas import (
+    OF_ALL_SESSIONS,
+    Quota,
+    Use,
+    bound,
+    tenant_lock,
+    tomorrow,
+    used_requests,
+)
 from providers.errors import KeptFull, RateLimited, SandboxError
 from providers.manager import Lease
 from providers.remote.deadline import DeadlinePassed
@@ -194,7 +201,7 @@ def usage_of(tenant: Tenant) -> dict[Quota, Use]:
 
 
 def _requests(tenant: Tenant) -> tuple[int, datetime | None]:
-    rate = used(tenant)
+    rate = used_requests(tenant)
     if rate is None:
         return 0, None
     return rate.used, datetime.fromtimestamp(rate.resets_at, UTC)

@@ -14,9 +14,9 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import OuterRef, Subquery
 
-from executions.kernel.coroutines import wait_for
+from executions.kernel.background import wait_for
 from executions.kernel.database import NOW
-from executions.runs import active_runs, polling
+from executions.runs import active_runs, event_stream
 from executions.runs.event_log import Broadcast, resolve
 from executions.runs.models import Execution
 from executions.runs.requests import Conflict
@@ -132,10 +132,10 @@ async def wait_turn(
                     "another context."
                 )
             # The bell rings for what this process runs, the poll sees what others do.
-            record = polling.Waiter(found.holder, is_urgent=True)
+            record = event_stream.Waiter(found.holder, is_urgent=True)
             awaited = within(left, _first_of(bell, record.ended))
             with (
-                polling.poll.joined(record),
+                event_stream.poll.joined(record),
                 active_runs.cancel_on_shutdown(awaited),
                 waiting(awaited),
             ):

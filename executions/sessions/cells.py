@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.background import Coroutine
 from executions.kernel.declarations import refuse
 from executions.runs.extensions import Placement
 from executions.runs.models import Execution
+from executions.runs.provider_calls import Step
 from executions.runs.requests import Caller, ExecutionRequest
 from executions.runs.results import ValidatedResult
-from executions.runs.routes import Step
 from executions.sessions.ending import mark_lost
 from executions.sessions.models import Session
 from executions.sessions.queries import session_of
@@ -75,7 +75,7 @@ def language_of(session: Session, context: str) -> str | None:
 
 
 class SessionHost:
-    """A session as the owner of its sandbox (`runs.routes.Host`).
+    """A session as the owner of its sandbox (`runs.provider_calls.Host`).
 
     `session` is as it was when its sandbox was lent.
     """

@@ -15,12 +15,12 @@ from django.db.models import Q
 from django.utils import timezone
 
 from executions.ledger.entry import ensure_ledger
-from executions.runs import extensions, polling
+from executions.runs import event_stream, extensions
 from executions.runs.event_log import EventLog
 from executions.runs.models import Execution
+from executions.runs.provider_calls import Step, lent
 from executions.runs.record import Outcome, open_record, reject
 from executions.runs.requests import Caller, Conflict, ExecutionRequest
-from executions.runs.routes import Step, lent
 from executions.runs.routing import allowed_steps, ensure_isolation, required_isolation
 from executions.runs.service import running
 from executions.sessions.background_commands import Follower, Output, record_if_ended, result_of
@@ -289,7 +289,7 @@ async def stop_command(execution: Execution) -> None:
     try:
         for name, seconds in (("SIGTERM", TERM_SECONDS), ("SIGKILL", KILL_SECONDS)):
             ran = await with_sandbox(session, _signal(pid, name), bool, is_use=False)
-            await polling.until_ended(execution.pk, seconds if ran else RECORD_SECONDS)
+            await event_stream.until_ended(execution.pk, seconds if ran else RECORD_SECONDS)
             if not Execution.objects.filter(pk=execution.pk, finished_at=None).exists():
                 return
         await record_if_ended(session, execution)

@@ -11,7 +11,7 @@ from django.db.models.functions import Now
 
 from executions.kernel.declarations import refuse
 from executions.kernel.text import storable
-from executions.ledger.bound_rows import enter_row, look_at
+from executions.ledger.append import enter_row, look_at
 from executions.runs import output_collector
 from executions.runs.requests import Conflict
 from executions.sessions.cell_order import use_session

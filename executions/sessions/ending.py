@@ -14,12 +14,12 @@ from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F,
 from django.db.models.functions import Now
 
 from executions.kernel import background
-from executions.kernel.coroutines import wait_for
-from executions.ledger.bound_rows import enter_row, look_at
-from executions.runs import output_collector, polling
+from executions.kernel.background import wait_for
+from executions.ledger.append import enter_row, look_at
+from executions.runs import event_stream, output_collector
 from executions.runs.listing import log_execution
 from executions.runs.models import Execution
-from executions.runs.process_reaper import log_once
+from executions.runs.orphaned_runs import log_once
 from executions.runs.record import complete_externally
 from executions.sessions import cell_order
 from executions.sessions.models import Session
@@ -304,7 +304,7 @@ async def _until_ended(session: Session) -> None:
     )
     until = time.monotonic() + PATIENCE_SECONDS
     for execution_id in list(running.values_list("pk", flat=True)):
-        await polling.until_ended(execution_id, max(0.0, until - time.monotonic()))
+        await event_stream.until_ended(execution_id, max(0.0, until - time.monotonic()))
 
 
 _AT_ONCE = 100

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
-from executions.kernel.coroutines import Coroutine
+from executions.kernel.background import Coroutine
 from executions.runs.event_log import EventLog
 from executions.runs.extensions import Extension, Placement, RunPart, Waiting
 from executions.runs.models import Execution
+from executions.runs.provider_calls import Step
 from executions.runs.requests import Caller, ExecutionRequest
-from executions.runs.routes import Step
 from executions.sessions import cell_order, due
 from executions.sessions.cells import cell_of, steps_of_queued
 from executions.sessions.commands import stop_command

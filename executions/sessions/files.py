@@ -17,9 +17,9 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import IO, Any, TypeVar
 
-from executions.kernel.coroutines import Coroutine, immediate
+from executions.kernel.background import Coroutine, immediate
 from executions.kernel.declarations import refuse
-from executions.kernel.paths import is_name, to_text
+from executions.kernel.text import is_name, to_text
 from executions.runs.provider_calls import guard
 from executions.sessions.control import with_sandbox
 from executions.sessions.ending import mark_lost

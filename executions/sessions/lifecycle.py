@@ -16,12 +16,12 @@ from django.utils import timezone
 
 from executions.kernel.declarations import refuse
 from executions.kernel.text import storable
-from executions.ledger.bound_rows import enter_row, look_at
+from executions.ledger.append import enter_row, look_at
 from executions.runs import extensions, heartbeat
 from executions.runs.admission import ensure_ready
 from executions.runs.extensions import RunParts
+from executions.runs.provider_calls import Step, lender, lent
 from executions.runs.requests import Caller, Conflict, ExecutionRequest
-from executions.runs.routes import Step, lender, lent
 from executions.runs.routing import (
     ProviderIncompatible,
     RouteWalk,

@@ -13,7 +13,7 @@ from django.contrib.admin.models import ADDITION, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db.models import Model
 
-from executions.ledger.entry_format import parse
+from executions.ledger.entry import parse
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
 from executions.sessions.models import Session

@@ -14,7 +14,7 @@ from django.db.models import BooleanField, ExpressionWrapper, QuerySet, Value
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.lookups import Exact
 
-from executions.kernel import batches
+from executions.kernel import database
 from executions.kernel.declarations import Query, declared, newest_first, oldest_first, one_of
 from executions.kernel.text import uuid7
 from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
@@ -187,7 +187,7 @@ def ensure_unused(api_keys: Collection[ApiKey]) -> None:
     """Before keys are deleted in one transaction: raise NotAllowed where more records name them
     than one transaction may write, for each of these is written then.
     """
-    most = batches.MOST_ROWS
+    most = database.MOST_ROWS
     # With the tenants, by whose index sessions are found.
     tenants = {key.tenant_id for key in api_keys}
     found = 0

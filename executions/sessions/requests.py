@@ -42,6 +42,7 @@ from executions.kernel.declarations import (
     storable_members,
 )
 from executions.kernel.text import is_storable, to_json
+from executions.runs.provider_calls import HostClosed
 from executions.runs.requests import (
     Agent,
     Conflict,
@@ -50,7 +51,6 @@ from executions.runs.requests import (
     OnBehalfOf,
     Traceparent,
 )
-from executions.runs.routes import HostClosed
 from executions.sessions.models import Session
 from executions.tenants.models import Tenant
 from providers.errors import ErrorCode, InvalidConfiguration, SandboxError

@@ -18,8 +18,7 @@ from weakref import WeakKeyDictionary
 from django.conf import settings
 
 from executions.runs import extensions
-from executions.runs.provider_calls import CREATE_SECONDS, call_provider
-from executions.runs.routes import Route, Step, lent
+from executions.runs.provider_calls import CREATE_SECONDS, Route, Step, call_provider, lent
 from executions.sessions.models import Session
 from providers.base import Health, SandboxProvider
 from providers.errors import (

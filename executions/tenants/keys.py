@@ -21,9 +21,8 @@ from django.utils import timezone
 
 from executions.kernel.database import limit_lock_wait
 from executions.kernel.text import storable
-from executions.ledger.append import append
-from executions.ledger.bound_rows import enter_row, look_at
-from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.append import append, enter_row, look_at
+from executions.ledger.entry import LedgerUnavailable
 from executions.tenants.models import USUAL_SCOPES, WORD_BOUNDS, ApiKey, KeyRefusal, Scope, Tenant
 from providers.errors import InvalidConfiguration
 from providers.guarded import Change, Guarded, Values

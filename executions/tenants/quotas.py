@@ -1,7 +1,16 @@
-"""The quotas of a tenant, and the lock under which its executions are counted."""
+"""What a tenant may have: its quotas, and how many requests it may send in a minute.
+
+Executions are counted under the tenant's lock. Requests are counted in the database, for all
+processes: one conditional UPDATE takes a place, and changes nothing where there is none. It is
+committed by itself, so no tenant holds a lock that another waits for. Once a tenant was refused,
+this process knows until when, and refuses the rest of a flood without asking.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,10 +19,13 @@ from enum import StrEnum
 from typing import Any
 
 from django.conf import settings
+from django.db import Error as DatabaseFailure
 from django.db import connection, transaction
 from django.utils import timezone
 
-from executions.tenants.models import Tenant
+from executions.kernel.database import limit_lock_wait, problem_of
+from executions.tenants.models import RequestWindow, Tenant
+from providers.errors import RateLimited
 from providers.services.kept import Kept
 
 MIB = 1024 * 1024
@@ -149,3 +161,165 @@ def tomorrow() -> datetime:
 
 def seconds_of_today() -> float:
     return (tomorrow() - timezone.now()).total_seconds()
+
+
+logger = logging.getLogger(__name__)
+
+WINDOW_SECONDS = 60
+# What a request counts as that the ledger enters although nothing is run for it. It costs its
+# caller next to nothing, and the ledger an entry for ever.
+ENTRY_COUNTS_AS = 10
+# Each but the last may find that another has just made the row, or begun the minute.
+_TRIES = 6
+# How long a request that only reads waits for SQLite's other writer, and how long it is not tried
+# again after that.
+_PATIENCE_SECONDS, _AWAY_SECONDS = 0.5, 1.0
+
+_WINDOWS = RequestWindow._meta.db_table
+# One clock for all hosts. Of the statement, which is still the same where it waits for the row.
+_NOW = {
+    "sqlite": "CAST(STRFTIME('%%s', 'NOW') AS INTEGER)",
+    "postgresql": "FLOOR(EXTRACT(EPOCH FROM STATEMENT_TIMESTAMP()))::bigint",
+}
+# What is lost of it when the database's machine loses power are requests of the last second; to
+# wait for the disk would be most of its cost.
+_ALSO = {
+    "sqlite": "",
+    "postgresql": ", SET_CONFIG('synchronous_commit', 'off', true)",
+}
+# A clock that was set back a little goes on in the same minute; one that is far off begins anew.
+_SAME = f"{{now}} - started BETWEEN -{WINDOW_SECONDS} AND {WINDOW_SECONDS - 1}"
+_TAKE = (
+    f"UPDATE {_WINDOWS} SET taken = taken + %s WHERE tenant_id = %s AND {_SAME} AND taken < %s"  # noqa: S608
+    " RETURNING taken, started, {now}{also}"
+)
+# Whoever is first in a new minute. The others find it begun.
+_BEGIN = (
+    f"UPDATE {_WINDOWS} SET taken = 0, started = {{now}}"  # noqa: S608
+    f" WHERE tenant_id = %s AND NOT ({_SAME})"
+)
+_LOOK = f"SELECT taken, started, {{now}} FROM {_WINDOWS} WHERE tenant_id = %s"  # noqa: S608
+_ADD = (
+    f"INSERT INTO {_WINDOWS} (tenant_id, started, taken) VALUES (%s, 0, 0) ON CONFLICT DO NOTHING"  # noqa: S608
+)
+
+# Until when a tenant is refused without asking, by the time that nobody sets; with the bound that
+# it was refused by, which may be another by now.
+_refused: dict[int, tuple[int, float, int]] = {}
+# What this process has let through by itself, and since when, while nothing could be written.
+_by_itself: dict[int, tuple[float, int]] = {}
+_counting = threading.Lock()
+_away_until = float("-inf")
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A tenant's requests of this minute. `resets_at` is seconds since 1970, by the database's
+    clock; `wait` is the seconds until then for one that has no place, else None."""
+
+    limit: int
+    used: int
+    resets_at: int
+    wait: float | None = None
+
+    @property
+    def remaining(self) -> int:
+        return max(0, self.limit - self.used)
+
+    def require(self) -> None:
+        """Raises RateLimited where there was no place."""
+        if self.wait is not None:
+            raise RateLimited(
+                f"The tenant may send {self.limit} requests per minute, and has sent them all. "
+                "Wait as Retry-After says; an administrator can raise the limit.",
+                field=Quota.REQUESTS.value,
+                retry_after=self.wait,
+            )
+
+
+def take_request(tenant: Tenant, *, only_reads: bool = False, counts_as: int = 1) -> Rate:
+    """Count one request of the tenant, if there is a place for it. One that counts as several
+    needs one place, so that every tenant can send the largest.
+
+    While nothing can be written, one that `only_reads` is counted by this process alone: nothing
+    runs then, and what is recorded can be read. Raises what the database does.
+    """
+    limit, now = bound(tenant, Quota.REQUESTS), time.monotonic()
+    if not limit:
+        return Rate(0, 0, int(time.time()) + WINDOW_SECONDS, WINDOW_SECONDS)
+    known = _refused.get(tenant.pk)
+    if known is not None:
+        if known[0] == limit and now < known[1]:
+            return Rate(limit, limit, known[2], known[1] - now)
+        _refused.pop(tenant.pk, None)
+    taken = _taken_if_possible if only_reads else _taken
+    rate = taken(tenant.pk, limit, counts_as)
+    if rate.wait is not None:
+        _refused[tenant.pk] = (limit, now + rate.wait, rate.resets_at)
+    return rate
+
+
+def used_requests(tenant: Tenant) -> Rate | None:
+    """What `take` has counted; None where the tenant has no request in this minute."""
+    limit = bound(tenant, Quota.REQUESTS)
+    seen = _ask(_LOOK, [tenant.pk])
+    if seen is None or not _is_same(*seen):
+        return None
+    return Rate(limit, seen[0], seen[1] + WINDOW_SECONDS)
+
+
+def _taken(tenant_id: int, limit: int, counts_as: int) -> Rate:
+    for _ in range(_TRIES):
+        if found := _ask(_TAKE, [counts_as, tenant_id, limit]):
+            taken, started, _now = found
+            return Rate(limit, taken, started + WINDOW_SECONDS)
+        seen = _ask(_LOOK, [tenant_id])
+        if seen is not None and _is_same(*seen):
+            if seen[0] < limit:
+                # Somebody has begun the minute between the two statements.
+                continue
+            resets_at = seen[1] + WINDOW_SECONDS
+            return Rate(limit, limit, resets_at, float(resets_at - seen[2]))
+        _ask(_ADD if seen is None else _BEGIN, [tenant_id])
+    # Its minutes end faster than they are looked at: the database's clock jumps.
+    return Rate(limit, limit, int(time.time()) + 1, 1.0)
+
+
+def _taken_if_possible(tenant_id: int, limit: int, counts_as: int) -> Rate:
+    global _away_until
+    if time.monotonic() >= _away_until:
+        try:
+            with limit_lock_wait(_PATIENCE_SECONDS):
+                return _taken(tenant_id, limit, counts_as)
+        except DatabaseFailure as error:
+            if not (problem := problem_of(error)):
+                raise
+            logger.warning("requests that read are counted by each process alone: %s", problem)
+            _away_until = time.monotonic() + _AWAY_SECONDS
+    return _counted_here(tenant_id, limit, counts_as)
+
+
+def _counted_here(tenant_id: int, limit: int, counts_as: int) -> Rate:
+    now = time.monotonic()
+    with _counting:
+        since, number = _by_itself.get(tenant_id, (now, 0))
+        if now - since >= WINDOW_SECONDS:
+            since, number = now, 0
+        has_place = number < limit
+        used = number + counts_as if has_place else number
+        _by_itself[tenant_id] = (since, used)
+    left = WINDOW_SECONDS - (now - since)
+    return Rate(limit, used, int(time.time() + left), None if has_place else left)
+
+
+def _is_same(taken: int, started: int, now: int) -> bool:
+    return -WINDOW_SECONDS <= now - started < WINDOW_SECONDS
+
+
+def _ask(sql: str, values: list[Any]) -> tuple[int, int, int] | None:
+    """The first row that it returns. All are fetched: SQLite commits after the last."""
+    vendor = connection.vendor
+    with connection.cursor() as cursor:
+        cursor.execute(sql.format(now=_NOW[vendor], also=_ALSO[vendor]), values)
+        rows = cursor.fetchall() if cursor.description else []
+    return rows[0][:3] if rows else None

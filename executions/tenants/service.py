@@ -9,8 +9,8 @@ from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
 
+from executions.ledger.append import Before, enter_row, look_at
 from executions.ledger.bindings import has_taken_stock
-from executions.ledger.bound_rows import Before, enter_row, look_at
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration
 from providers.services.touched import collecting

@@ -15,10 +15,10 @@ from django.conf import settings
 from django.core.management import call_command
 from django.db.migrations.loader import MigrationLoader
 
-from executions.ledger.findings import Verification
-from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.entry import LedgerUnavailable
+from executions.ledger.models import Verification
 from executions.ledger.verification import verify
-from executions.runs.expiry import Settled, close_after_restore
+from executions.runs.orphaned_runs import Settled, close_after_restore
 from sandbox_site import bootstrap, keys
 from sandbox_site.backups.archive import CHECKPOINTS, DATA, DATABASE, DamagedArchive, unpack
 from sandbox_site.backups.embedded import (

@@ -18,7 +18,7 @@ from executions.capabilities.playground.service import replay
 from executions.capabilities.policies.models import Policy
 from executions.capabilities.spending.models import Budget
 from executions.capabilities.webhooks.service import create_secret
-from executions.ledger.bound_rows import record_baseline
+from executions.ledger.append import record_baseline
 from executions.ledger.models import LegalHold
 from executions.ledger.verification import verify
 from executions.runs.models import Execution, LateResult

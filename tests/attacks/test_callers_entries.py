@@ -12,9 +12,9 @@ from executions.doors.native.authentication import ENTERED, NEEDS
 from executions.ledger.models import LedgerEntry
 from executions.sessions.storage import snapshots
 from executions.sessions.storage.models import Snapshot
-from executions.tenants import rate_limit
+from executions.tenants import quotas
 from executions.tenants.models import RequestWindow
-from executions.tenants.rate_limit import ENTRY_COUNTS_AS
+from executions.tenants.quotas import ENTRY_COUNTS_AS
 from tests.conftest import Caller
 from tests.support.at_once import at_once
 from tests.support.held import bounded
@@ -49,7 +49,7 @@ NOT_ENTERED = {
 def nothing_remembered(tmp_path: Path, settings: Any, kept_here: None) -> Iterator[None]:
     settings.DATA_DIR = tmp_path
     yield
-    rate_limit._refused.clear()
+    quotas._refused.clear()
 
 
 def entries() -> int:

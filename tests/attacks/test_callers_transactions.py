@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from executions.kernel import background, batches
+from executions.kernel import background, database
 from executions.sessions.storage.models import StoredTotal, WorkspaceFile
 from tests.conftest import Caller, require
 from tests.support.processes import ROOT
@@ -22,7 +22,7 @@ from tests.support.transactions import recorded
 pytestmark = pytest.mark.database
 
 # Of one that is served, so that its move takes longer than some runs; and of one that is counted.
-FILES, COUNTED_FILES = 6000, 3 * batches.MOST_ROWS
+FILES, COUNTED_FILES = 6000, 3 * database.MOST_ROWS
 # Beside the rows of a batch: those of the session, its workspace, the total and the ledger.
 OTHERS = 12
 
@@ -98,7 +98,7 @@ def test_no_transaction_writes_more_than_a_batch_of_a_folder(
             assert act().status_code < 300
             assert background.wait_for_keyed_work()
         assert found.rows >= COUNTED_FILES
-        assert found.most.rows <= batches.MOST_ROWS + OTHERS, found.most
+        assert found.most.rows <= database.MOST_ROWS + OTHERS, found.most
     assert listed(alice, {"id": str(session.pk)}) == []
     # Those of the snapshot, and no more.
     assert WorkspaceFile.objects.count() == COUNTED_FILES + 1 == StoredTotal.objects.get().files

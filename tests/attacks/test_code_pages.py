@@ -21,9 +21,8 @@ from django.urls import reverse
 
 from executions.admin.execution_page import text_box
 from executions.capabilities.playground.service import MAX_LINES
-from executions.kernel import page_time
-from executions.kernel.page_time import MAX_COLOURED, PAGE_SECONDS, PageTime
-from executions.kernel.presentation import MAX_CHARACTERS
+from executions.kernel import presentation
+from executions.kernel.presentation import MAX_CHARACTERS, MAX_COLOURED, PAGE_SECONDS, PageTime
 from executions.kernel.process_pool import PoolBusy, ProcessPool
 from executions.runs.models import Execution
 from executions.sessions.models import Session
@@ -63,17 +62,17 @@ SHORT_SECONDS = 0.05
 def apart(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """How long each answer of the process apart has taken. Nothing is known from another test."""
     taken: list[float] = []
-    ask = page_time._pool.ask
+    ask = presentation._pool.ask
 
     def counted(question: bytes, patience: float | None = None) -> bytes | None:
         answer = ask(question, 60)
         taken.append(PAGE_SECONDS if answer is None else json.loads(answer)[0])
         return answer
 
-    monkeypatch.setattr(page_time, "_kept", page_time._Kept(1 << 20))
-    monkeypatch.setattr(page_time._pool, "ask", counted)
+    monkeypatch.setattr(presentation, "_kept", presentation._Kept(1 << 20))
+    monkeypatch.setattr(presentation._pool, "ask", counted)
     # However busy the machine is: the processor's time is what counts here.
-    monkeypatch.setattr(page_time._pool, "wall_seconds", 60.0)
+    monkeypatch.setattr(presentation._pool, "wall_seconds", 60.0)
     return taken
 
 
@@ -194,7 +193,7 @@ def test_without_a_free_process_texts_are_plain(monkeypatch: pytest.MonkeyPatch)
         raise OSError("no process")
 
     for fail in (busy, none):
-        monkeypatch.setattr(page_time._pool, "ask", fail)
+        monkeypatch.setattr(presentation._pool, "ask", fail)
         assert PageTime().coloured("import os", "python") is None
         assert PageTime().aligned(["a"], ["b"]) is None
 

@@ -20,7 +20,7 @@ import pytest
 
 from executions.capabilities.fetching import service as fetching
 from executions.capabilities.fetching.service import Fetched, NotFetched, fetch_files
-from executions.kernel.addresses import Bounds, Reason
+from executions.kernel.http import Bounds, Reason
 from tests.support.certificates import Authority
 from tests.support.fetching import Came, allow, fetch, fetch_one
 from tests.support.resolving import resolve_as

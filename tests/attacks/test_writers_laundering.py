@@ -18,10 +18,10 @@ from django_otp.oath import totp
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
 from executions.capabilities.schedules.models import Schedule
+from executions.ledger.append import enter_row, look_at, record_baseline
 from executions.ledger.bindings import ALTERED, BASELINE, BINDINGS, model_of
-from executions.ledger.bound_rows import enter_row, look_at, record_baseline
-from executions.ledger.entry_format import write
-from executions.ledger.legal_holds import held_by_ledger
+from executions.ledger.entry import write
+from executions.ledger.erasures import held_by_ledger
 from executions.ledger.models import LedgerEntry, LegalHold
 from executions.ledger.verification import verify
 from executions.sessions.models import Session

@@ -11,8 +11,14 @@ import pytest
 
 from executions.ledger import checkpoints
 from executions.ledger.append import append
-from executions.ledger.entry_format import digest, signed_bytes, write
-from executions.ledger.keyring import LedgerUnavailable, SigningKey, _load
+from executions.ledger.entry import (
+    LedgerUnavailable,
+    SigningKey,
+    _load,
+    digest,
+    signed_bytes,
+    write,
+)
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify, verify_entries
 from executions.runs.models import Execution

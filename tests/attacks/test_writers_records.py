@@ -21,8 +21,8 @@ from django.contrib.contenttypes.models import ContentType
 from django.db import IntegrityError, connection, models, transaction
 
 from executions.capabilities.playground.service import replay
+from executions.ledger.append import record_baseline
 from executions.ledger.bindings import BINDINGS, NOT_PROVEN, columns_of, model_of
-from executions.ledger.bound_rows import record_baseline
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs.models import Artifact, Execution

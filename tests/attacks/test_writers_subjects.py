@@ -16,9 +16,8 @@ from django_otp.plugins.otp_totp.models import TOTPDevice
 
 from executions.capabilities.reports.scope import Scope
 from executions.capabilities.reports.service import make
+from executions.ledger.append import record_baseline, rows_called
 from executions.ledger.bindings import subject_of_user
-from executions.ledger.bound_rows import record_baseline
-from executions.ledger.last_entries import rows_called
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs.models import Approval, Execution

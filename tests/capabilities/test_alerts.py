@@ -25,11 +25,10 @@ from executions.capabilities.observability.models import (
 )
 from executions.capabilities.spending.models import SpendingAlert
 from executions.kernel import http
-from executions.kernel.database import hour_of
 from executions.ledger.append import append
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.runs.models import Process
+from executions.runs.models import Process, hour_of
 from executions.tasks import watch_alerts
 from executions.tenants.models import Tenant
 from executions.tenants.service import ADMINISTRATOR, AUDITOR, OPERATOR

@@ -13,9 +13,8 @@ from executions.capabilities.alerts import rules
 from executions.capabilities.alerts.models import Alert
 from executions.capabilities.alerts.rules import SHARED_CODE
 from executions.capabilities.alerts.service import QUIET, watch
-from executions.kernel.database import hour_of
 from executions.kernel.text import first_uuid7
-from executions.runs.models import Execution
+from executions.runs.models import Execution, hour_of
 from providers.models import CircuitBreaker, ProviderCheckCount, ProviderConfig
 from tests.capabilities.alerts import open_alerts
 from tests.conftest import Caller

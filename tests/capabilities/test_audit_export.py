@@ -19,8 +19,7 @@ from executions.capabilities.observability.audit_events import event_of
 from executions.capabilities.observability.audit_export import export_for
 from executions.capabilities.observability.models import AuditExport
 from executions.ledger.append import append
-from executions.ledger.entry_format import signed_bytes
-from executions.ledger.keyring import is_signed_by
+from executions.ledger.entry import is_signed_by, signed_bytes
 from executions.ledger.models import LedgerEntry
 from executions.ledger.trust import trusted_keys
 from executions.runs.models import Execution

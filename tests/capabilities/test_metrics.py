@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from executions.capabilities.observability.counters import BOUNDS
 from executions.capabilities.observability.metrics import TENANTS, Family, collect, write
 from executions.capabilities.observability.models import ExecutionCount, ExecutionTotal
-from executions.kernel.database import hour_of
-from executions.runs.models import ExecutionTenantCount, Process
+from executions.runs.models import ExecutionTenantCount, Process, hour_of
 from executions.sessions.models import Session
 from providers.models import CircuitBreaker, ProviderConfig, ProviderHealth
 from tests.conftest import Caller

@@ -192,7 +192,7 @@ if cofferdam backup /tmp/never.tar; then exit 1; fi
 unset DATABASE_URL
 echo "$RESTORED" > /etc/cofferdam/secrets/database_url
 cofferdam checkpoint_ledger --reset "restored the dump"
-cofferdam shell --command 'from executions.runs.expiry import close_after_restore; print(close_after_restore("last night"))'
+cofferdam shell --command 'from executions.runs.orphaned_runs import close_after_restore; print(close_after_restore("last night"))'
 cofferdam bootstrap
 cofferdam verify_ledger
 kill %1

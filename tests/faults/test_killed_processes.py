@@ -16,7 +16,7 @@ from django.db import connection
 from executions.ledger.models import LedgerEntry
 from executions.runs.heartbeat import Heartbeat
 from executions.runs.models import Execution, Process
-from executions.runs.process_reaper import Watcher
+from executions.runs.orphaned_runs import Watcher
 from tests.conftest import Caller, require
 from tests.support.held import opened
 from tests.support.processes import ROOT

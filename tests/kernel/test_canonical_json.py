@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples.receipts import verify_receipt
-from executions.ledger.entry_format import canonical
+from executions.ledger.entry import canonical
 from tests.conftest import require
 
 # RFC 8785, appendix B: the bits of a double, and how it is written.

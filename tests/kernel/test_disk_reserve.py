@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from executions.kernel import disk
-from executions.kernel.disk import disk_problem, look_again_at_disk
 from executions.ledger.models import LedgerEntry
+from executions.runs import admission
+from executions.runs.admission import disk_problem, look_again_at_disk
 from executions.runs.models import Execution
 from providers.errors import ProviderUnavailable
 from tests.conftest import Caller
@@ -75,8 +75,8 @@ def test_what_runs_is_recorded_and_what_ran_is_told(
 
 def test_the_disk_is_looked_at_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[object] = []
-    stat = disk.os.statvfs
-    monkeypatch.setattr(disk.os, "statvfs", lambda path: looks.append(path) or stat(path))
+    stat = admission.os.statvfs
+    monkeypatch.setattr(admission.os, "statvfs", lambda path: looks.append(path) or stat(path))
 
     for _ in range(100):
         assert disk_problem() == ""
@@ -88,7 +88,7 @@ def test_a_disk_without_room_for_another_file_counts_as_full(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     used_up = namedtuple("used_up", "f_bavail f_frsize f_files f_favail")(1 << 40, 4096, 9999, 3)
-    monkeypatch.setattr(disk.os, "statvfs", lambda path: used_up)
+    monkeypatch.setattr(admission.os, "statvfs", lambda path: used_up)
     assert "3 more files" in disk_problem()
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from executions.capabilities.fetching import service as fetching
 from executions.capabilities.fetching.service import Fetched, NotFetched, fetch_files
-from executions.kernel.addresses import Bounds, Reason
-from executions.kernel.disk import look_again_at_disk
+from executions.kernel.http import Bounds, Reason
+from executions.runs.admission import look_again_at_disk
 from providers.errors import InvalidConfiguration, RateLimited
 from tests.support.certificates import Authority
 from tests.support.fetching import Came, allow, fetch, fetch_one

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.kernel.addresses import (
+from executions.kernel.http import (
     BAD_PORTS,
     Destinations,
     FetchError,

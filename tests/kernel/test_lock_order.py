@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 from django.db import connection, transaction
 
-from executions.ledger.bound_rows import enter_row, look_at
+from executions.ledger.append import enter_row, look_at
 from executions.sessions.models import Session
 from executions.sessions.storage import blobs, drafts, file_saves, snapshots
 from executions.sessions.storage.models import Blob, StoredTotal, Workspace, WorkspaceFile

@@ -15,8 +15,8 @@ import pytest
 
 from executions.capabilities.policies import analyzer_pool
 from executions.kernel import background
-from executions.kernel.coroutines import run_sync
-from executions.ledger.checkpoint_store import AsyncWriter
+from executions.kernel.background import run_sync
+from executions.ledger.checkpoints import AsyncWriter
 from executions.runs import heartbeat, journal, output_collector
 from executions.runs.event_log import EventLog
 from executions.runs.heartbeat import Heartbeat

@@ -13,10 +13,10 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from executions.ledger.models import LedgerEntry
-from executions.tenants import rate_limit
+from executions.tenants import quotas
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import RequestWindow
-from executions.tenants.rate_limit import take
+from executions.tenants.quotas import take_request
 from tests.conftest import Caller
 from tests.support.at_once import at_once
 from tests.support.held import bounded
@@ -30,9 +30,9 @@ LIST = "/api/v1/executions"
 def nothing_remembered() -> Iterator[None]:
     """What a process knows of tenants, whose numbers are others' in the next test."""
     yield
-    rate_limit._refused.clear()
-    rate_limit._by_itself.clear()
-    rate_limit._away_until = float("-inf")
+    quotas._refused.clear()
+    quotas._by_itself.clear()
+    quotas._away_until = float("-inf")
 
 
 def told(answer: Any) -> tuple[int, int]:
@@ -84,11 +84,11 @@ def test_every_answer_to_a_key_says_what_is_left_and_keys_share_it(
 
 def test_a_large_body_counts_by_its_size_and_needs_one_place(alice: Caller) -> None:
     bounded(alice, max_requests_per_minute=10)
-    assert take(alice.tenant, counts_as=6).remaining == 4
-    assert take(alice.tenant).remaining == 3
+    assert take_request(alice.tenant, counts_as=6).remaining == 4
+    assert take_request(alice.tenant).remaining == 3
     # The largest can be sent by whoever has a place at all.
-    assert take(alice.tenant, counts_as=64).remaining == 0
-    assert take(alice.tenant).wait is not None
+    assert take_request(alice.tenant, counts_as=64).remaining == 0
+    assert take_request(alice.tenant).wait is not None
     large = {"code": "", "x": "y" * (2 << 20)}
     assert told(alice.client.post(LIST, large)) == (10, 0)
     bounded(alice, max_requests_per_minute=100)
@@ -96,9 +96,9 @@ def test_a_large_body_counts_by_its_size_and_needs_one_place(alice: Caller) -> N
 
 
 def test_what_is_counted_here_counts_by_size_too() -> None:
-    counted = [rate_limit._counted_here(0, 10, each).remaining for each in (1, 8, 4, 1)]
+    counted = [quotas._counted_here(0, 10, each).remaining for each in (1, 8, 4, 1)]
     assert counted == [9, 1, 0, 0]
-    assert rate_limit._counted_here(0, 10, 1).wait is not None
+    assert quotas._counted_here(0, 10, 1).wait is not None
 
 
 def test_a_flood_of_refusals_writes_nothing_and_asks_only_whose_key_it_is(alice: Caller) -> None:
@@ -112,8 +112,8 @@ def test_a_flood_of_refusals_writes_nothing_and_asks_only_whose_key_it_is(alice:
     assert RequestWindow.objects.get().taken == 1
     assert LedgerEntry.objects.count() == entries
     # Another process does not know, and finds nothing to change either.
-    rate_limit._refused.clear()
-    assert take(alice.tenant).wait is not None
+    quotas._refused.clear()
+    assert take_request(alice.tenant).wait is not None
     assert RequestWindow.objects.get().taken == 1
 
 
@@ -123,13 +123,13 @@ def test_a_hundred_at_the_same_time_at_one_below_the_bound_admit_exactly_one(
 ) -> None:
     bounded(alice, max_requests_per_minute=101)
     for _ in range(100):
-        take(alice.tenant).require()
-    assert at_once(100, lambda: take(alice.tenant).require()) == 1
+        take_request(alice.tenant).require()
+    assert at_once(100, lambda: take_request(alice.tenant).require()) == 1
     # And where the minute has just ended, as many as the bound.
-    rate_limit._refused.clear()
+    quotas._refused.clear()
     bounded(alice, max_requests_per_minute=7)
     RequestWindow.objects.update(started=F("started") - 61)
-    assert at_once(50, lambda: take(alice.tenant).require()) == 7
+    assert at_once(50, lambda: take_request(alice.tenant).require()) == 7
     assert RequestWindow.objects.get().taken == 7
 
 
@@ -137,18 +137,18 @@ def test_a_minute_that_another_begins_in_between_refuses_nobody(
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the statement that finds none and the one that looks why."""
-    ask = rate_limit._ask
+    ask = quotas._ask
     begun = []
 
     def begin_before_looking(sql: str, values: list[Any]) -> Any:
-        if sql == rate_limit._LOOK and not begun:
+        if sql == quotas._LOOK and not begun:
             begun.append(True)
-            ask(rate_limit._ADD, values)
-            ask(rate_limit._BEGIN, values)
+            ask(quotas._ADD, values)
+            ask(quotas._BEGIN, values)
         return ask(sql, values)
 
-    monkeypatch.setattr(rate_limit, "_ask", begin_before_looking)
-    assert (take(alice.tenant).wait, begun) == (None, [True])
+    monkeypatch.setattr(quotas, "_ask", begin_before_looking)
+    assert (take_request(alice.tenant).wait, begun) == (None, [True])
 
 
 def test_a_minute_ends_and_a_clock_that_jumps_neither_opens_nor_closes_it(alice: Caller) -> None:
@@ -156,9 +156,9 @@ def test_a_minute_ends_and_a_clock_that_jumps_neither_opens_nor_closes_it(alice:
 
     def passes_after(seconds: int) -> bool:
         """Whether one more passes once the database's clock was set by so much."""
-        rate_limit._refused.clear()
+        quotas._refused.clear()
         RequestWindow.objects.update(started=F("started") - seconds)
-        return take(alice.tenant).wait is None
+        return take_request(alice.tenant).wait is None
 
     assert [passes_after(0) for _ in range(3)] == [True, True, False]
     assert not passes_after(-30)
@@ -189,5 +189,5 @@ def test_what_only_reads_is_answered_and_bounded_while_nothing_can_be_written(
     assert RequestWindow.objects.get().taken == 1
     with transaction.atomic():
         bounded(alice, max_requests_per_minute=4)
-    rate_limit._away_until = float("-inf")
+    quotas._away_until = float("-inf")
     assert told(alice.client.get(LIST)) == (4, 2)

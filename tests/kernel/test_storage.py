@@ -18,7 +18,7 @@ from executions.capabilities.retention.service import apply_retention
 from executions.kernel.storage import ARTIFACTS, LEDGER, QUEUE, file_store
 from executions.ledger import checkpoints
 from executions.ledger.append import append
-from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.entry import LedgerUnavailable
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify, verify_entries
 from executions.runs import journal, payloads

@@ -28,7 +28,7 @@ from executions.capabilities.search.models import CodeText
 from executions.capabilities.tools.models import ToolCall
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.doors.native.authentication import NEEDS
-from executions.kernel import background, batches
+from executions.kernel import background, database
 from executions.runs import output_collector, worker
 from executions.runs.models import Execution, ExecutionEvent, Process, RunSignal
 from executions.sessions.models import Session
@@ -64,7 +64,7 @@ Act = Callable[[], Any]
 def _bounds(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: Any) -> None:
     settings.DATA_DIR = tmp_path
     settings.DELETE_S3_ON_DELETE = True
-    monkeypatch.setattr(batches, "MOST_ROWS", BATCH)
+    monkeypatch.setattr(database, "MOST_ROWS", BATCH)
     # These bound by their own number, and not by what a tenant has.
     monkeypatch.setattr(file_saves, "_HELD_FILES", BATCH // 2)
     monkeypatch.setattr(blobs, "_AT_ONCE", BATCH // 2)
@@ -270,8 +270,8 @@ def test_no_transaction_of_an_endpoint_grows_with_what_the_tenant_has(
 
 @pytest.fixture
 def _no_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batches, "MOST_ROWS", 100 * MUCH)
-    monkeypatch.setattr(batches, "MOST_SECONDS", 3600.0)
+    monkeypatch.setattr(database, "MOST_ROWS", 100 * MUCH)
+    monkeypatch.setattr(database, "MOST_SECONDS", 3600.0)
 
 
 @pytest.mark.usefixtures("kept_here", "_no_batches")

@@ -23,7 +23,7 @@ from executions.capabilities.reports.pdf import spelled
 from executions.capabilities.reports.scope import Scope
 from executions.capabilities.reports.service import make
 from executions.capabilities.retention.service import apply_retention
-from executions.ledger.entry_format import canonical
+from executions.ledger.entry import canonical
 from executions.ledger.models import LedgerEntry, LegalHold
 from executions.runs.models import Execution
 from executions.tenants.models import Tenant

@@ -13,13 +13,13 @@ from django.db.models import F
 
 from executions.ledger.verification import verify
 from executions.runs import journal
-from executions.runs.attempt import Attempt
 from executions.runs.heartbeat import Heartbeat
-from executions.runs.journal_files import Ended
+from executions.runs.journal import Ended
 from executions.runs.models import Execution
 from executions.runs.queue import claim, mark_dispatched, requeue
 from executions.runs.record import close_record
 from executions.runs.requests import ExecutionRequest
+from executions.runs.service import Attempt
 from executions.sessions.ending import end_leftovers
 from providers.errors import ProviderUnavailable
 from tests.conftest import Caller

@@ -25,7 +25,7 @@ from django.test import Client
 from executions.capabilities.spending.models import Budget
 from executions.ledger import checkpoints
 from executions.ledger.append import append
-from executions.ledger.keyring import LedgerUnavailable, keyring
+from executions.ledger.entry import LedgerUnavailable, keyring
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs.models import Execution

@@ -12,9 +12,7 @@ import pytest
 
 from executions.ledger import checkpoints
 from executions.ledger.append import append
-from executions.ledger.entry import Head
-from executions.ledger.entry_format import canonical, place_bytes
-from executions.ledger.keyring import signing_key
+from executions.ledger.entry import Head, canonical, place_bytes, signing_key
 from executions.ledger.models import LedgerEntry
 from executions.ledger.trust import trusted_keys
 from executions.ledger.verification import verify, verify_entries

@@ -12,7 +12,7 @@ from executions.ledger.append import append
 from executions.ledger.entry import ensure_ledger
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.runs.journal_files import waiting
+from executions.runs.journal import waiting
 from executions.runs.models import Execution
 from executions.runs.queue import claim_next
 from tests.conftest import Caller

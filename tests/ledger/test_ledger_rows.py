@@ -15,9 +15,9 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from executions.capabilities.spending.models import Budget
-from executions.ledger import bound_rows, last_entries
+from executions.ledger import append
+from executions.ledger.append import look_at, record_baseline
 from executions.ledger.bindings import columns_of
-from executions.ledger.bound_rows import look_at, record_baseline
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.tenants.keys import revoke, rotate
@@ -153,15 +153,13 @@ def test_a_column_that_is_bound_later_is_no_alteration(monkeypatch: pytest.Monke
     fewer = [name for name in columns_of(User) if name != "last_name"]
     real = columns_of
     with monkeypatch.context() as patch:
-        patch.setattr(
-            bound_rows, "columns_of", lambda model: fewer if model is User else real(model)
-        )
+        patch.setattr(append, "columns_of", lambda model: fewer if model is User else real(model))
         first, second = User.objects.create_user("erin"), User.objects.create_user("frank")
         User.objects.filter(username__in=("erin", "frank")).update(last_name="L")
     first.refresh_from_db()
     first.save()
     compared = look_at(User, second.pk)
-    assert bound_rows.record_baseline() == 0
+    assert append.record_baseline() == 0
     second.refresh_from_db()
     second.save()
     assert compared.altered_at is None
@@ -188,7 +186,7 @@ def test_what_is_not_bound_is_written_without_an_entry() -> None:
 
 def test_the_last_entry_is_found_by_an_index(alice: Caller) -> None:
     with connection.cursor() as cursor, CaptureQueriesContext(connection) as taken:
-        last_entries.last_entry("executions.tenant", str(alice.tenant.pk))
+        append.last_entry("executions.tenant", str(alice.tenant.pk))
         [looked] = [each["sql"] for each in taken.captured_queries if "bound_row" in each["sql"]]
         if connection.vendor == "postgresql":
             # Of so few rows it would read all.

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from executions.ledger import entry_format
-from executions.ledger.entry_format import CURRENT, SCHEMAS
-from executions.ledger.keyring import LedgerUnavailable, signing_key
+from executions.ledger import entry
+from executions.ledger.entry import CURRENT, SCHEMAS, LedgerUnavailable, signing_key
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.runs import sealing
+from executions.runs import record
 from executions.runs.models import Execution
 from tests.conftest import Caller
 from tests.support.running import run
@@ -57,7 +56,7 @@ def test_one_more_sealed_column_is_one_more_schema_and_breaks_no_older_entry(
     latest = SCHEMAS[CURRENT]
     wider = replace(latest, record=(*latest.record, "replay_of_id"))
     grown = {**SCHEMAS, CURRENT + 1: replace(wider, stated=(*wider.stated, "mode"))}
-    for module in (entry_format, sealing):
+    for module in (entry, record):
         monkeypatch.setattr(module, "SCHEMAS", grown)
         monkeypatch.setattr(module, "CURRENT", CURRENT + 1)
     receipt = run(alice, "pass # again").json()["receipt"]
@@ -68,7 +67,7 @@ def test_one_more_sealed_column_is_one_more_schema_and_breaks_no_older_entry(
     assert verify().is_intact
 
     # The version before cannot check what it does not know, and says so.
-    monkeypatch.setattr(entry_format, "SCHEMAS", SCHEMAS)
+    monkeypatch.setattr(entry, "SCHEMAS", SCHEMAS)
     (finding,) = verify().findings
     assert f"does not know the schema {CURRENT + 1}" in finding.detail
 

@@ -16,9 +16,8 @@ from executions.capabilities.reports.reading import entry_of
 from executions.capabilities.reports.scope import Scope
 from executions.capabilities.reports.service import make
 from executions.capabilities.reports.signing import Signed
-from executions.ledger.append import append
+from executions.ledger.append import append, rows_called
 from executions.ledger.bindings import subject_of_user
-from executions.ledger.last_entries import rows_called
 from executions.ledger.models import LedgerEntry
 from executions.ledger.trust import trusted_keys
 from executions.ledger.verification import verify

@@ -14,8 +14,7 @@ from django.core.management import call_command
 from django.db import connection
 
 from executions.ledger.append import append
-from executions.ledger.entry_format import digest, signed_bytes, write
-from executions.ledger.keyring import LedgerUnavailable, _load
+from executions.ledger.entry import LedgerUnavailable, _load, digest, signed_bytes, write
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs.models import Execution

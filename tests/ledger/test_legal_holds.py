@@ -21,7 +21,7 @@ from executions.capabilities.retention import service as retention
 from executions.capabilities.retention.service import apply_retention
 from executions.capabilities.spending.models import Budget
 from executions.kernel.audit import acting_as
-from executions.ledger.legal_holds import Held, OnHold
+from executions.ledger.erasures import Held, OnHold
 from executions.ledger.models import LedgerEntry, LegalHold
 from executions.ledger.verification import verify
 from executions.runs.models import Execution, LateResult

@@ -24,8 +24,7 @@ from executions.capabilities.reports.scope import Scope
 from executions.capabilities.reports.service import make, name_of
 from executions.capabilities.reports.signing import JSON_START, JSON_SUBJECT, json_end, sign
 from executions.kernel.storage import REPORTS, file_store
-from executions.ledger.entry_format import canonical
-from executions.ledger.keyring import signing_key
+from executions.ledger.entry import canonical, signing_key
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
 from tests.conftest import Caller

@@ -19,11 +19,11 @@ from executions.capabilities.policies import approvals
 from executions.capabilities.policies.models import Policy
 from executions.capabilities.retention import service as retention
 from executions.client import execute_code
-from executions.ledger.entry_format import write
+from executions.ledger.entry import write
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.runs.expiry import end_stale_executions
 from executions.runs.models import Approval, Execution
+from executions.runs.orphaned_runs import end_stale_executions
 from executions.tenants.keys import revoke
 from providers.errors import SandboxError
 from providers.services.kept import forget_all

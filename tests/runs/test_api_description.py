@@ -16,7 +16,7 @@ from rest_framework.request import Request
 
 from executions.doors.native.frame import ApiView
 from executions.doors.native.schema import BYTES, endpoint
-from executions.kernel.shapes import PageShape
+from executions.kernel.bodies import PageShape
 from executions.sessions.requests import CHANGE
 from tests.conftest import Caller
 from tests.runs.execution_shape import SHAPE

@@ -12,9 +12,9 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from executions.ledger.entry_format import text_hash
+from executions.ledger.entry import text_hash
 from executions.runs.models import Execution
-from executions.runs.sealing import receipt_of
+from executions.runs.record import receipt_of
 from tests.conftest import Caller, require
 from tests.runs.execution_shape import SHAPE
 from tests.support.running import run

@@ -15,7 +15,8 @@ from django.test import Client
 
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.runs import active_runs, service
+from executions.runs import active_runs
+from executions.runs import service as runs
 from executions.runs.heartbeat import Heartbeat
 from executions.runs.models import Execution, LateResult, RunSignal
 from executions.runs.queue import claim_next
@@ -123,11 +124,11 @@ def test_what_its_process_does_not_end_is_closed_and_its_result_comes_late(
     scripted: Callable[[], list[str]], alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where its process hangs: the run here goes on, because it cannot be broken off."""
-    monkeypatch.setattr(service, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "PATIENCE_SECONDS", 0.0)
     code = (
         "from executions.models import Execution\n"
         "from executions.runs.service import cancelling\n"
-        "from executions.kernel.coroutines import run_sync\n"
+        "from executions.kernel.background import run_sync\n"
         "told = run_sync(cancelling(Execution.objects.get(), 'key:x'))\n"
         "answer = ExecutionResult(told.status, '', 0, 0.0)"
     )

@@ -17,13 +17,11 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from executions.ledger.models import LedgerEntry
-from executions.runs import journal_files, process_reaper
-from executions.runs.expiry import end_stale_executions
+from executions.runs import journal, orphaned_runs
 from executions.runs.heartbeat import Heartbeat, PeriodicStep
-from executions.runs.journal import record_kept
-from executions.runs.journal_files import Ended
+from executions.runs.journal import Ended, record_kept
 from executions.runs.models import Execution, Process
-from executions.runs.process_reaper import KEPT, Watcher, forget_ended
+from executions.runs.orphaned_runs import KEPT, Watcher, end_stale_executions, forget_ended
 from executions.runs.record import close_record
 from executions.sessions.ending import abort_unfinished
 from executions.sessions.models import Session
@@ -126,7 +124,7 @@ def test_of_its_own_host_a_process_that_has_ended_is_dead_at_once(
     execution, waits = ran_by(other, alice), ran_by(other, alice)
     now = timezone.now()
     values = {"stdout": "kept\n", "exit_code": 0, "finished_at": now, "cost": None}
-    journal_files.write(Ended(waits.pk, Execution.Status.SUCCEEDED, values))
+    journal.write(Ended(waits.pk, Execution.Status.SUCCEEDED, values))
 
     assert clock.watch(watcher, 9, nothing) == 0
     beat(other)
@@ -226,7 +224,7 @@ def test_what_cannot_be_closed_is_not_tried_without_a_pause(
         clock.now += 2
         return False
 
-    monkeypatch.setattr(process_reaper, "requeue_or_fail", refuse)
+    monkeypatch.setattr(orphaned_runs, "requeue_or_fail", refuse)
     watcher.look(None)
 
     assert not watcher.is_behind

@@ -26,12 +26,11 @@ from executions.kernel.database import DatabaseUnavailable
 from executions.kernel.text import uuid7
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.runs import artifacts, journal, journal_files, record, worker
+from executions.runs import artifacts, journal, record, worker
 from executions.runs.heartbeat import Heartbeat
-from executions.runs.journal import keep, record_kept
-from executions.runs.journal_files import Ended, waiting, write
+from executions.runs.journal import Ended, keep, record_kept, waiting, write
 from executions.runs.models import Artifact, Execution, LateResult
-from executions.runs.process_reaper import UnattendedRuns
+from executions.runs.orphaned_runs import UnattendedRuns
 from executions.runs.queue import claim_next
 from executions.runs.record import close_record, error_changes
 from providers.models import ProviderPrice
@@ -101,7 +100,7 @@ def test_a_result_that_comes_after_its_record_was_closed_is_attached_and_changes
     assert after == {name: before[name] for name in before if name != "late_result"}
     assert (late["status"], late["stdout"], late["exit_code"]) == ("succeeded", "<b>late</b>", 0)
     assert late["artifacts"][0]["name"] == "a.txt"
-    assert not list((journal_files.settings.DATA_DIR / "artifacts").rglob("0"))
+    assert not list((journal.settings.DATA_DIR / "artifacts").rglob("0"))
     assert bob.client.get(path).json()["late_result"] == late
     assert charlie.client.get(path).status_code == 404
     page = admin_client.get(f"/admin/executions/execution/{execution.pk}/change/")
@@ -230,7 +229,7 @@ def test_a_journal_that_holds_enough_loses_the_result_and_says_so(
     alice: Caller, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     execution = opened(alice)
-    monkeypatch.setattr(journal_files, "MOST_BYTES", 100)
+    monkeypatch.setattr(journal, "MOST_BYTES", 100)
     away = keep(ended(execution), LOCKED)
     assert (away.ran, away.kept, waiting()) == (True, False, [])
     assert "its result is lost" in away.message
@@ -358,4 +357,4 @@ def test_rotating_the_keys_reaches_what_waits(alice: Caller, settings: Any) -> N
         assert (result.rotated, result.failed) == (expected, [])
     settings.FERNET_KEYS = new
     (path,) = waiting()
-    assert journal_files.read(path).execution_id == execution.pk
+    assert journal.read(path).execution_id == execution.pk

@@ -16,14 +16,13 @@ from django.db import OperationalError, connection, connections
 from django.db.models.functions import Now
 
 from executions.runs import active_runs, heartbeat
-from executions.runs.attempt import Attempt
 from executions.runs.heartbeat import Heartbeat, PeriodicStep
 from executions.runs.models import Execution, Process
-from executions.runs.process_reaper import UnattendedRuns
+from executions.runs.orphaned_runs import UnattendedRuns
 from executions.runs.queue import claim_next
 from executions.runs.requests import Caller as By
 from executions.runs.requests import ExecutionRequest
-from executions.runs.service import run_execution
+from executions.runs.service import Attempt, run_execution
 from providers import draining
 from providers.manager import Lease, manager
 from tests.conftest import Caller

@@ -24,9 +24,9 @@ from tests.support.running import run
 from tests.support.sessions import cell, opened
 
 OURS = tuple(f"{ROOT}/{name}/" for name in ("executions", "providers", "sandbox_site"))
-FILES_OF_A_RUN = 74
+FILES_OF_A_RUN = 66
 STATEMENTS_OF_A_RUN = 15
-FILES_OF_A_CELL = 83
+FILES_OF_A_CELL = 75
 STATEMENTS_OF_A_CELL = 19
 
 
@@ -36,7 +36,7 @@ def _no_lookup_grows_old(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "providers.services.kept.KEPT_SECONDS",
         "executions.runs.rights.CHECK_SECONDS",
-        "executions.kernel.disk.LOOKED_AT_SECONDS",
+        "executions.runs.admission.DISK_LOOKED_AT_SECONDS",
     ):
         monkeypatch.setattr(name, 3600)
 

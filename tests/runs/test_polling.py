@@ -14,10 +14,9 @@ from django.test.utils import CaptureQueriesContext
 
 from executions.doors.native.deferred import NDJSON, EventStream
 from executions.kernel.text import to_json
-from executions.runs import event_log, event_stream, polling
-from executions.runs.event_stream import EventBuffer, Listener
+from executions.runs import event_log, event_stream
+from executions.runs.event_stream import EventBuffer, Listener, Poll, Reader, Waiter
 from executions.runs.models import Execution, ExecutionEvent, RunSignal
-from executions.runs.polling import Poll, Reader, Waiter
 from providers import draining
 from providers.errors import RateLimited
 from providers.threads import Loop
@@ -187,10 +186,10 @@ def test_who_stays_hears_nothing_of_a_database_that_is_away_for_a_moment(
         raise OperationalError("away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(polling, "_unfinished", away)
+        patch.setattr(event_stream, "_unfinished", away)
         poll._tick()
         assert not waiter.ended.done()
-        poll._answered_at = time.monotonic() - polling.AWAY_SECONDS
+        poll._answered_at = time.monotonic() - event_stream.AWAY_SECONDS
         poll._tick()
     with pytest.raises(OperationalError):
         waiter.ended.result(0)
@@ -243,7 +242,7 @@ def test_nobody_polls_when_nobody_waits(alice: Caller, poll: Poll) -> None:
 def test_one_follower_asks_for_the_events_of_an_execution(
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(polling, "poll", Poll())
+    monkeypatch.setattr(event_stream, "poll", Poll())
     execution, listener = opened(alice), Listener("key:1", "wonderland")
     told = [
         event_stream.following(execution.pk, EventStream(NDJSON), 0, listener) for _ in range(3)

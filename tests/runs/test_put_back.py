@@ -13,11 +13,10 @@ from django.utils import timezone
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs import heartbeat, journal, payloads
-from executions.runs.expiry import end_stale_executions
 from executions.runs.heartbeat import OwnershipLost
-from executions.runs.journal_files import Ended, write
+from executions.runs.journal import Ended, write
 from executions.runs.models import Execution, Process
-from executions.runs.process_reaper import mark_lost, requeue_or_fail
+from executions.runs.orphaned_runs import end_stale_executions, mark_lost, requeue_or_fail
 from executions.runs.queue import MAX_REQUEUES, claim, claim_next, mark_dispatched, move, requeue
 from executions.runs.record import error_changes, reject
 from providers.errors import ProviderUnavailable

@@ -17,8 +17,8 @@ from django.db import connection
 from executions.kernel.storage import QUEUE
 from executions.kernel.storage import file_store as kept_at
 from executions.runs import payloads
-from executions.runs.expiry import end_stale_executions
 from executions.runs.models import Execution
+from executions.runs.orphaned_runs import end_stale_executions
 from executions.runs.queue import claim, claim_next, mark_dispatched
 from executions.runs.record import reject
 from providers.errors import ProviderUnavailable, RateLimited

@@ -19,7 +19,7 @@ from executions.capabilities.playground.service import (
     replay,
     route_to,
 )
-from executions.kernel.page_time import PageTime
+from executions.kernel.presentation import PageTime
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs.models import Execution

@@ -17,8 +17,8 @@ from executions.capabilities.playground.service import recorded_request
 from executions.capabilities.spending.models import Budget
 from executions.capabilities.spending.service import spend
 from executions.ledger.verification import verify
-from executions.runs.expiry import end_stale_executions
 from executions.runs.models import Execution
+from executions.runs.orphaned_runs import end_stale_executions
 from executions.runs.queue import claim, claim_next
 from executions.tenants.keys import create_api_key, revoke
 from tests.conftest import Caller

@@ -10,9 +10,9 @@ from django.core.management import call_command
 from django.utils import timezone
 from django_q.models import Schedule
 
-from executions.runs.expiry import end_stale_executions
 from executions.runs.heartbeat import Heartbeat
 from executions.runs.models import Execution
+from executions.runs.orphaned_runs import end_stale_executions
 from executions.runs.queue import claim
 from executions.runs.record import open_record
 from executions.runs.requests import Caller as By

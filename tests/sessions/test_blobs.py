@@ -16,7 +16,7 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.kernel import paths
+from executions.kernel import text
 from executions.kernel.storage import WORKSPACES, Folder, disposition, file_store
 from executions.sessions.storage import blobs, quota, restore
 from executions.sessions.storage.models import (
@@ -41,8 +41,8 @@ def named(blob: Blob, path: str = "f") -> WorkspaceFile:
     workspace = Workspace.objects.create(tenant=Tenant.objects.get(pk=blob.tenant_id))
     return WorkspaceFile.objects.create(
         workspace=workspace,
-        key=paths.key_of(path),
-        path=paths.to_text(path),
+        key=text.key_of(path),
+        path=text.to_text(path),
         type="file",
         blob=blob,
         size=blob.size,
@@ -356,9 +356,9 @@ _NAME = st.binary(min_size=1, max_size=40).map(lambda raw: raw.decode("utf-8", "
 
 @given(_NAME, _NAME)
 def test_each_path_has_one_text_and_each_text_one_path(first: str, second: str) -> None:
-    assert paths.from_text(paths.to_text(first)) == first
-    assert (paths.to_text(first) == paths.to_text(second)) == (first == second)
-    paths.to_text(first).encode()
+    assert text.from_text(text.to_text(first)) == first
+    assert (text.to_text(first) == text.to_text(second)) == (first == second)
+    text.to_text(first).encode()
 
 
 @pytest.mark.parametrize(
@@ -369,12 +369,12 @@ def test_each_path_has_one_text_and_each_text_one_path(first: str, second: str) 
     ],
 )
 def test_what_is_no_path(path: object) -> None:
-    assert not paths.is_path(path)
+    assert not text.is_path(path)
 
 
 @pytest.mark.parametrize("path", ["a", "a/b", "...", "a\nb", "\udcff", "é" * 127, "a%b", " "])
 def test_what_is_a_path(path: str) -> None:
-    assert paths.is_path(path)
+    assert text.is_path(path)
 
 
 def test_bytes_are_taken_in_as_they_come() -> None:

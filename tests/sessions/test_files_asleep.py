@@ -13,8 +13,8 @@ from django.utils import timezone
 
 from executions.doors.native.deferred import LATER, DeferredResponse
 from executions.kernel import background
-from executions.kernel.paths import key_of
 from executions.kernel.storage import Folder
+from executions.kernel.text import key_of
 from executions.sessions import files as session_files
 from executions.sessions.models import Session
 from executions.sessions.storage import blobs, changes

@@ -12,7 +12,7 @@ from executions.ledger.verification import verify
 from executions.runs import output_collector
 from executions.runs.heartbeat import Heartbeat
 from executions.runs.models import Execution
-from executions.runs.process_reaper import UnattendedRuns
+from executions.runs.orphaned_runs import UnattendedRuns
 from executions.sessions.maintenance import maintain
 from executions.sessions.models import Session
 from executions.sessions.storage.suspend import suspend

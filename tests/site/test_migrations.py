@@ -17,7 +17,7 @@ from django.db.migrations.operations.base import Operation
 from django.db.migrations.state import ProjectState
 from django.utils import timezone
 
-from executions.kernel.online_migrations import AddIndexOnline
+from executions.kernel.database import AddIndexOnline
 
 pytestmark = pytest.mark.database
 

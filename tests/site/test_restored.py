@@ -8,7 +8,7 @@ import pytest
 
 from executions.capabilities.schedules.service import RESTORED
 from executions.ledger.verification import verify
-from executions.runs.journal_files import waiting, write
+from executions.runs.journal import waiting, write
 from executions.runs.models import Execution
 from tests.conftest import Caller
 from tests.support.held import opened

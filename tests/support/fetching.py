@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from executions.capabilities.fetching.service import Fetched, NotFetched, fetch_files
-from executions.kernel.addresses import Bounds, Reason
+from executions.kernel.http import Bounds, Reason
 from tests.support.web_server import WebServer
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from executions.runs.journal_files import Ended
+from executions.runs.journal import Ended
 from executions.runs.models import Execution
 
 AFTER = timezone.now().replace(microsecond=123_456)

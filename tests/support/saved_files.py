@@ -10,7 +10,7 @@ from django.db.models import Sum
 from django.utils import timezone
 
 from executions.kernel import background
-from executions.kernel.paths import from_text, key_of
+from executions.kernel.text import from_text, key_of
 from executions.ledger.models import LedgerEntry
 from executions.sessions.maintenance import maintain
 from executions.sessions.models import Session

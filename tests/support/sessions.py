@@ -13,8 +13,8 @@ from django.db import connections, transaction
 from django.db.models.functions import Now
 
 from executions.kernel import background
+from executions.ledger.append import enter_row, look_at
 from executions.ledger.bindings import NOT_PROVEN
-from executions.ledger.bound_rows import enter_row, look_at
 from executions.runs import output_collector
 from executions.sessions.models import Session
 from providers import registry

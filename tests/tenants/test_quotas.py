@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from executions.kernel.coroutines import run_sync
+from executions.kernel.background import run_sync
 from executions.runs import record
 from executions.runs.admission import current_usage
 from executions.runs.models import Execution, ExecutionTenantCount, Process
-from executions.runs.process_reaper import mark_lost
+from executions.runs.orphaned_runs import mark_lost
 from executions.runs.service import cancelling
 from executions.sessions.storage import quota
 from providers.errors import RateLimited

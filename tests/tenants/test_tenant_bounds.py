@@ -21,8 +21,8 @@ from executions.capabilities.spending.models import Budget
 from executions.client import execute_code
 from executions.ledger.append import append
 from executions.ledger.models import LedgerEntry
-from executions.runs.expiry import end_stale_executions
 from executions.runs.models import Execution, ExecutionTenantCount
+from executions.runs.orphaned_runs import end_stale_executions
 from executions.runs.record import open_record
 from executions.runs.requests import Caller as By
 from executions.runs.requests import ExecutionRequest

@@ -22,7 +22,7 @@ from executions.capabilities.tools.dispatcher import ToolCallDispatcher
 from executions.capabilities.tools.models import ToolCall
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.runs import process_reaper, record, requests
+from executions.runs import orphaned_runs, record, requests
 from executions.runs.event_log import EventLog
 from executions.runs.models import Execution, ExecutionEvent
 from executions.runs.requests import ExecutionRequest, run_limits
@@ -220,7 +220,7 @@ def test_a_call_whose_process_has_died_waits_for_nobody(
     call = at.until(1)
     execution = Execution.objects.get(pk=at.execution.pk)
     if is_found_dead:
-        assert process_reaper.mark_lost(execution, "it died")
+        assert orphaned_runs.mark_lost(execution, "it died")
     else:
         changes = record.error_changes("SB009", "it died")
         assert record.close_record(execution, Execution.Status.ERROR, changes)

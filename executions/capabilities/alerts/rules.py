@@ -20,14 +20,12 @@ from executions.capabilities.observability.models import (
     ExecutionLatency,
 )
 from executions.capabilities.spending.models import SpendingAlert
-from executions.kernel.database import hour_of
 from executions.kernel.text import first_uuid7
-from executions.ledger.checkpoint_store import checkpoint_store
-from executions.ledger.checkpoints import newest_line
-from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.checkpoints import checkpoint_store, newest_line
+from executions.ledger.entry import LedgerUnavailable
 from executions.ledger.models import LedgerCheck, LedgerEntry
 from executions.runs.ledger_checks import last_told, uncheckpointed_since
-from executions.runs.models import Execution, Process
+from executions.runs.models import Execution, Process, hour_of
 from executions.runs.queue import WAITS_FOR_APPROVAL, queue_state
 from executions.runs.record import QUEUE_ALLOWANCE
 from executions.tenants.models import Tenant

@@ -24,7 +24,7 @@ from executions.capabilities.alerts.rules import RULES, Found, Rule
 from executions.capabilities.webhooks.service import signed_headers
 from executions.kernel import http
 from executions.kernel.background import run_once_in_background
-from executions.kernel.batches import delete_in_batches
+from executions.kernel.database import delete_in_batches
 from executions.ledger.append import append
 from executions.runs.models import Process
 from providers import draining

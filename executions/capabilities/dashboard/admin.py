@@ -22,8 +22,7 @@ from executions.admin.ledger import VIEW as VIEW_CHECKS
 from executions.capabilities.dashboard.inbox import MOST, Attention, Ill, Waiting, attention
 from executions.capabilities.dashboard.service import RANGES, TARGET_PERCENT, Series, figures
 from executions.kernel.presentation import in_time
-from executions.ledger.entry import read_head
-from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.entry import LedgerUnavailable, read_head
 from executions.ledger.models import LedgerCheck
 from providers import guarded
 from providers.errors import CODES, SandboxError

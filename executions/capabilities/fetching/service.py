@@ -18,21 +18,22 @@ import httpcore
 from django.conf import settings
 
 from executions.capabilities.fetching.filenames import Names, name_of
-from executions.kernel.addresses import (
+from executions.kernel.background import Shares
+from executions.kernel.http import (
+    HEAD_BYTES,
     Bounds,
     Budget,
     FetchError,
     Reason,
     Room,
     destinations,
+    exchange,
     read_url,
     redirected,
     too_slow,
     without_secrets,
 )
-from executions.kernel.background import Shares
-from executions.kernel.disk import disk_problem
-from executions.kernel.http import HEAD_BYTES, exchange
+from executions.runs.admission import disk_problem
 from providers.errors import InvalidConfiguration, RateLimited
 from providers.remote.receiver import Receiver
 

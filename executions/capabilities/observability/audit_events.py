@@ -13,7 +13,7 @@ from typing import Any
 
 from django.conf import settings
 
-from executions.ledger.entry_format import parse
+from executions.ledger.entry import parse
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
 

@@ -17,9 +17,8 @@ from django.db.models import F, Model
 from executions.capabilities.observability.counters import ADD, HAS_COST, KEYS, bucket_of
 from executions.capabilities.observability.models import ExecutionCount, ExecutionLatency
 from executions.capabilities.retention.service import records_erased_until
-from executions.kernel.batches import let_others_write
-from executions.kernel.database import hour_of, snapshot_read
-from executions.runs.models import Execution, ExecutionTenantCount
+from executions.kernel.database import let_others_write, snapshot_read
+from executions.runs.models import Execution, ExecutionTenantCount, hour_of
 
 _BATCH = 5000
 # Rows that are corrected in one transaction.

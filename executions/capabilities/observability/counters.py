@@ -17,9 +17,8 @@ from executions.capabilities.observability.models import (
     ExecutionLatency,
     ExecutionTotal,
 )
-from executions.kernel.database import hour_of
 from executions.runs.admission import ADD_USE
-from executions.runs.models import Execution, ExecutionTenantCount
+from executions.runs.models import Execution, ExecutionTenantCount, hour_of
 from providers.services.breaker import ILL
 
 # Upper bounds in seconds of the buckets of a duration; what is longer is in "+Inf".

@@ -26,9 +26,8 @@ from executions.capabilities.observability.counters import (
     PHASES,
 )
 from executions.capabilities.observability.models import AuditExport, ExecutionTotal
-from executions.kernel.database import hour_of
 from executions.ledger.models import LedgerEntry
-from executions.runs.models import Execution, ExecutionTenantCount, Process
+from executions.runs.models import Execution, ExecutionTenantCount, Process, hour_of
 from executions.sessions.models import Session
 from providers.models import CircuitBreaker, ProviderConfig, ProviderHealth
 

@@ -14,15 +14,15 @@ from django.conf import settings
 from django.db import transaction
 
 from executions.kernel.audit import current_actor
-from executions.kernel.coroutines import run_sync
+from executions.kernel.background import run_sync
 from executions.kernel.declarations import refuse
-from executions.kernel.page_time import PageTime
+from executions.kernel.presentation import PageTime
 from executions.kernel.text import from_json, is_storable
 from executions.ledger.append import append
 from executions.runs.models import Execution
+from executions.runs.provider_calls import Route
 from executions.runs.record import Outcome
 from executions.runs.requests import Caller, ExecutionRequest
-from executions.runs.routes import Route
 from executions.runs.routing import choices_for, ensure_choice
 from executions.runs.service import running
 from executions.sessions import manual_runs

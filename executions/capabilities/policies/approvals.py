@@ -18,7 +18,7 @@ from django.utils import timezone
 
 from executions.capabilities.webhooks import service as webhooks
 from executions.ledger.append import append
-from executions.ledger.entry_format import parse
+from executions.ledger.entry import parse
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify_entry
 from executions.runs import payloads

@@ -15,16 +15,15 @@ from executions.capabilities.policies.active import Rules, isolation_of, rules_f
 from executions.capabilities.policies.analysis import LOOKED, MOST_BYTES, UNPARSED
 from executions.capabilities.policies.analyzer_pool import submit_look
 from executions.capabilities.policies.approvals import approved, ask_for
-from executions.kernel.coroutines import wait_for
+from executions.kernel.background import wait_for
 from executions.kernel.text import storable
 from executions.runs.admission import Demand, ensure_within_bounds
 from executions.runs.event_log import EventLog
 from executions.runs.extensions import Extension, Review, RunPart, Waiting
 from executions.runs.models import Execution
-from executions.runs.provider_calls import guard
+from executions.runs.provider_calls import Step, guard
 from executions.runs.requests import Caller, ExecutionRequest
 from executions.runs.results import POLICY, BlockedByPolicy
-from executions.runs.routes import Step
 from executions.runs.routing import COMMANDS
 from providers.errors import InvalidConfiguration
 from providers.isolation import NONE

@@ -12,9 +12,8 @@ from executions.capabilities.policies.models import Policy
 from executions.capabilities.reports import scope as scopes
 from executions.capabilities.reports.reading import Reading, Told, holds_of
 from executions.capabilities.reports.signing import JSON_START, JSON_SUBJECT, Signed, json_end, sign
-from executions.ledger.entry_format import DOMAIN, canonical, moment, to_canonical
-from executions.ledger.findings import Verification
-from executions.ledger.keyring import SigningKey, keyring
+from executions.ledger.entry import DOMAIN, SigningKey, canonical, keyring, moment, to_canonical
+from executions.ledger.models import Verification
 from providers.models import ConfigVersion
 
 FORMAT = 1

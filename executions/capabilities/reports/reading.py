@@ -11,17 +11,15 @@ from uuid import UUID
 from executions.capabilities.reports import scope as scopes
 from executions.capabilities.reports.scope import Scope
 from executions.capabilities.reports.signing import Signed
-from executions.ledger.entry_format import canonical, column_of, moment, to_canonical
-from executions.ledger.erasures import Erasures, authentic
-from executions.ledger.findings import Finding, Verification
-from executions.ledger.legal_holds import Held, held_by_ledger, held_of
-from executions.ledger.models import LedgerEntry, LegalHold
+from executions.ledger.entry import canonical, column_of, moment, to_canonical
+from executions.ledger.erasures import Erasures, Held, authentic, held_by_ledger, held_of
+from executions.ledger.models import Finding, LedgerEntry, LegalHold, Verification
 from executions.ledger.trust import trusted_keys
 from executions.ledger.verification import verify_entries
-from executions.runs.alterations import alteration_of
+from executions.runs.ledger_checks import alteration_of
 from executions.runs.models import Artifact, Execution
+from executions.runs.record import body_hashes
 from executions.runs.results import policy_of
-from executions.runs.sealing import body_hashes
 
 # Of a body: it is there, was never kept, was erased as an entry says, or is gone without one.
 KEPT, NOT_KEPT, NONE, ERASED, REMOVED = "kept", "not kept", "none", "erased", "removed"

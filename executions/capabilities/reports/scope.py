@@ -12,7 +12,7 @@ from django.db.models import Exists, Max, Min, OuterRef, Q, QuerySet, Sum, Value
 from django.db.models.functions import Coalesce, Length
 
 from executions.kernel.text import first_uuid7
-from executions.ledger.entry_format import column_of, moment
+from executions.ledger.entry import column_of, moment
 from executions.ledger.models import LedgerEntry, LegalHold
 from executions.runs.models import Artifact, Execution
 from executions.tenants.models import Tenant

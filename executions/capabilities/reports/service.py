@@ -27,8 +27,8 @@ from executions.capabilities.reports.signing import PDF_SUBJECT, examined, pdf_e
 from executions.kernel.audit import acting_as
 from executions.kernel.storage import REPORTS, file_store
 from executions.ledger.append import append
+from executions.ledger.entry import LedgerUnavailable, signing_key
 from executions.ledger.erasures import authentic
-from executions.ledger.keyring import LedgerUnavailable, signing_key
 from executions.ledger.models import LedgerEntry
 from executions.ledger.trust import trusted_keys
 from providers.errors import InvalidConfiguration

@@ -16,8 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Any
 
-from executions.ledger.entry_format import DOMAIN, canonical
-from executions.ledger.keyring import SigningKey, is_signed_by
+from executions.ledger.entry import DOMAIN, SigningKey, canonical, is_signed_by
 
 JSON_SUBJECT, PDF_SUBJECT = "report", "report pdf"
 JSON_START = b'{"report":'

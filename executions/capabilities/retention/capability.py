@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executions.ledger.legal_holds import OnHold, held_of
+from executions.ledger.erasures import OnHold, held_of
 from executions.ledger.models import LegalHold
 from executions.runs.extensions import Extension
 from executions.runs.models import Execution

@@ -21,13 +21,12 @@ from django.utils import timezone
 
 from executions.capabilities.search.service import forget_code
 from executions.capabilities.tools.models import ToolCall
-from executions.kernel.batches import delete_in_batches, keys_of, let_others_write
+from executions.kernel.database import delete_in_batches, keys_of, let_others_write
 from executions.kernel.storage import ARTIFACTS, WORKSPACES, Entry, file_store
 from executions.kernel.text import first_uuid7
 from executions.ledger.append import append
-from executions.ledger.entry_format import moment
-from executions.ledger.erasures import ERASURE
-from executions.ledger.legal_holds import Held, held_by_ledger, held_of
+from executions.ledger.entry import moment
+from executions.ledger.erasures import ERASURE, Held, held_by_ledger, held_of
 from executions.ledger.models import LedgerEntry
 from executions.runs import payloads
 from executions.runs.models import Approval, Artifact, Execution, ExecutionEvent, LateResult

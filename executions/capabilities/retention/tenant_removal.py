@@ -19,8 +19,8 @@ from django.utils import timezone
 from executions.capabilities.retention.capability import keep_held_tenant
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
-from executions.kernel import batches
-from executions.ledger.legal_holds import held_of
+from executions.kernel import database
+from executions.ledger.erasures import held_of
 from executions.runs.models import Execution
 from executions.sessions.models import Session
 from executions.sessions.storage import blobs, drafts
@@ -97,7 +97,7 @@ def _free(tenant: Tenant, goes: Goes) -> None:
         WebhookDelivery.objects.filter(pk__in=keys).delete()
 
     deliveries = WebhookDelivery.objects.filter(tenant=tenant)
-    batches.in_batches(_while(goes, deliveries), delete)
+    database.in_batches(_while(goes, deliveries), delete)
 
 
 def _remove_files(tenant: Tenant, goes: Goes) -> None:
@@ -122,7 +122,7 @@ def _remove_own(tenant: Tenant, goes: Goes) -> None:
         for pk in _while(goes, rows, 1):
             with transaction.atomic():
                 _delete(rows.select_for_update(of=("self",)).filter(pk=pk).first())
-            batches.let_others_write()
+            database.let_others_write()
 
 
 def _remove_row(tenant: Tenant) -> bool:
@@ -159,14 +159,14 @@ def _update(rows: QuerySet[Any], goes: Goes, **values: Any) -> None:
     def write(keys: Sequence[Any]) -> None:
         rows.filter(pk__in=keys).update(**values)
 
-    batches.in_batches(_while(goes, rows), write)
+    database.in_batches(_while(goes, rows), write)
 
 
 def _while(goes: Goes, rows: QuerySet[Any], every: int = 0) -> Iterator[Any]:
     """The keys of these rows as long as it goes on: asked before each `every` of them, or a
     transaction's.
     """
-    for number, key in enumerate(batches.keys_of(rows)):
-        if number % (every or batches.MOST_ROWS) == 0 and not goes():
+    for number, key in enumerate(database.keys_of(rows)):
+        if number % (every or database.MOST_ROWS) == 0 and not goes():
             return
         yield key

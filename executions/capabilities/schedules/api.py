@@ -15,7 +15,7 @@ from executions.capabilities.schedules.service import CHANGE, CREATE, LIST
 from executions.doors.native.frame import ApiView
 from executions.doors.native.rendering import json_response, page_of
 from executions.doors.native.schema import endpoint
-from executions.kernel.shapes import PageShape, Time
+from executions.kernel.bodies import PageShape, Time
 
 
 class ScheduleShape(TypedDict):

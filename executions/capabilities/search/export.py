@@ -14,7 +14,7 @@ from uuid import UUID
 from django.db.models import OuterRef, QuerySet, Subquery
 
 from executions.kernel.text import to_json
-from executions.ledger.entry_format import moment
+from executions.ledger.entry import moment
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
 from providers.slices import escape_line_ends

@@ -14,7 +14,7 @@ from django.http import QueryDict
 from django.utils import timezone
 
 from executions.capabilities.search.models import CodeSearchProgress, CodeText, SavedFilter
-from executions.kernel.batches import let_others_write
+from executions.kernel.database import let_others_write
 from executions.kernel.declarations import refuse
 from executions.kernel.text import first_uuid7, time_of
 from executions.runs.models import Execution

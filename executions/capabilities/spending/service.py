@@ -17,8 +17,8 @@ from django.utils import timezone
 from executions.capabilities.observability.counters import percentiles
 from executions.capabilities.observability.models import ExecutionCount, ExecutionLatency
 from executions.capabilities.spending.models import Budget, Spending, SpendingAlert
-from executions.kernel.database import hour_of, snapshot_read
-from executions.runs.models import Execution
+from executions.kernel.database import snapshot_read
+from executions.runs.models import Execution, hour_of
 from executions.tenants.quotas import OF_ALL_BUDGETS, Quota
 from providers.errors import RateLimited
 from providers.services.kept import Kept

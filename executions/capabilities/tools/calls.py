@@ -18,10 +18,10 @@ from django.utils import timezone
 
 from executions.capabilities.policies.approvals import DECIDE, AlreadyDecided, ensure_not_requester
 from executions.capabilities.tools.models import ToolCall
-from executions.kernel.shapes import Choices, JsonObject, Time, UuidText
+from executions.kernel.bodies import Choices, JsonObject, Time, UuidText
 from executions.kernel.text import from_json, to_json, uuid7
 from executions.ledger.append import append
-from executions.ledger.entry_format import parse
+from executions.ledger.entry import parse
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify_entry
 from executions.runs.models import Execution

@@ -21,13 +21,12 @@ from django.views.decorators.debug import sensitive_variables
 from executions.capabilities.webhooks import service as webhooks
 from executions.capabilities.webhooks.models import WebhookDelivery
 from executions.capabilities.webhooks.service import in_force, signed_headers
-from executions.kernel.addresses import Budget, FetchError, Reason
 from executions.kernel.background import Shares
-from executions.kernel.http import exchange
+from executions.kernel.http import Budget, FetchError, Reason, exchange
 from executions.runs.listing import LARGE, execution_summary
 from executions.runs.models import Execution
+from executions.runs.record import receipt_of
 from executions.runs.requests import read_receiver, webhook_destinations
-from executions.runs.sealing import receipt_of
 from providers.fields import DecryptionError
 from providers.remote.receiver import Receiver
 from providers.threads import Loop, start_thread

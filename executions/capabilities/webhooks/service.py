@@ -19,10 +19,9 @@ from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
 
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
-from executions.kernel.batches import delete_in_batches
-from executions.kernel.database import NOW
+from executions.kernel.database import NOW, delete_in_batches
 from executions.kernel.declarations import refuse
-from executions.ledger.bound_rows import enter_row, look_at
+from executions.ledger.append import enter_row, look_at
 from executions.runs.models import Execution
 from executions.runs.requests import Webhook, origin_of, read_receiver
 from executions.tenants.models import Tenant

@@ -20,8 +20,8 @@ from executions.kernel.declarations import (
     check_storable,
     declared,
 )
-from executions.kernel.paths import MOST_BYTES, MOST_FOLDERS
 from executions.kernel.storage import MOST_LINK_SECONDS
+from executions.kernel.text import MOST_FOLDERS, MOST_PATH_BYTES
 
 MAX_URLS, MAX_INPUTS = 200, 1000
 _LONGEST_ID, _LONGEST_URL = 4096, 8192
@@ -45,11 +45,15 @@ def _described(pattern: str) -> Rule:
 
 
 _PATH = rf"(\./)?{PATH_PART}(/{PATH_PART}){{0,{MOST_FOLDERS - 1}}}"
-SavedPath = Annotated[str, Field(min_length=1, max_length=MOST_BYTES), _described(f"^{_PATH}$")]
+SavedPath = Annotated[
+    str, Field(min_length=1, max_length=MOST_PATH_BYTES), _described(f"^{_PATH}$")
+]
 # That API's own examples name them from the root, which is their folder.
-InputPath = Annotated[str, Field(min_length=1, max_length=MOST_BYTES), _described(f"^/*{_PATH}$")]
-NewPath = Annotated[str, Field(max_length=MOST_BYTES), _described(f"^({_PATH})?$")]
-Folder = Annotated[str, Field(max_length=MOST_BYTES), _described(f"^({_PATH}/*)?$")]
+InputPath = Annotated[
+    str, Field(min_length=1, max_length=MOST_PATH_BYTES), _described(f"^/*{_PATH}$")
+]
+NewPath = Annotated[str, Field(max_length=MOST_PATH_BYTES), _described(f"^({_PATH})?$")]
+Folder = Annotated[str, Field(max_length=MOST_PATH_BYTES), _described(f"^({_PATH}/*)?$")]
 
 
 def seconds_of(expires_in: int | None) -> int:

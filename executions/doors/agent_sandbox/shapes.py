@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, NotRequired, TypedDict
 
-from executions.kernel.shapes import Uri
+from executions.kernel.bodies import Uri
 
 SessionId = Annotated[str, "The session's id."]
 

@@ -20,14 +20,14 @@ from pydantic import Field
 
 from executions.doors.bridge.answers import answer_of, unrun
 from executions.doors.bridge.channel import Answers, TooLong, lines_of
-from executions.kernel.coroutines import run_sync
+from executions.kernel.background import run_sync
 from executions.kernel.database import nothing_ran, problem_of
 from executions.kernel.declarations import Body, at_most, declared, refuse, shown
 from executions.kernel.text import from_json
 from executions.runs.active_runs import ClientRun
 from executions.runs.event_log import EventLog
+from executions.runs.provider_calls import Route, lender
 from executions.runs.requests import API_ENTRYPOINTS, Caller, ExecutionRequest, run_limits
-from executions.runs.routes import Route, lender
 from executions.runs.routing import BeyondKey
 from executions.runs.service import running
 from executions.tenants.keys import Unauthenticated, authenticate, note_refusal

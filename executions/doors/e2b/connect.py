@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from executions.doors.e2b import tokens
 from executions.doors.e2b.errors import Refused, invalid, unimplemented
-from executions.kernel.paths import is_name
+from executions.kernel.text import is_name
 from executions.runs import extensions
 from executions.sessions.models import Session
 from executions.sessions.queries import expires_at

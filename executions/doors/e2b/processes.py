@@ -18,9 +18,9 @@ from executions.doors.e2b.errors import Refused, invalid, unimplemented
 from executions.doors.e2b.frame import SandboxView, ensure_basic_user
 from executions.doors.native.deferred import EventStream
 from executions.doors.native.frame import answered_later
-from executions.kernel.coroutines import wait_for
+from executions.kernel.background import wait_for
 from executions.kernel.text import storable
-from executions.runs import output_collector, polling
+from executions.runs import event_stream, output_collector
 from executions.runs.event_log import STREAMS, EventLog, RunEvent
 from executions.runs.event_stream import EventBuffer, Listener, first_of, following, recorded
 from executions.runs.listing import executions_of
@@ -176,8 +176,8 @@ def _is_told(execution: Execution, log: EventLog) -> bool:
 async def _until_recorded(execution: Execution, events: ProcessEvents, until: float | None) -> None:
     if execution.finished_at is not None:
         return
-    record, me = polling.Waiter(execution.pk), object()
-    with polling.poll.joined(record):
+    record, me = event_stream.Waiter(execution.pk), object()
+    with event_stream.poll.joined(record):
         try:
             while not (record.ended.done() or events.left.done()):
                 if until is not None and time.monotonic() >= until:

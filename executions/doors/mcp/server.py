@@ -30,11 +30,11 @@ from executions.doors.mcp.results import (
 )
 from executions.doors.mcp.tool_calls import TOOLS
 from executions.doors.native.frame import render_error
-from executions.kernel.coroutines import Coroutine, run_sync
+from executions.kernel.background import Coroutine, run_sync
 from executions.runs.active_runs import ClientRun
 from executions.runs.requests import Caller
 from executions.tenants import keys
-from executions.tenants.rate_limit import take
+from executions.tenants.quotas import take_request
 from executions.tenants.service import ensure_active
 from providers.errors import SandboxError
 
@@ -179,7 +179,7 @@ class StdioDoor:
             else:
                 tenant.refresh_from_db()
                 ensure_active(tenant)
-            take(tenant, only_reads=False).require()
+            take_request(tenant, only_reads=False).require()
             return run_sync(work())
         finally:
             close_old_connections()

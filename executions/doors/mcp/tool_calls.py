@@ -30,10 +30,9 @@ from executions.doors.native.authentication import NEEDS
 from executions.doors.native.frame import known_to_run
 from executions.doors.native.rendering import session_for
 from executions.doors.native.session_files import at_most, entry_detail
-from executions.kernel.coroutines import Coroutine, wait_for
+from executions.kernel.background import Coroutine, wait_for
 from executions.kernel.declarations import refuse
-from executions.kernel.paths import to_text
-from executions.kernel.text import to_json
+from executions.kernel.text import to_json, to_text
 from executions.runs import extensions
 from executions.runs.active_runs import ClientRun
 from executions.runs.event_log import Broadcast, EventLog, EventSource, RunEvent
@@ -52,7 +51,7 @@ from executions.sessions.models import Session
 from executions.sessions.queries import LIST, list_sessions, living_session_of, session_of
 from executions.sessions.requests import OPEN, SIGNAL, SIGNALS, START, FileListing, FileRequest
 from executions.sessions.session_sandbox import OPERATION_SECONDS
-from executions.tenants.rate_limit import ENTRY_COUNTS_AS, take
+from executions.tenants.quotas import ENTRY_COUNTS_AS, take_request
 from providers.errors import ProviderUnavailable
 from providers.sandbox import FileEntry
 from providers.waiting import within
@@ -332,7 +331,7 @@ async def session_reset(call: Call) -> types.CallToolResult:
         tenant = tenant_of(call.door)
         session = living_session_of(tenant, session_id)
         # The message itself was counted as one request.
-        take(tenant, counts_as=ENTRY_COUNTS_AS - 1).require()
+        take_request(tenant, counts_as=ENTRY_COUNTS_AS - 1).require()
         return _shown((await control.resetting(session, by(call.door))), call.door)
 
     return answered(await call.door.do(work))

@@ -18,8 +18,8 @@ from executions.doors.native.frame import ApiView
 from executions.doors.native.rendering import ErrorShape, json_response
 from executions.doors.native.schema import endpoint
 from executions.kernel.audit import log_action
+from executions.kernel.bodies import JsonObject
 from executions.kernel.declarations import STORABLE, Body, declared
-from executions.kernel.shapes import JsonObject
 from executions.tenants import keys
 from executions.tenants.models import ApiKey, Scope
 from providers import registry

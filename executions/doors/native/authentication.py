@@ -105,7 +105,7 @@ NEEDS: Mapping[str, Mapping[str, tuple[Scope, ...]]] = {
     "mcp": {"POST": _ANY_KEY},
 }
 # Of these the ledger has an entry although nothing is run: they count for more in the minute of
-# their tenant (`tenants.rate_limit`). A run, and a session that is opened or closed, have an
+# their tenant (`tenants.quotas`). A run, and a session that is opened or closed, have an
 # entry too, and cost a sandbox.
 ENTERED: Mapping[str, tuple[str, ...]] = {
     "schedules": ("POST",),

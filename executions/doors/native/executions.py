@@ -56,11 +56,10 @@ from executions.doors.native.rendering import (
     page_of,
 )
 from executions.doors.native.schema import BYTES, EVENT_STREAM, endpoint
+from executions.kernel.background import Coroutine
 from executions.kernel.bodies import LARGE
-from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import END, Query, Rule, declared, refuse, shown
-from executions.ledger.entry_format import DOMAIN
-from executions.ledger.keyring import keyring
+from executions.ledger.entry import DOMAIN, keyring
 from executions.runs import extensions
 from executions.runs.active_runs import LEFT_STREAM, ClientRun
 from executions.runs.event_log import EventLog
@@ -73,10 +72,9 @@ from executions.runs.listing import (
     list_executions,
 )
 from executions.runs.models import Execution
-from executions.runs.record import Outcome
+from executions.runs.record import Outcome, receipt_of
 from executions.runs.requests import CONFLICT, RUN, ExecutionRequest, run_limits
 from executions.runs.routing import allowed_languages, languages_for
-from executions.runs.sealing import receipt_of
 from executions.runs.service import HasEnded, cancelling, running
 from executions.runs.shapes import ExecutionPageShape, ExecutionShape
 from executions.sessions.capacity import usage_of

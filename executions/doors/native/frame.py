@@ -39,8 +39,8 @@ from executions.doors.native.authentication import (
 )
 from executions.doors.native.deferred import answer
 from executions.doors.native.rendering import ErrorBodyShape, ErrorShape, json_response
+from executions.kernel.background import Coroutine
 from executions.kernel.bodies import BODY, SMALL, BodyTooLarge, reading, requests_of, value_of
-from executions.kernel.coroutines import Coroutine
 from executions.kernel.database import DatabaseUnavailable, nothing_ran, problem_of
 from executions.kernel.declarations import Body, Query, declared, refuse
 from executions.runs.record import Outcome
@@ -54,7 +54,7 @@ from executions.runs.requests import (
     Traceparent,
 )
 from executions.tenants.models import ApiKey
-from executions.tenants.rate_limit import ENTRY_COUNTS_AS, Rate, take
+from executions.tenants.quotas import ENTRY_COUNTS_AS, Rate, take_request
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.json_reading import Bounds, Read
 from providers.slices import JSONInSlices
@@ -248,7 +248,9 @@ class ApiView(APIView):
             counts_as = requests_of(_announced(request.META))
             if is_entered(request):
                 counts_as += ENTRY_COUNTS_AS - 1
-            self.rate = take(request.auth.tenant, only_reads=only_reads, counts_as=counts_as)
+            self.rate = take_request(
+                request.auth.tenant, only_reads=only_reads, counts_as=counts_as
+            )
             self.rate.require()
 
     def finalize_response(

@@ -15,8 +15,8 @@ from drf_spectacular.utils import OpenApiParameter, OpenApiResponse
 
 from executions.doors.native.authentication import ApiKeyAuthentication
 from executions.doors.native.deferred import NDJSON, SSE
+from executions.kernel.bodies import is_shape, name_of, schema_of
 from executions.kernel.declarations import Body, Query
-from executions.kernel.shapes import is_shape, name_of, schema_of
 
 ERRORS = {
     400: "The request is invalid. The error names the field. No code ran.",

@@ -22,9 +22,8 @@ from executions.doors.native.frame import CLAIMS, answered_later, known_to_run, 
 from executions.doors.native.rendering import json_response
 from executions.doors.native.schema import BYTES, EVENT_STREAM, endpoint
 from executions.doors.native.sessions import SessionApiView
-from executions.kernel.bodies import LARGE
+from executions.kernel.bodies import LARGE, PageShape
 from executions.kernel.declarations import refuse
-from executions.kernel.shapes import PageShape
 from executions.runs.routing import COMMANDS, ensure_language
 from executions.runs.shapes import ExecutionShape
 from executions.sessions import commands

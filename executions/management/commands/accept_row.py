@@ -5,9 +5,9 @@ from typing import Any
 from django.core.exceptions import ValidationError
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from executions.ledger.append import accept, accept_removal
 from executions.ledger.bindings import BINDINGS, model_of
-from executions.ledger.bound_rows import accept, accept_removal
-from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.entry import LedgerUnavailable
 from executions.receivers import said_of
 from providers.checks import BEFORE_WORK
 

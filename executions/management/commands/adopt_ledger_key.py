@@ -5,7 +5,7 @@ from typing import Any
 from django.core.checks import Tags
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.entry import LedgerUnavailable
 from executions.ledger.trust import adopt_key
 
 

@@ -18,7 +18,7 @@ from executions.capabilities.reports.scope import Scope
 from executions.capabilities.reports.service import Made, Pieces, make
 from executions.capabilities.reports.signing import examined
 from executions.kernel.text import uuid7
-from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.entry import LedgerUnavailable
 from executions.ledger.trust import trusted_keys
 from providers.errors import InvalidConfiguration
 

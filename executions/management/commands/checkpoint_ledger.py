@@ -6,7 +6,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from executions.ledger import checkpoints
 from executions.ledger.append import append
-from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.entry import LedgerUnavailable
 from executions.ledger.verification import verify_entries
 from providers.checks import BEFORE_WORK
 

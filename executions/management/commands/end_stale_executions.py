@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from executions.runs.expiry import end_stale_executions
+from executions.runs.orphaned_runs import end_stale_executions
 from providers.checks import BEFORE_WORK
 
 

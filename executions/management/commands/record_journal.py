@@ -4,8 +4,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from executions.runs.journal import record_kept
-from executions.runs.journal_files import left_over, put_back, waiting
+from executions.runs.journal import left_over, put_back, record_kept, waiting
 from providers.checks import BEFORE_WORK
 
 

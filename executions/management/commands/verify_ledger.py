@@ -9,8 +9,8 @@ from typing import Any
 from django.core.checks import Tags
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from executions.ledger.findings import Finding, Verification
-from executions.ledger.keyring import LedgerUnavailable
+from executions.ledger.entry import LedgerUnavailable
+from executions.ledger.models import Finding, Verification
 from executions.ledger.verification import check_receipt, verify
 
 NOT_INTACT = 1

@@ -18,9 +18,9 @@ from django.db.models import Exists, F, OuterRef, QuerySet
 from django.db.models.functions import Greatest, Now
 from django.utils import timezone
 
-from executions.kernel.batches import let_others_write
-from executions.kernel.disk import ensure_disk_space
+from executions.kernel.database import let_others_write
 from executions.kernel.storage import WORKSPACES, file_store
+from executions.runs.admission import ensure_disk_space
 from executions.sessions.storage import quota
 from executions.sessions.storage.models import Blob, LooseFile, WorkspaceFile
 from executions.tenants.models import Tenant

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from heapq import nsmallest
 from typing import TypeVar
 
-from executions.kernel.paths import from_text
+from executions.kernel.text import from_text
 from executions.sessions.storage import blobs
 from executions.sessions.storage.models import Blob, Workspace
 from executions.sessions.storage.restore import archive_of, to_restore

@@ -9,8 +9,8 @@ from django.conf import settings
 from django.db import transaction
 from django.db.models import F, QuerySet
 
-from executions.ledger.bound_rows import enter_row, look_at
-from executions.ledger.legal_holds import held_of
+from executions.ledger.append import enter_row, look_at
+from executions.ledger.erasures import held_of
 from executions.runs.requests import Conflict
 from executions.sessions.models import Session
 from executions.sessions.storage import blobs, drafts

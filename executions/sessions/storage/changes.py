@@ -15,9 +15,9 @@ from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from executions.kernel import background, batches
-from executions.kernel.coroutines import wait_for
-from executions.kernel.paths import MOST_BYTES, from_text, is_name
+from executions.kernel import background, database
+from executions.kernel.background import wait_for
+from executions.kernel.text import MOST_PATH_BYTES, from_text, is_name
 from executions.runs import active_runs
 from executions.runs.requests import Conflict
 from executions.sessions.models import Session
@@ -194,7 +194,7 @@ def stored(
 
 def may_be_large(session: Session) -> bool:
     """Whether a change may write more of the session's rows than go into one transaction."""
-    return Workspace.objects.filter(session=session.pk, files__gt=batches.MOST_ROWS // 2).exists()
+    return Workspace.objects.filter(session=session.pk, files__gt=database.MOST_ROWS // 2).exists()
 
 
 async def storing(session: Session, change: Callable[[], T]) -> T:
@@ -294,8 +294,8 @@ def _taken_in(
         for member, body in tar.members(iter(content)):
             # Refused before more goes up: what is too much for a session by itself.
             quota.check_session(session.provider, len(unpacked), member.size)
-            if max(len(member.name.rstrip("/")), len(member.target)) > MOST_BYTES:
-                refuse("data", f"{shown(member.name)}: A path has {MOST_BYTES} bytes at most.")
+            if max(len(member.name.rstrip("/")), len(member.target)) > MOST_PATH_BYTES:
+                refuse("data", f"{shown(member.name)}: A path has {MOST_PATH_BYTES} bytes at most.")
             sha256 = ""
             if member.is_file:
                 try:
@@ -357,7 +357,7 @@ def _moment(member: tar.Member) -> float:
 def _put_link(edit: Edit, path: str, member: tar.Member) -> None:
     if edit.is_folder(path):
         refuse_for(errno.EISDIR, "data")
-    if not is_name(member.target) or len(member.target) > MOST_BYTES:
+    if not is_name(member.target) or len(member.target) > MOST_PATH_BYTES:
         refuse("data", "Its link target is not valid.")
     edit.put(path, "symlink", mode=0o777, modified=_moment(member), target=member.target)
 

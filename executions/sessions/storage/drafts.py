@@ -19,7 +19,7 @@ from django.db import connection, transaction
 from django.db.models import F
 from django.utils import timezone
 
-from executions.kernel.batches import in_batches, keys_of
+from executions.kernel.database import in_batches, keys_of
 from executions.sessions.storage import blobs, quota
 from executions.sessions.storage.models import Workspace, WorkspaceFile
 from executions.tenants.models import Tenant

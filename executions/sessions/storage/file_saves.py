@@ -16,9 +16,16 @@ from django.db import IntegrityError, transaction
 from django.db.models import F
 from django.db.models.functions import Length, Now
 
-from executions.kernel import batches
-from executions.kernel.paths import MOST_BYTES, from_text, is_name, is_path, key_of, to_text
-from executions.kernel.text import storable
+from executions.kernel import database
+from executions.kernel.text import (
+    MOST_PATH_BYTES,
+    from_text,
+    is_name,
+    is_path,
+    key_of,
+    storable,
+    to_text,
+)
 from executions.runs.models import Execution
 from executions.runs.provider_calls import guard
 from executions.runs.requests import Conflict
@@ -114,7 +121,9 @@ def _is_entry(entry: Any) -> bool:
 
 
 def _is_target(entry: FileEntry) -> bool:
-    return entry.type != "symlink" or (len(entry.target) <= MOST_BYTES and is_name(entry.target))
+    return entry.type != "symlink" or (
+        len(entry.target) <= MOST_PATH_BYTES and is_name(entry.target)
+    )
 
 
 def _none() -> ProviderUnavailable:
@@ -450,7 +459,7 @@ def _commit(look: _Look, claim: Claimed, before: dict[str, _Before]) -> Saved | 
     )
     if claim.complete:
         removed = _paths_of(workspace, gone)
-    if len(look.rows) + len(gone) > batches.MOST_ROWS:
+    if len(look.rows) + len(gone) > database.MOST_ROWS:
         unnamed = _replace(look, gone, values)
     else:
         with transaction.atomic():

@@ -144,7 +144,7 @@ class Workspace(models.Model):
 class WorkspaceFile(models.Model):
     """Something that stands under a path of a workspace.
 
-    `path` and `target` are texts that stand for bytes: `kernel.paths` turns one into
+    `path` and `target` are texts that stand for bytes: `kernel.text` turns one into
     the other. `key` is the hash of those bytes, because a path may be longer than any index takes.
     """
 

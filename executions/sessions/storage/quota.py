@@ -7,7 +7,7 @@ from typing import NoReturn
 from django.conf import settings
 from django.db.models import F
 
-from executions.kernel.paths import key_of
+from executions.kernel.text import key_of
 from executions.sessions.models import Session
 from executions.sessions.storage.models import StoredTotal, Workspace
 from executions.tenants.quotas import Quota, bound_on_storage

@@ -7,8 +7,7 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from executions.kernel.paths import from_text
-from executions.kernel.text import storable
+from executions.kernel.text import from_text, storable
 from executions.sessions.storage import blobs
 from executions.sessions.storage.models import Blob, Workspace
 from executions.sessions.storage.tree import Tree

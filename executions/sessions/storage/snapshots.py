@@ -15,12 +15,12 @@ from uuid import UUID
 from django.db import transaction
 from django.db.models import QuerySet
 
-from executions.kernel import background, batches
-from executions.kernel.coroutines import wait_for
+from executions.kernel import background, database
+from executions.kernel.background import wait_for
 from executions.kernel.declarations import Body, Query, declared, newest_first
+from executions.ledger.append import enter_row, look_at
 from executions.ledger.bindings import DELETED
-from executions.ledger.bound_rows import enter_row, look_at
-from executions.ledger.legal_holds import held_of
+from executions.ledger.erasures import held_of
 from executions.runs import active_runs
 from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.runs.requests import Caller, Conflict
@@ -208,7 +208,7 @@ def _begin(session: Session, snapshot: Snapshot) -> list[Restored]:
 async def _copying(source: Workspace | None, session: Session, copy: Callable[[], T]) -> T:
     """What a copy returns. One of many rows takes its time: none of the threads that serve waits
     for it."""
-    if source is not None and source.files > batches.MOST_ROWS:
+    if source is not None and source.files > database.MOST_ROWS:
         return await storing(session, copy)
     return copy()
 

@@ -13,8 +13,8 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.db.models.functions import Left
 
-from executions.kernel import batches
-from executions.kernel.paths import from_text, key_of, to_text
+from executions.kernel import database
+from executions.kernel.text import from_text, key_of, to_text
 from executions.sessions.storage import drafts, quota
 from executions.sessions.storage.blobs import by_number
 from executions.sessions.storage.models import Blob, Workspace, WorkspaceFile
@@ -233,7 +233,7 @@ class Edit(Tree):
     @property
     def is_large(self) -> bool:
         """Whether it writes more rows than a transaction may."""
-        return len(self._removed()) + len(self._written()) > batches.MOST_ROWS
+        return len(self._removed()) + len(self._written()) > database.MOST_ROWS
 
     def is_current(self) -> bool:
         """Whether the workspace is still what it was when its row was read."""

@@ -17,16 +17,15 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from executions.kernel.coroutines import Coroutine, wait_for
+from executions.kernel.background import Coroutine, wait_for
 from executions.kernel.text import storable
-from executions.ledger.bound_rows import enter_row, look_at
+from executions.ledger.append import enter_row, look_at
 from executions.runs import heartbeat
 from executions.runs.active_runs import ensure_not_ending
 from executions.runs.admission import ensure_ready
 from executions.runs.models import Execution
-from executions.runs.provider_calls import call_provider
+from executions.runs.provider_calls import Step, call_provider, lent
 from executions.runs.requests import Conflict
-from executions.runs.routes import Step, lent
 from executions.runs.routing import (
     ensure_provider_isolation,
     ensure_sandbox_isolation,

@@ -9,7 +9,7 @@ from django.core.checks import Tags
 from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError
 
-from executions.ledger.bound_rows import record_baseline
+from executions.ledger.append import record_baseline
 from executions.runs.worker import ensure_schedules
 from providers.errors import InvalidConfiguration
 from providers.services import two_person_rule

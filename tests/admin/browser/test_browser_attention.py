@@ -7,8 +7,7 @@ from django.utils import timezone
 from playwright.sync_api import Page, expect
 
 from executions.capabilities.alerts.models import Alert
-from executions.ledger.findings import Verification
-from executions.ledger.models import LedgerCheck
+from executions.ledger.models import LedgerCheck, Verification
 from executions.ledger.verification import verify
 from executions.runs import heartbeat, ledger_checks
 from executions.runs.ledger_checks import carry_out

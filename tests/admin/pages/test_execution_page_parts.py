@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from executions.admin.execution_page import code_box
-from executions.kernel.page_time import PageTime
-from executions.kernel.presentation import in_time, shown
+from executions.kernel.presentation import PageTime, in_time, shown
 from executions.runs.models import Artifact, Execution
 from executions.tenants.models import Tenant
 from providers.hidden_characters import visible

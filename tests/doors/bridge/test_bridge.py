@@ -18,7 +18,7 @@ from executions.doors.bridge.answers import LARGE_BYTES, exit_code_of
 from executions.doors.bridge.server import Bridge, read_arguments, read_frame
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
-from executions.runs.routes import lender
+from executions.runs.provider_calls import lender
 from executions.tenants.keys import create_api_key, revoke
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
