@@ -49,7 +49,7 @@ from executions.capabilities.search.service import (
 from executions.doors.native.deferred import answer
 from executions.doors.native.downloads import download_response
 from executions.kernel.audit import current_actor
-from executions.kernel.background import Coroutine
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.database import DatabaseUnavailable
 from executions.kernel.presentation import PageTime, in_time
 from executions.kernel.storage import INERT

@@ -37,7 +37,7 @@ from executions.admin.files import SavedFiles
 from executions.admin.frame import SessionModelAdmin, link_to, named_in, shown_entry
 from executions.doors.native.deferred import answer
 from executions.kernel.audit import current_actor
-from executions.kernel.background import Coroutine
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.database import DatabaseUnavailable
 from executions.kernel.presentation import PageTime, shown
 from executions.kernel.text import to_json

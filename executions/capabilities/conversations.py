@@ -14,7 +14,7 @@ from uuid import UUID
 
 from django.conf import settings
 
-from executions.kernel.background import wait_for
+from executions.kernel.coroutines import wait_for
 from executions.kernel.declarations import refuse
 from executions.kernel.text import from_text, is_path, key_of, storable, to_text
 from executions.runs.models import Execution

@@ -1,21 +1,15 @@
-"""Work in the background: tasks, executors, shares of owners, and coroutines of threads.
+"""Work in the background: tasks, executors and shares of owners.
 
 The start of a thread, loops with a pause and what is reset after a fork are in `providers.threads`.
-
-A coroutine is written once and driven in two ways: `run_sync` waits in the calling thread, as a
-worker does; a web server gives its thread back and goes on with another when the future is done.
-Nothing of asyncio is involved: what is awaited are functions of this kind, and futures by
-`wait_for`.
 """
 
 from __future__ import annotations
 
-import collections.abc
 import logging
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Generator
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -328,51 +322,3 @@ def submit_keyed(
 def wait_for_keyed_work(seconds: float = 30.0) -> bool:
     """Wait until no keyed work waits or runs. Return whether that is so."""
     return _savers.wait_until_idle(seconds)
-
-
-# Called with `send(None)`, it gives the next future to wait for.
-Coroutine = collections.abc.Coroutine[Future[Any], None, T]
-
-
-class wait_for:
-    """Await the end of a future, however it ends: its result or error is the caller's to ask."""
-
-    __slots__ = ("_future",)
-
-    def __init__(self, future: Future[Any]) -> None:
-        self._future = future
-
-    def __await__(self) -> Generator[Future[Any], None, None]:
-        yield self._future
-
-
-def run_sync(work: Coroutine[T]) -> T:
-    """Carry the work out to its end in this thread.
-
-    What interrupts the waiting is raised where the work waits, so that it can clear up.
-    """
-    try:
-        future = work.send(None)
-        while True:
-            try:
-                _wait(future)
-            except BaseException as interruption:
-                future = work.throw(interruption)
-            else:
-                future = work.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-
-
-async def immediate(call: Callable[[], T]) -> T:
-    """Return what need not be waited for, where something else might have to."""
-    return call()
-
-
-def _wait(future: Future[Any]) -> None:
-    try:
-        future.exception()
-    except CancelledError:
-        # The work finds out by itself.
-        return

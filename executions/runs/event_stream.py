@@ -26,7 +26,7 @@ from uuid import UUID
 
 from django.db import Error as DatabaseFailure
 
-from executions.kernel.background import wait_for
+from executions.kernel.coroutines import wait_for
 from executions.runs import active_runs, event_log, extensions, output_collector
 from executions.runs.event_log import STREAMS, Broadcast, EventLog, EventSource, RunEvent, resolve
 from executions.runs.models import Execution, RunSignal

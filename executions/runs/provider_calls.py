@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
-from executions.kernel.background import Coroutine, wait_for
+from executions.kernel.coroutines import Coroutine, wait_for
 from executions.kernel.text import storable
 from executions.runs import active_runs
 from executions.runs.models import Execution

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from django.conf import settings
 from django.db import DatabaseError
 
-from executions.kernel.background import Coroutine
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
 from executions.kernel.text import storable
 from executions.runs import extensions

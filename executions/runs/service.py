@@ -18,7 +18,7 @@ from django.db import Error as DatabaseFailure
 from django.db import transaction
 from django.utils import timezone
 
-from executions.kernel.background import run_sync
+from executions.kernel.coroutines import run_sync
 from executions.kernel.database import DatabaseUnavailable, problem_of
 from executions.kernel.text import storable
 from executions.ledger.append import append

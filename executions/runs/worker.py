@@ -21,7 +21,7 @@ from django.utils import timezone
 from django_q.models import Schedule
 from django_q.tasks import async_task
 
-from executions.kernel.background import run_sync
+from executions.kernel.coroutines import run_sync
 from executions.kernel.database import nothing_ran, problem_of
 from executions.runs import active_runs, extensions, heartbeat, journal, payloads
 from executions.runs.event_log import EventLog

@@ -10,7 +10,7 @@ from typing import Any
 
 from django.db import connection
 
-from executions.kernel.background import run_sync
+from executions.kernel.coroutines import run_sync
 from executions.runs import event_log, output_collector
 from executions.runs.active_runs import canceller_of, message_for
 from executions.runs.event_log import STREAMS, EventLog, resolve

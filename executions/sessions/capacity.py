@@ -13,7 +13,7 @@ from django.conf import settings
 from django.db.models import Count, Q, QuerySet
 
 from executions.kernel import background
-from executions.kernel.background import wait_for
+from executions.kernel.coroutines import wait_for
 from executions.runs import extensions
 from executions.runs.admission import current_usage
 from executions.sessions.ending import SLEEPLESS, busy, close_if_idle, end_leftovers, release

@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import connection
 from django.db.models import OuterRef, Subquery
 
-from executions.kernel.background import wait_for
+from executions.kernel.coroutines import wait_for
 from executions.kernel.database import NOW
 from executions.runs import active_runs, event_stream
 from executions.runs.event_log import Broadcast, resolve

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from executions.kernel.background import Coroutine
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import refuse
 from executions.runs.extensions import Placement
 from executions.runs.models import Execution

@@ -17,7 +17,7 @@ from uuid import UUID
 from django.utils import timezone
 
 from executions.kernel import background
-from executions.kernel.background import run_sync
+from executions.kernel.coroutines import run_sync
 from executions.sessions.ending import DUE, busy, close_if_due, end_leftovers, release, save_last
 from executions.sessions.models import Session
 from executions.sessions.queries import expires_at

@@ -14,7 +14,7 @@ from django.db.models import DateTimeField, DurationField, ExpressionWrapper, F,
 from django.db.models.functions import Now
 
 from executions.kernel import background
-from executions.kernel.background import wait_for
+from executions.kernel.coroutines import wait_for
 from executions.ledger.append import enter_row, look_at
 from executions.runs import event_stream, output_collector
 from executions.runs.listing import log_execution

@@ -17,7 +17,8 @@ from typing import Any
 
 from django.db import connection
 
-from executions.kernel.background import Shares, wait_for
+from executions.kernel.background import Shares
+from executions.kernel.coroutines import wait_for
 from executions.kernel.declarations import MAX_PATH_BYTES
 from executions.runs.event_log import Broadcast, RunEvent
 from executions.runs.event_stream import EventBuffer

@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import IO, Any, TypeVar
 
-from executions.kernel.background import Coroutine, immediate
+from executions.kernel.coroutines import Coroutine, immediate
 from executions.kernel.declarations import refuse
 from executions.kernel.text import is_name, to_text
 from executions.runs.provider_calls import guard

@@ -18,7 +18,7 @@ from django.utils import timezone
 from django_q.models import Schedule
 
 from executions.kernel import background
-from executions.kernel.background import run_sync
+from executions.kernel.coroutines import run_sync
 from executions.sessions.background_commands import follow_the_unattended
 from executions.sessions.due import look_ahead
 from executions.sessions.ending import (

@@ -23,7 +23,7 @@ from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.renderers import OpenApiJsonRenderer
 
 from executions.doors.native.deferred import LATER, DeferredResponse
-from executions.kernel.background import wait_for
+from executions.kernel.coroutines import wait_for
 from sandbox_site import description as described
 from sandbox_site import strangers
 from sandbox_site.description import Description

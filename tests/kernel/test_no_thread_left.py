@@ -15,7 +15,7 @@ import pytest
 
 from executions.capabilities.policies import analyzer_pool
 from executions.kernel import background
-from executions.kernel.background import run_sync
+from executions.kernel.coroutines import run_sync
 from executions.ledger.checkpoints import AsyncWriter
 from executions.runs import heartbeat, journal, output_collector
 from executions.runs.event_log import EventLog

@@ -14,7 +14,7 @@ from django.http import HttpResponse
 from django.test import RequestFactory
 
 from executions.doors.native.deferred import LATER, DeferredResponse, Placeholder, answer
-from executions.kernel.background import run_sync, wait_for
+from executions.kernel.coroutines import run_sync, wait_for
 from providers import waiting
 from providers.base import Health, SandboxProvider
 from providers.errors import RateLimited

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
-from executions.kernel.background import run_sync
+from executions.kernel.coroutines import run_sync
 from executions.runs import active_runs
 from executions.runs.models import Execution
 from executions.runs.requests import Caller as By

@@ -16,7 +16,7 @@ from executions.doors.e2b.interpreter import ExecuteView
 from executions.doors.native.deferred import LATER, NDJSON, DeferredResponse, EventStream
 from executions.doors.native.executions import run_stream
 from executions.doors.native.frame import ApiView
-from executions.kernel.background import wait_for
+from executions.kernel.coroutines import wait_for
 from executions.kernel.text import uuid7
 from executions.runs import active_runs
 from executions.runs.event_log import EventLog

@@ -15,7 +15,7 @@ from executions.doors.e2b import processes
 from executions.doors.e2b.filesystem import Told, WatchEvents
 from executions.doors.e2b.processes import ProcessEvents, told_of
 from executions.doors.native.deferred import NDJSON, EventStream
-from executions.kernel.background import Coroutine
+from executions.kernel.coroutines import Coroutine
 from executions.runs import active_runs, event_stream, output_collector
 from executions.runs.event_log import Broadcast, EventLog, resolve
 from executions.runs.event_stream import Listener

@@ -11,7 +11,7 @@ from django.http import HttpResponse
 from executions.doors.native.deferred import NDJSON, DeferredResponse, EventStream
 from executions.doors.native.executions import _told
 from executions.doors.native.frame import ApiView
-from executions.kernel.background import wait_for
+from executions.kernel.coroutines import wait_for
 from providers.errors import RateLimited
 
 

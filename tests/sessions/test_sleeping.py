@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 
 from executions.kernel import background
-from executions.kernel.background import run_sync as carry_out
+from executions.kernel.coroutines import run_sync as carry_out
 from executions.kernel.storage import WORKSPACES, file_store
 from executions.ledger.verification import verify
 from executions.runs.models import Execution

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from executions.kernel import background as coroutines
+from executions.kernel import coroutines
 from executions.sessions import maintenance
 from executions.sessions.ending import busy
 from executions.sessions.models import Session

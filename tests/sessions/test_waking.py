@@ -11,7 +11,7 @@ from django.db import OperationalError
 from django.db.models import QuerySet
 
 from executions.kernel import background as kernel_background
-from executions.kernel.background import run_sync as carry_out
+from executions.kernel.coroutines import run_sync as carry_out
 from executions.kernel.storage import WORKSPACES, file_store
 from executions.runs.heartbeat import Heartbeat, registered_steps
 from executions.runs.models import Execution

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from executions.kernel import background
-from executions.kernel.background import run_sync
+from executions.kernel.coroutines import run_sync
 from executions.sessions.ending import release
 from executions.sessions.models import Session
 from providers.manager import manager

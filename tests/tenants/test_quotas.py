@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from django.utils import timezone
 
-from executions.kernel.background import run_sync
+from executions.kernel.coroutines import run_sync
 from executions.runs import record
 from executions.runs.admission import current_usage
 from executions.runs.models import Execution, ExecutionTenantCount, Process

@@ -23,7 +23,7 @@ from executions.admin.executions import told
 from executions.admin.sessions import OPERATE, transcript_of
 from executions.capabilities.playground.service import KEY, opening_by_hand, playing, snippets_of
 from executions.doors.native.deferred import answer
-from executions.kernel.background import Coroutine
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.database import DatabaseUnavailable
 from executions.kernel.declarations import refuse
 from executions.kernel.text import from_json

@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import transaction
 
 from executions.kernel.audit import current_actor
-from executions.kernel.background import run_sync
+from executions.kernel.coroutines import run_sync
 from executions.kernel.declarations import refuse
 from executions.kernel.presentation import PageTime
 from executions.kernel.text import from_json, is_storable

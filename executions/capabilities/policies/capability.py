@@ -15,7 +15,7 @@ from executions.capabilities.policies.active import Rules, isolation_of, rules_f
 from executions.capabilities.policies.analysis import LOOKED, MOST_BYTES, UNPARSED
 from executions.capabilities.policies.analyzer_pool import submit_look
 from executions.capabilities.policies.approvals import approved, ask_for
-from executions.kernel.background import wait_for
+from executions.kernel.coroutines import wait_for
 from executions.kernel.text import storable
 from executions.runs.admission import Demand, ensure_within_bounds
 from executions.runs.event_log import EventLog

@@ -28,7 +28,7 @@ from executions.capabilities.schedules.cron import (
 )
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.schedules.scheduled_request import read_scheduled
-from executions.kernel.background import run_sync
+from executions.kernel.coroutines import run_sync
 from executions.kernel.database import problem_of
 from executions.kernel.declarations import (
     END,

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from executions.doors.bridge.answers import answer_of, unrun
 from executions.doors.bridge.channel import Answers, TooLong, lines_of
-from executions.kernel.background import run_sync
+from executions.kernel.coroutines import run_sync
 from executions.kernel.database import nothing_ran, problem_of
 from executions.kernel.declarations import Body, at_most, declared, refuse, shown
 from executions.kernel.text import from_json

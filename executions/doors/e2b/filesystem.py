@@ -35,8 +35,8 @@ from executions.doors.native.downloads import ranged_download
 from executions.doors.native.frame import answered_later
 from executions.doors.native.rendering import json_response
 from executions.doors.native.session_files import at_most
-from executions.kernel.background import wait_for
 from executions.kernel.bodies import HELD, Held
+from executions.kernel.coroutines import wait_for
 from executions.runs.event_log import RunEvent
 from executions.runs.event_stream import first_of
 from executions.sessions import files

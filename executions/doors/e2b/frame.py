@@ -32,7 +32,7 @@ from executions.doors.native.deferred import EventStream, stream
 from executions.doors.native.frame import RunningView
 from executions.doors.native.rendering import json_response
 from executions.doors.native.sessions import LoggedView
-from executions.kernel.background import Coroutine
+from executions.kernel.coroutines import Coroutine
 from executions.sessions.models import Session
 from executions.sessions.queries import living_session_of
 from executions.tenants import keys

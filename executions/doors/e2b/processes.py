@@ -18,7 +18,7 @@ from executions.doors.e2b.errors import Refused, invalid, unimplemented
 from executions.doors.e2b.frame import SandboxView, ensure_basic_user
 from executions.doors.native.deferred import EventStream
 from executions.doors.native.frame import answered_later
-from executions.kernel.background import wait_for
+from executions.kernel.coroutines import wait_for
 from executions.kernel.text import storable
 from executions.runs import event_stream, output_collector
 from executions.runs.event_log import STREAMS, EventLog, RunEvent

@@ -24,7 +24,7 @@ from mcp.server.transport_security import TransportSecuritySettings
 
 from executions.doors.mcp.results import DOOR
 from executions.doors.native.deferred import SSE, EventStream
-from executions.kernel.background import Coroutine, wait_for
+from executions.kernel.coroutines import Coroutine, wait_for
 from executions.runs.active_runs import ClientRun
 from executions.runs.event_log import resolve
 from executions.runs.requests import Caller

@@ -20,7 +20,7 @@ from mcp.server.context import ServerRequestContext
 from executions.doors.native.authentication import NEEDS
 from executions.doors.native.downloads import download_response
 from executions.doors.native.rendering import execution_in_full, json_with_written
-from executions.kernel.background import Coroutine
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import Query, refuse, shown
 from executions.kernel.text import from_json, is_storable, to_json
 from executions.runs.active_runs import ClientRun

@@ -30,7 +30,7 @@ from executions.doors.mcp.results import (
 )
 from executions.doors.mcp.tool_calls import TOOLS
 from executions.doors.native.frame import render_error
-from executions.kernel.background import Coroutine, run_sync
+from executions.kernel.coroutines import Coroutine, run_sync
 from executions.runs.active_runs import ClientRun
 from executions.runs.requests import Caller
 from executions.tenants import keys

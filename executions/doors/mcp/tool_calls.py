@@ -30,7 +30,7 @@ from executions.doors.native.authentication import NEEDS
 from executions.doors.native.frame import known_to_run
 from executions.doors.native.rendering import session_for
 from executions.doors.native.session_files import at_most, entry_detail
-from executions.kernel.background import Coroutine, wait_for
+from executions.kernel.coroutines import Coroutine, wait_for
 from executions.kernel.declarations import refuse
 from executions.kernel.text import to_json, to_text
 from executions.runs import extensions

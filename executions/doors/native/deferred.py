@@ -16,7 +16,7 @@ from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 
 from executions.doors.native.authentication import place_of
-from executions.kernel.background import Coroutine, run_sync
+from executions.kernel.coroutines import Coroutine, run_sync
 from executions.runs.event_log import Broadcast, EventSource, RunEvent, resolve
 from executions.runs.rights import Right
 from providers.slices import json_text

@@ -56,8 +56,8 @@ from executions.doors.native.rendering import (
     page_of,
 )
 from executions.doors.native.schema import BYTES, EVENT_STREAM, endpoint
-from executions.kernel.background import Coroutine
 from executions.kernel.bodies import LARGE
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import END, Query, Rule, declared, refuse, shown
 from executions.ledger.entry import DOMAIN, keyring
 from executions.runs import extensions

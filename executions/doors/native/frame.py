@@ -39,8 +39,8 @@ from executions.doors.native.authentication import (
 )
 from executions.doors.native.deferred import answer
 from executions.doors.native.rendering import ErrorBodyShape, ErrorShape, json_response
-from executions.kernel.background import Coroutine
 from executions.kernel.bodies import BODY, SMALL, BodyTooLarge, reading, requests_of, value_of
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.database import DatabaseUnavailable, nothing_ran, problem_of
 from executions.kernel.declarations import Body, Query, declared, refuse
 from executions.runs.record import Outcome

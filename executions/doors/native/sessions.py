@@ -38,8 +38,8 @@ from executions.doors.native.rendering import (
 )
 from executions.doors.native.schema import EVENT_STREAM, endpoint
 from executions.kernel.audit import SUCCESS, log_operation
-from executions.kernel.background import Coroutine
 from executions.kernel.bodies import LARGE, PageShape
+from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import Query
 from executions.runs.models import Execution
 from executions.runs.requests import CELL

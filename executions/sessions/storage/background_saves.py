@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from uuid import UUID
 
 from executions.kernel import background
-from executions.kernel.background import wait_for
+from executions.kernel.coroutines import wait_for
 from executions.runs import active_runs
 from executions.runs.models import Execution
 from executions.runs.requests import Conflict

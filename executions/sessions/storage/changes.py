@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from executions.kernel import background, database
-from executions.kernel.background import wait_for
+from executions.kernel.coroutines import wait_for
 from executions.kernel.text import MOST_PATH_BYTES, from_text, is_name
 from executions.runs import active_runs
 from executions.runs.requests import Conflict

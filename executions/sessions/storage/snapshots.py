@@ -16,7 +16,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from executions.kernel import background, database
-from executions.kernel.background import wait_for
+from executions.kernel.coroutines import wait_for
 from executions.kernel.declarations import Body, Query, declared, newest_first
 from executions.ledger.append import enter_row, look_at
 from executions.ledger.bindings import DELETED

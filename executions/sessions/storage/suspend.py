@@ -9,7 +9,7 @@ from django.db import transaction
 from django.db.models import Q
 
 from executions.kernel import background
-from executions.kernel.background import run_sync, wait_for
+from executions.kernel.coroutines import run_sync, wait_for
 from executions.ledger.append import enter_row, look_at
 from executions.runs.models import Execution
 from executions.sessions import cell_order

@@ -17,7 +17,7 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from executions.kernel.background import Coroutine, wait_for
+from executions.kernel.coroutines import Coroutine, wait_for
 from executions.kernel.text import storable
 from executions.ledger.append import enter_row, look_at
 from executions.runs import heartbeat

@@ -14,7 +14,7 @@ from executions.doors.e2b import filesystem
 from executions.doors.e2b.connect import messages_in
 from executions.doors.e2b.errors import Refused
 from executions.doors.e2b.filesystem import Told, WatchEvents
-from executions.kernel.background import run_sync
+from executions.kernel.coroutines import run_sync
 from executions.kernel.text import uuid7
 from executions.runs.event_stream import AHEAD_BYTES
 from executions.sessions.file_events import Watch
