@@ -145,7 +145,7 @@ def _measure_all(watcher: Connection) -> None:
     from django.core.management import call_command
     from django.utils import timezone
 
-    from executions.capabilities.observability.counter_repair import recount
+    from executions.capabilities.observability.counters import recount
     from executions.capabilities.observability.models import ExecutionCount
     from executions.capabilities.retention import service as retention
     from executions.capabilities.search import service as search

@@ -27,7 +27,7 @@ class ExecutionsConfig(AppConfig):
         from executions.runs import extensions, journal, payloads
         from executions.runs.ledger_checks import Executions
         from executions.runs.orphaned_runs import has_ended
-        from executions.sessions.extension import Sessions
+        from executions.sessions.cells import Sessions
         from executions.tenants.keys import KEYS
         from executions.tenants.models import Tenant
         from executions.tenants.service import ensure_roles

@@ -25,10 +25,10 @@ from executions.runs.models import (
     Process,
     RunSignal,
 )
-from executions.sessions.models import Session
-from executions.sessions.storage.models import (
+from executions.sessions.models import (
     Blob,
     LooseFile,
+    Session,
     Snapshot,
     StoredTotal,
     Workspace,

@@ -103,7 +103,7 @@ def post_worker_init(worker: Any) -> None:
     from executions.capabilities.alerts.service import watch_in_background
     from executions.runs import heartbeat, journal
     from executions.runs.models import Process
-    from executions.sessions import due
+    from executions.sessions import maintenance
     from providers.manager import manager
     from providers.services.ahead import start_ahead
     from providers.services.kept import renew_in_background
@@ -122,7 +122,7 @@ def post_worker_init(worker: Any) -> None:
     start_ahead()
     heartbeat.begin(Process.Kind.WEB)
     journal.start()
-    due.begin()
+    maintenance.end_on_time()
     watch_in_background()
 
 

@@ -26,7 +26,7 @@ from executions.runs.results import (
     rich_outputs,
     values_in,
 )
-from executions.sessions.storage.links import preview_of_start
+from executions.sessions.storage.browse import preview_of_start
 from providers.hidden_characters import visible
 from providers.languages import language_of
 

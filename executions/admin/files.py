@@ -23,9 +23,9 @@ from executions.admin.frame import SnapshotModelAdmin, link_to, named_in, shown_
 from executions.doors.native.downloads import download
 from executions.kernel.storage import INERT
 from executions.kernel.text import from_text, to_text
+from executions.sessions.models import Blob, Snapshot, Workspace
 from executions.sessions.storage import browse
-from executions.sessions.storage.links import image_of, preview_of
-from executions.sessions.storage.models import Blob, Snapshot, Workspace
+from executions.sessions.storage.browse import image_of, preview_of
 from providers.admin.read_only import ReadOnly
 from providers.errors import SandboxError
 from providers.guest.names import escape

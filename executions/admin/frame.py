@@ -23,8 +23,7 @@ from executions.ledger.bindings import NOT_PROVEN
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution, Process
 from executions.runs.routing import MOST_NAMED, check_languages, check_providers, none_of_this_name
-from executions.sessions.models import Session
-from executions.sessions.storage.models import Snapshot
+from executions.sessions.models import Session, Snapshot
 from executions.tenants.models import ApiKey, Tenant
 from providers.admin.choosing import choice, once
 from providers.errors import InvalidConfiguration

@@ -43,14 +43,12 @@ from executions.kernel.presentation import PageTime, shown
 from executions.kernel.text import to_json
 from executions.runs.models import Execution
 from executions.runs.results import MOST_VALUES, values_in
-from executions.sessions.control import resetting
+from executions.sessions.control import extend, resetting
 from executions.sessions.ending import close
-from executions.sessions.inspection import inspecting, looking_into
-from executions.sessions.lifecycle import extend
-from executions.sessions.models import Session
+from executions.sessions.files import inspecting, looking_into
+from executions.sessions.models import Session, Workspace
 from executions.sessions.queries import expires_at, living_session_of, session_of
 from executions.sessions.requests import NoSuchSession
-from executions.sessions.storage.models import Workspace
 from providers.admin.keyset import KeysetAdmin, KeysetList
 from providers.admin.read_only import ReadOnly
 from providers.errors import SandboxError

@@ -20,15 +20,14 @@ from executions.kernel.text import from_text, is_path, key_of, storable, to_text
 from executions.runs.models import Execution
 from executions.runs.requests import Caller, Conflict, ExecutionRequest
 from executions.sessions import cell_order, files
+from executions.sessions.control import opening
 from executions.sessions.ending import close_if_due
-from executions.sessions.lifecycle import opening
-from executions.sessions.models import Session
+from executions.sessions.maintenance import saved_behind
+from executions.sessions.models import Session, Workspace, WorkspaceFile
 from executions.sessions.queries import sessions_of
 from executions.sessions.requests import SessionRequest, ensure_not_ended
 from executions.sessions.storage import quota
-from executions.sessions.storage.background_saves import saved_behind
 from executions.sessions.storage.carry_over import kept_of
-from executions.sessions.storage.models import Workspace, WorkspaceFile
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.guest.names import unescape

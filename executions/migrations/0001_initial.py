@@ -8,7 +8,7 @@ import executions.kernel.text
 import executions.tenants.models
 import executions.runs.models
 import executions.capabilities.policies.models
-import executions.sessions.storage.models
+import executions.sessions.models
 import providers.fields
 from django.conf import settings
 from django.db import migrations, models
@@ -105,7 +105,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('sha256', models.CharField(max_length=64)),
                 ('size', models.PositiveBigIntegerField(help_text='Bytes.')),
-                ('file', models.FileField(max_length=255, storage=executions.sessions.storage.models.workspace_storage, unique=True, upload_to='')),
+                ('file', models.FileField(max_length=255, storage=executions.sessions.models.workspace_storage, unique=True, upload_to='')),
                 ('kept_until', models.DateTimeField(help_text='Kept until this time even if no row references it.')),
             ],
             options={

@@ -1,4 +1,4 @@
-"""How many sessions may have a sandbox, whose makes room for another, and what a tenant uses."""
+"""How many sessions may have a sandbox, and how one lets its sandbox go: with all files saved."""
 
 from __future__ import annotations
 
@@ -10,17 +10,31 @@ from typing import TypeVar
 from uuid import UUID
 
 from django.conf import settings
+from django.db import transaction
 from django.db.models import Count, Q, QuerySet
 
 from executions.kernel import background
-from executions.kernel.coroutines import wait_for
+from executions.kernel.coroutines import run_sync, wait_for
+from executions.ledger.append import enter_row, look_at
 from executions.runs import extensions
 from executions.runs.admission import current_usage
-from executions.sessions.ending import SLEEPLESS, busy, close_if_idle, end_leftovers, release
-from executions.sessions.models import Session
+from executions.runs.models import Execution
+from executions.sessions import cell_order
+from executions.sessions.ending import (
+    OVER_AGE,
+    OVER_IDLE,
+    SLEEPLESS,
+    busy,
+    close_if_idle,
+    detach,
+    end_leftovers,
+    in_background,
+    mark_lost,
+    release,
+)
+from executions.sessions.models import Session, StoredTotal, Workspace
 from executions.sessions.session_sandbox import opened_by
-from executions.sessions.storage.models import StoredTotal
-from executions.sessions.storage.suspend import suspend
+from executions.sessions.storage.file_saves import Saved, save
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import (
     OF_ALL_SESSIONS,
@@ -31,7 +45,7 @@ from executions.tenants.quotas import (
     tomorrow,
     used_requests,
 )
-from providers.errors import KeptFull, RateLimited, SandboxError
+from providers.errors import KeptFull, KeptSandboxLost, RateLimited, SandboxError
 from providers.manager import Lease
 from providers.remote.deadline import DeadlinePassed
 from providers.sandbox import KeptSandbox
@@ -40,6 +54,89 @@ from providers.waiting import within
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+
+# What is to sleep by its age; others are closed.
+TIRED = (
+    Q(state=Session.State.OPEN, ref__isnull=False, tenant__isnull=False)
+    & ~Q(saves=Session.Saves.NEVER)
+    & OVER_IDLE
+    & ~OVER_AGE
+)
+
+
+def suspend(session_id: UUID, because: str, *, only_if: Q | None = None) -> bool:
+    """Save all of a session's files and end its sandbox, unless something runs in it or begins to.
+
+    Whether this call did. Waits, in the calling thread. Raises what `save` does; the sandbox is
+    then still there.
+    """
+    condition = only_if or Q()
+    found = Session.objects.filter(condition, pk=session_id, state=Session.State.OPEN)
+    session = found.defer("env").first()
+    if session is None or busy([session_id]):
+        return False
+    try:
+        saved = save(session, thorough=True)
+    except KeptSandboxLost as error:
+        mark_lost(session, error.message)
+        return False
+    if not saved.is_complete:
+        return False
+    left = _fallen_asleep(session, saved, because, condition)
+    if left is None:
+        return False
+    logger.info("session %s is asleep: %s", session_id, because)
+    run_sync(detach(session))
+    # It may have been woken meanwhile, and more be running in its next sandbox.
+    end_leftovers(session, only=left, because="Its session went to sleep.")
+    cell_order.notify(session_id)
+    return True
+
+
+async def sleeping(session: Session, because: str) -> bool:
+    """`suspend`, for who does something else meanwhile."""
+    pk = session.pk
+    slept = background.submit_keyed(
+        ("sleep", pk), session.tenant_slug, lambda: suspend(pk, because), first=True
+    )
+    await wait_for(slept)
+    return slept.result()
+
+
+def _fallen_asleep(session: Session, saved: Saved, because: str, condition: Q) -> list[UUID] | None:
+    """What ran in its sandbox in the background; None where it stays awake."""
+    with transaction.atomic():
+        # Whoever begins something in it writes its row first.
+        rows = Session.objects.select_for_update().defer("env", "ref")
+        mine = rows.filter(
+            condition,
+            pk=session.pk,
+            state=Session.State.OPEN,
+            touched=saved.touched,
+            wakes=saved.wakes,
+        )
+        if mine.first() is None or busy([session.pk]):
+            return None
+        left = in_background(session)
+        before = look_at(Session, session.pk)
+        Session.objects.filter(pk=session.pk).update(
+            state=Session.State.ASLEEP, ref=None, unsaved_since=None
+        )
+        _note_cut_off(session)
+        enter_row(Session.objects.get(pk=session.pk), "asleep", before, {"because": because})
+    return left
+
+
+def _note_cut_off(session: Session) -> None:
+    """What still runs in the background ends with the sandbox: nobody can say that the last it
+    wrote is saved."""
+    left = Execution.objects.filter(session=session.pk, finished_at=None, turn__isnull=False)
+    if turns := list(left.values_list("turn", flat=True)):
+        workspace = Workspace.objects.get(session=session.pk)
+        lost = [*(workspace.lost_turns or []), *([turn, turn] for turn in turns)]
+        Workspace.objects.filter(pk=workspace.pk).update(lost_turns=lost)
+
 
 _RETRY_SECONDS = 5.0
 # Who wants room waits no longer for others to be saved: that may take half an hour.

@@ -22,11 +22,10 @@ from executions.runs.models import Execution
 from executions.runs.orphaned_runs import log_once
 from executions.runs.record import complete_externally
 from executions.sessions import cell_order
-from executions.sessions.models import Session
+from executions.sessions.models import Session, Workspace
 from executions.sessions.session_sandbox import call_sandbox, forget
 from executions.sessions.storage.carry_over import clean, give_back
 from executions.sessions.storage.file_saves import save
-from executions.sessions.storage.models import Workspace
 from providers.errors import KeptSandboxLost, SandboxError
 from providers.sandbox import KeptSandbox
 from providers.waiting import within

@@ -1,6 +1,8 @@
 """The files of a session: its sandbox's, or while it sleeps what is saved, which wakes nobody.
 
-What a guest says is a claim, and is checked for its shape; what a name means is its to say.
+What a guest says is a claim, and is checked for its shape; what a name means is its to say. To
+look at what a sandbox says of itself (`Inspection`) is no use of the session: it lives no longer
+for it.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import math
 import os
 import re
 import stat
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from contextlib import ExitStack
@@ -19,18 +21,17 @@ from typing import IO, Any, TypeVar
 
 from executions.kernel.coroutines import Coroutine, immediate
 from executions.kernel.declarations import refuse
-from executions.kernel.text import is_name, to_text
+from executions.kernel.text import is_name, storable, to_text
 from executions.runs.provider_calls import guard
 from executions.sessions.control import with_sandbox
 from executions.sessions.ending import mark_lost
-from executions.sessions.models import Session
+from executions.sessions.models import Session, Workspace
 from executions.sessions.requests import FileListing
 from executions.sessions.session_sandbox import OPERATION_SECONDS, counted_stream, lent_sandbox
 from executions.sessions.storage import browse, changes, quota
 from executions.sessions.storage.changes import unpack
-from executions.sessions.storage.models import Workspace
 from providers.errors import KeptSandboxLost, ProviderUnavailable
-from providers.sandbox import WORKSPACE_NAMES, FileEntry, KeptSandbox, below_workspace
+from providers.sandbox import WORKSPACE_NAMES, FileEntry, KeptSandbox, SandboxState, below_workspace
 from providers.waiting import submit
 
 logger = logging.getLogger(__name__)
@@ -431,3 +432,83 @@ def _count(answer: Any) -> int:
 
 def _boolean(answer: Any) -> bool:
     return answer is True
+
+
+# How long a page waits for a sandbox to say something.
+LOOK_SECONDS = 10.0
+MOST_SHOWN = 200
+_MOST_CHARACTERS = 500
+_LARGEST_FIGURE = 2**63
+
+
+@dataclass(frozen=True)
+class Running:
+    """A process, as its sandbox tells of it. `exit_code` is None while it runs."""
+
+    pid: int
+    command: str
+    cwd: str
+    exit_code: int | None
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What is not known is None; `more` is how many processes are left out.
+
+    `cpu_seconds` is all processor time since the sandbox was started.
+    """
+
+    memory_bytes: int | None
+    cpu_seconds: float | None
+    disk_bytes: int | None
+    disk_total_bytes: int | None
+    contexts: list[tuple[str, str, str]]
+    processes: list[Running]
+    more: int
+
+
+async def inspecting(session: Session) -> Inspection:
+    """Raises SandboxError; SessionLost where the sandbox is gone."""
+    return await with_sandbox(
+        session, lambda kept: kept.state(), _inspection, LOOK_SECONDS, is_use=False
+    )
+
+
+async def looking_into(session: Session, path: str, after: str) -> tuple[list[FileEntry], str]:
+    """A folder, as `files.listing` tells of it. Raises SandboxError."""
+    wanted = FileListing(path=path, after=after)
+    return await listing(session, wanted, LOOK_SECONDS, is_use=False)
+
+
+def _inspection(answer: Any) -> Inspection:
+    if not isinstance(answer, SandboxState):
+        raise ProviderUnavailable("The provider did not return a state.")
+    processes = [
+        Running(each.pid, _text(" ".join(map(str, each.argv))), _text(each.cwd), each.exit_code)
+        for each in _first(answer.processes)
+        if type(each.pid) is int and type(each.exit_code) in (int, type(None))
+    ]
+    used = answer.cpu_seconds
+    return Inspection(
+        _size(answer.memory_bytes),
+        float(used) if isinstance(used, int | float) and 0 <= used < _LARGEST_FIGURE else None,
+        _size(answer.disk_bytes),
+        _size(answer.disk_total_bytes),
+        [(_text(c.id), _text(c.language), _text(c.cwd)) for c in _first(answer.contexts)],
+        processes,
+        max(0, len(answer.processes) - MOST_SHOWN),
+    )
+
+
+def _size(claimed: Any) -> int | None:
+    return claimed if type(claimed) is int and 0 <= claimed < _LARGEST_FIGURE else None
+
+
+def _first(rows: Iterable[Any]) -> list[Any]:
+    if not isinstance(rows, list | tuple):
+        raise ProviderUnavailable("The provider did not return a list.")
+    return list(rows[:MOST_SHOWN])
+
+
+def _text(value: Any) -> str:
+    return storable(str(value)[:_MOST_CHARACTERS])

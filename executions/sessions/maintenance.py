@@ -1,14 +1,23 @@
-"""What the workers do for sessions every few seconds."""
+"""Work for sessions in the background: saves behind the answer, ends on time, and a schedule.
+
+The workers look every SANDBOX_REAPER_INTERVAL (`maintain`): they renew, save, put to sleep and end
+sessions, and name those whose time is over before they look again (`look_ahead`). A process that
+opens or changes a session has a thread end it on time; the thread is there only while an end is
+near, and asks the database only then. Nothing else is remembered in a process: what it leaves
+undone when it dies is in the database, and the schedule takes it up.
+"""
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 from django.conf import settings
 from django.db import transaction
@@ -18,9 +27,12 @@ from django.utils import timezone
 from django_q.models import Schedule
 
 from executions.kernel import background
-from executions.kernel.coroutines import run_sync
+from executions.kernel.coroutines import run_sync, wait_for
+from executions.runs import active_runs
+from executions.runs.models import Execution
+from executions.runs.requests import Conflict
 from executions.sessions.background_commands import follow_the_unattended
-from executions.sessions.due import look_ahead
+from executions.sessions.capacity import TIRED, suspend
 from executions.sessions.ending import (
     DUE,
     busy,
@@ -29,19 +41,187 @@ from executions.sessions.ending import (
     fail,
     mark_lost,
     release,
+    save_last,
     saved_last,
 )
 from executions.sessions.models import Session
+from executions.sessions.queries import expires_at
 from executions.sessions.session_sandbox import LEASE_SECONDS, call_sandbox
 from executions.sessions.storage import drafts
-from executions.sessions.storage.background_saves import save_soon
 from executions.sessions.storage.carry_over import clean_ended
-from executions.sessions.storage.suspend import TIRED, suspend
-from providers.errors import KeptSandboxLost, SandboxError
+from executions.sessions.storage.file_saves import Saved, save
+from providers.errors import KeptSandboxLost, RateLimited, SandboxError
 from providers.sandbox import KeptSandbox
 from providers.threads import Loop
+from providers.waiting import within
 
 logger = logging.getLogger(__name__)
+
+
+# How far ahead a process has ends in mind: longer than the schedule's longest pause.
+AHEAD_SECONDS = 90.0
+# What is busy when its time is over, or cannot be saved, is looked at again; then by the schedule.
+AGAIN_SECONDS, AGAIN_TIMES = 1.0, 3
+# The database compares by its own clock, in which the moment must have passed.
+_BEHIND_SECONDS = 0.02
+
+
+class Ends:
+    """The sessions whose ends are near, each with when to look, by time.monotonic()."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._moments: dict[UUID, tuple[float, int]] = {}
+        self._loop = Loop("session-ends", self.look)
+        self.is_on = False
+
+    def expect(self, sessions: Iterable[Session]) -> None:
+        """Look at each when its time is over, where that is soon."""
+        if not self.is_on:
+            return
+        for session in sessions:
+            self._expect_in(session.pk, _left(session), 0)
+        self._go_on()
+
+    def look(self) -> float | None:
+        """End what is due. The seconds until the next one is, or None where none is near."""
+        now = time.monotonic()
+        with self._lock:
+            due = {pk: n for pk, (when, n) in self._moments.items() if when <= now}
+            for pk in due:
+                del self._moments[pk]
+        if due:
+            living = Session.objects.filter(pk__in=list(due), closed_at=None).defer("env")
+            for session in living:
+                left = _left(session)
+                if left <= 0:
+                    end_soon(session)
+                    if due[session.pk] >= AGAIN_TIMES:
+                        continue
+                self._expect_in(session.pk, max(left, 0), due[session.pk] + 1 if left <= 0 else 0)
+        with self._lock:
+            if not self._moments:
+                return None
+            return max(0.0, min(when for when, _ in self._moments.values()) - time.monotonic())
+
+    def _expect_in(self, pk: UUID, seconds: float, times: int) -> None:
+        if seconds > AHEAD_SECONDS:
+            return
+        pause = AGAIN_SECONDS if times else max(0.0, seconds) + _BEHIND_SECONDS
+        with self._lock:
+            self._moments[pk] = (time.monotonic() + pause, times)
+
+    def _go_on(self) -> None:
+        with self._lock:
+            if not self._moments:
+                return
+        try:
+            self._loop.start()
+        except RateLimited as error:
+            # The schedule ends them.
+            logger.warning("sessions may end late: %s", error.message)
+        self._loop.wake()
+
+
+ends = Ends()
+
+
+def end_on_time() -> None:
+    """Have this process end sessions on time. For one that serves, as it starts."""
+    ends.is_on = True
+
+
+def look_ahead() -> None:
+    """Have in mind what ends before the schedule looks again: a slow sandbox holds that up."""
+    if not ends.is_on:
+        return
+    until = timezone.now() + timedelta(seconds=AHEAD_SECONDS)
+    living = Session.objects.filter(closed_at=None, ref__isnull=False)
+    near = living.only("pk", "state", "used_at", "created_at", "idle_seconds", "max_seconds")
+    ends.expect(each for each in near.iterator() if expires_at(each) <= until)
+
+
+def end_soon(session: Session) -> None:
+    """Put it to sleep or close it in a thread for that, if it is to."""
+    pk = session.pk
+    background.submit_keyed(("sleep", pk), session.tenant_slug, lambda: _end(pk))
+
+
+def _end(pk: UUID) -> None:
+    session = Session.objects.filter(TIRED | DUE, pk=pk).first()
+    if session is None or busy([pk]):
+        return
+    try:
+        if Session.objects.filter(TIRED, pk=pk).exists():
+            suspend(pk, f"it was unused for {session.idle_seconds} s", only_if=TIRED)
+            return
+        save_last(session)
+        if close_if_due(pk, is_saved=True):
+            session.refresh_from_db()
+            run_sync(release(session))
+            end_leftovers(session)
+    except SandboxError as error:
+        logger.warning("session %s could not be ended on time: %s", pk, error.message)
+
+
+def _left(session: Session) -> float:
+    return (expires_at(session) - timezone.now()).total_seconds()
+
+
+# An answer waits so long for its save, which then goes on behind it.
+ANSWER_SECONDS = 60.0
+
+
+def save_soon(session_id: UUID, tenant_slug: str, *, first: bool = False) -> Future[Saved | None]:
+    """A save of the session that begins after this; None where it could not be saved now, which
+    its workspace says, and the schedule tries again.
+    """
+    return background.submit_keyed(session_id, tenant_slug, lambda: saved(session_id), first=first)
+
+
+async def saved_after(execution: Execution, session: Session) -> None:
+    """What is to be saved when something has run in a session; `execution` says whether it was."""
+    execution.files_saved = False
+    saved = await saved_behind(session)
+    if saved is not None:
+        execution.files_saved = saved.is_complete
+        execution.changed_files = saved.changed
+
+
+async def saved_behind(session: Session) -> Saved | None:
+    """Have a session saved behind the answer; where it is to be saved before, what that did."""
+    if session.saves == Session.Saves.NEVER or session.ref is None:
+        return None
+    is_waited_for = session.saves == Session.Saves.ANSWER
+    saved = save_soon(session.pk, session.tenant_slug, first=is_waited_for)
+    if not is_waited_for:
+        return None
+    awaited = within(ANSWER_SECONDS, saved)
+    with active_runs.cancel_on_shutdown(awaited):
+        await wait_for(awaited)
+    if awaited.cancelled() or awaited.exception() is not None:
+        return None
+    return awaited.result()
+
+
+def saved(session_id: UUID) -> Saved | None:
+    """As `save_soon`, in this thread. A sandbox that is found to be gone is noted."""
+    session = Session.objects.defer("env").filter(pk=session_id).first()
+    if session is None:
+        return None
+    try:
+        return save(session)
+    except KeptSandboxLost as error:
+        mark_lost(session, error.message)
+    except Conflict:
+        # It has ended or sleeps: there is nothing to be saved.
+        return None
+    except SandboxError as error:
+        logger.warning("session %s was not saved: %s", session_id, error.message)
+    except Exception:
+        logger.exception("session %s was not saved", session_id)
+    return None
+
 
 _AT_ONCE = 500
 # What one renewal may take, and how long a provider must have kept us waiting to be left alone.

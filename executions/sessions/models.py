@@ -1,9 +1,13 @@
+"""The rows of sessions, of their snapshots, and of their files in storage."""
+
 from __future__ import annotations
 
+from django.core.files.storage import Storage, storages
 from django.db import models
 from django.db.models import Q
 from django.db.models.functions import Now
 
+from executions.kernel.storage import WORKSPACES
 from executions.kernel.text import uuid7
 from executions.runs.models import Process
 from executions.tenants.models import ApiKey, Tenant
@@ -193,3 +197,207 @@ class Session(models.Model):
     @property
     def is_living(self) -> bool:
         return self.state in self.LIVING
+
+
+def workspace_storage() -> Storage:
+    """Where blobs are kept. A callable, so that migrations do not fix the place."""
+    return storages[WORKSPACES]
+
+
+class Blob(models.Model):
+    """The bytes of one content, kept once per tenant however many files have it.
+
+    Its name in storage is used once, so that a removal never meets another upload. A row that names
+    it keeps it: the database refuses to let it go.
+    """
+
+    tenant = models.ForeignKey(
+        Tenant, on_delete=models.SET_NULL, null=True, related_name="blobs", db_index=False
+    )
+    sha256 = models.CharField(max_length=64)
+    size = models.PositiveBigIntegerField(help_text="Bytes.")
+    file = models.FileField(storage=workspace_storage, max_length=255, unique=True)
+    kept_until = models.DateTimeField(
+        help_text="Kept until this time even if no row references it."
+    )
+
+    class Meta:
+        ordering = ("pk",)
+        indexes = (models.Index(fields=("kept_until",), name="blob_kept_until"),)
+        constraints = (
+            models.UniqueConstraint(fields=("tenant", "sha256"), name="blob_once_per_tenant"),
+        )
+
+    def __str__(self) -> str:
+        return self.sha256
+
+
+class LooseFile(models.Model):
+    """A file in storage that is no blob: it is being written, or it is to be removed.
+
+    Its row is there before the file is, and until it is gone: nothing is left in storage that no
+    row knows of, whenever a process dies.
+    """
+
+    tenant = models.ForeignKey(
+        Tenant, on_delete=models.SET_NULL, null=True, related_name="+", db_index=False
+    )
+    file = models.CharField(max_length=255, unique=True)
+    size = models.PositiveBigIntegerField(help_text="Bytes.")
+    due_at = models.DateTimeField(db_index=True, help_text="Deleted after this time.")
+
+    class Meta:
+        ordering = ("pk",)
+
+    def __str__(self) -> str:
+        return self.file
+
+
+class StoredTotal(models.Model):
+    """What a tenant's workspaces take: changed in the transactions that change what is counted."""
+
+    tenant = models.OneToOneField(
+        Tenant, on_delete=models.CASCADE, primary_key=True, related_name="stored_total"
+    )
+    bytes = models.BigIntegerField(default=0, help_text="Bytes of blobs and loose files.")
+    files = models.BigIntegerField(default=0, help_text="Workspace rows, including directories.")
+    names = models.BigIntegerField(
+        default=0, db_default=0, help_text="Characters of paths and symlink targets."
+    )
+
+    def __str__(self) -> str:
+        return str(self.pk)
+
+
+class Workspace(models.Model):
+    """The files of one session as they were saved last.
+
+    Of two who save at once the one whose UPDATE finds the `version` it has seen wins; the other
+    looks again.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    tenant = models.ForeignKey(Tenant, on_delete=models.CASCADE, related_name="workspaces")
+    session = models.OneToOneField(
+        Session, on_delete=models.CASCADE, null=True, related_name="workspace"
+    )
+    former = models.UUIDField(
+        null=True,
+        editable=False,
+        help_text="Ended session that gets it back if the next one never opens.",
+    )
+    version = models.PositiveBigIntegerField(default=0, db_default=0)
+    mark = models.CharField(
+        max_length=255,
+        blank=True,
+        default="",
+        db_default="",
+        help_text="Change cursor of the sandbox; empty: all files.",
+    )
+    missed = models.JSONField(
+        default=list, help_text="Paths that could not be read at the last save."
+    )
+    seen_turns = models.PositiveBigIntegerField(
+        default=0,
+        db_default=0,
+        help_text="Turns of the session at the last file scan.",
+    )
+    open_turns = models.JSONField(default=list, help_text="Turns that were still running then.")
+    lost_turns = models.JSONField(
+        null=True,
+        help_text="First and last turn that was never saved.",
+    )
+    files = models.PositiveBigIntegerField(
+        default=0, db_default=0, help_text="Number of entries, including directories."
+    )
+    bytes = models.PositiveBigIntegerField(default=0, db_default=0)
+    names = models.PositiveBigIntegerField(
+        default=0, db_default=0, help_text="Characters of paths and symlink targets."
+    )
+    saved_at = models.DateTimeField(null=True, help_text="Last complete save.")
+    problem = models.CharField(
+        max_length=500, blank=True, default="", db_default="", help_text="Why a later save failed."
+    )
+    created_at = models.DateTimeField(db_default=Now(), editable=False)
+
+    class Meta:
+        ordering = ("-id",)
+
+    def __str__(self) -> str:
+        return str(self.pk)
+
+
+class WorkspaceFile(models.Model):
+    """Something that stands under a path of a workspace.
+
+    `path` and `target` are texts that stand for bytes: `kernel.text` turns one into
+    the other. `key` is the hash of those bytes, because a path may be longer than any index takes.
+    """
+
+    class Type(models.TextChoices):
+        FILE = "file", "File"
+        DIRECTORY = "directory", "Folder"
+        SYMLINK = "symlink", "Symlink"
+
+    workspace = models.ForeignKey(
+        Workspace, on_delete=models.CASCADE, related_name="rows", db_index=False
+    )
+    key = models.CharField(max_length=64)
+    path = models.TextField()
+    type = models.CharField(max_length=9, choices=Type.choices)
+    blob = models.ForeignKey(Blob, on_delete=models.PROTECT, null=True, related_name="rows")
+    size = models.PositiveBigIntegerField(default=0, help_text="Bytes.")
+    mode = models.PositiveIntegerField()
+    modified = models.FloatField(help_text="Unix time, from the sandbox's clock.")
+    target = models.TextField(blank=True, default="", help_text="Symlink target.")
+
+    class Meta:
+        ordering = ("pk",)
+        constraints = (
+            models.UniqueConstraint(fields=("workspace", "key"), name="workspace_path_once"),
+            models.CheckConstraint(
+                condition=Q(type="file", blob__isnull=False)
+                | Q(type__in=("directory", "symlink"), blob=None, size=0),
+                name="workspace_file_has_bytes_and_nothing_else_has",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return self.key
+
+    @property
+    def names(self) -> int:
+        """Characters that the database keeps of it."""
+        return len(self.path) + len(self.target)
+
+
+class Snapshot(models.Model):
+    """The files of a session as they were once, under which others begin. It stays as it is.
+
+    Tenant and key are kept as text too, because the record outlives them.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    tenant = models.ForeignKey(
+        Tenant, on_delete=models.SET_NULL, null=True, related_name="snapshots", db_index=False
+    )
+    tenant_slug = models.CharField(max_length=64)
+    api_key_name = models.CharField(max_length=100, blank=True)
+    api_key_prefix = models.CharField(max_length=16, blank=True)
+    name = models.CharField(max_length=128, blank=True)
+    # No relation: it is left alone by all that becomes of its source.
+    source = models.UUIDField(help_text="Session the files come from.")
+    workspace = models.OneToOneField(
+        Workspace, on_delete=models.SET_NULL, null=True, related_name="snapshot"
+    )
+    files = models.PositiveBigIntegerField(help_text="Number of entries, including directories.")
+    bytes = models.PositiveBigIntegerField()
+    created_at = models.DateTimeField(db_default=Now(), editable=False)
+
+    class Meta:
+        ordering = ("-id",)
+        indexes = (models.Index(fields=("tenant", "-id"), name="snapshot_tenant_id"),)
+
+    def __str__(self) -> str:
+        # Not the name, which its caller chose: pages show this as it is.
+        return str(self.pk)

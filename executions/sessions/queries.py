@@ -1,22 +1,26 @@
-"""Whose session it is: the one place where sessions are looked up."""
+"""Whose session it is: the one place where sessions are looked up, and who began what on a page."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import cache
 from typing import Annotated, Any, cast
 from uuid import UUID
 
+from django.contrib.admin.models import ADDITION, LogEntry
+from django.contrib.contenttypes.models import ContentType
 from django.db import connection
-from django.db.models import BooleanField, ExpressionWrapper, QuerySet, Value
+from django.db.models import BooleanField, ExpressionWrapper, Model, QuerySet, Value
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.lookups import Exact
 
 from executions.kernel import database
 from executions.kernel.declarations import Query, declared, newest_first, oldest_first, one_of
 from executions.kernel.text import uuid7
+from executions.ledger.entry import parse
+from executions.ledger.models import LedgerEntry
 from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.runs.models import Execution
 from executions.runs.requests import Conflict
@@ -199,3 +203,53 @@ def ensure_unused(api_keys: Collection[ApiKey]) -> None:
             f"More than {most} runs and sessions use the selected keys. Revoke them instead: a "
             "revoked key has no access, and is deleted with its tenant."
         )
+
+
+def note_begun_by(person: Any, row: Execution | Session, message: str) -> None:
+    """Note that this person, who is signed in, has begun it."""
+    LogEntry.objects.create(
+        user_id=person.pk,
+        content_type_id=ContentType.objects.get_for_model(type(row)).pk,
+        object_id=str(row.pk),
+        object_repr=str(row.pk),
+        action_flag=ADDITION,
+        change_message=message,
+    )
+
+
+def initiators(execution_id: UUID) -> list[int]:
+    """The accounts by which it was begun, under whatever names they have by now."""
+    return _accounts_that_added(Execution, [str(execution_id)])
+
+
+def key_made_by(execution_id: UUID) -> list[int]:
+    """The accounts that made the key it was sent with, or one in whose place that key came. Also of
+    keys that somebody deleted: the ledger knows them."""
+    found = Execution.objects.filter(pk=execution_id).values_list("api_key_prefix", flat=True)
+    todo, line, keys = set(found), {""}, set[str]()
+    while new := todo - line:
+        prefix = new.pop()
+        line.add(prefix)
+        for pk, rotated_from in _keys_called(prefix):
+            keys.add(pk)
+            todo.add(rotated_from)
+    return _accounts_that_added(ApiKey, sorted(keys))
+
+
+def _keys_called(prefix: str) -> Iterator[tuple[str, str]]:
+    """The keys with this prefix, each with the prefix of the one in whose place it came."""
+    for pk, rotated_from in ApiKey.objects.filter(prefix=prefix).values_list("pk", "rotated_from"):
+        yield str(pk), rotated_from
+    for entry in LedgerEntry.objects.filter(kind="api_key", subject=prefix):
+        stated = parse(entry.statement)
+        if stated is not None and stated.get("subject") == prefix and "row" in stated:
+            yield stated["row"], stated.get("rotated_from") or ""
+
+
+def _accounts_that_added(model: type[Model], keys: list[str]) -> list[int]:
+    entries = LogEntry.objects.filter(
+        content_type=ContentType.objects.get_for_model(model),
+        object_id__in=keys,
+        action_flag=ADDITION,
+    )
+    return list(entries.values_list("user_id", flat=True))

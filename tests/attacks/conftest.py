@@ -22,8 +22,7 @@ from executions.ledger.append import record_baseline
 from executions.ledger.models import LegalHold
 from executions.ledger.verification import verify
 from executions.runs.models import Execution, LateResult
-from executions.sessions.models import Session
-from executions.sessions.storage.models import Snapshot
+from executions.sessions.models import Session, Snapshot
 from executions.tenants.keys import create_api_key, revoke
 from executions.tenants.models import Tenant
 from executions.tenants.service import ensure_roles

@@ -10,8 +10,8 @@ import pytest
 
 from executions.doors.native.authentication import ENTERED, NEEDS
 from executions.ledger.models import LedgerEntry
+from executions.sessions.models import Snapshot
 from executions.sessions.storage import snapshots
-from executions.sessions.storage.models import Snapshot
 from executions.tenants import quotas
 from executions.tenants.models import RequestWindow
 from executions.tenants.quotas import ENTRY_COUNTS_AS

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from executions.kernel import background, database
-from executions.sessions.storage.models import StoredTotal, WorkspaceFile
+from executions.sessions.models import StoredTotal, WorkspaceFile
 from tests.conftest import Caller, require
 from tests.support.processes import ROOT
 from tests.support.raw_http import ask

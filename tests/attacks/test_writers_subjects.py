@@ -14,14 +14,14 @@ from django.test import Client
 from django.utils import timezone
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
-from executions.capabilities.reports.scope import Scope
+from executions.capabilities.reports.reading import Scope
 from executions.capabilities.reports.service import make
 from executions.ledger.append import record_baseline, rows_called
 from executions.ledger.bindings import subject_of_user
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs.models import Approval, Execution
-from executions.sessions.manual_runs import key_made_by
+from executions.sessions.queries import key_made_by
 from executions.tenants.models import ApiKey
 from sandbox_site.accounts import was_altered_outside
 from tests.attacks.administrators import superuser

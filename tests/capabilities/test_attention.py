@@ -18,7 +18,7 @@ from executions.capabilities.alerts import service as alerts
 from executions.capabilities.alerts.models import Alert
 from executions.capabilities.alerts.rules import RULES
 from executions.capabilities.alerts.service import watch_without_workers
-from executions.capabilities.dashboard.inbox import MOST, attention
+from executions.capabilities.dashboard.service import MOST, attention
 from executions.capabilities.spending.models import Budget, Spending
 from executions.capabilities.tools.models import ToolCall
 from executions.ledger.models import LedgerCheck

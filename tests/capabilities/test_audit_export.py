@@ -15,8 +15,7 @@ from django.db import connections
 from django.db.models import Max
 
 from executions.capabilities.observability import audit_export
-from executions.capabilities.observability.audit_events import event_of
-from executions.capabilities.observability.audit_export import export_for
+from executions.capabilities.observability.audit_export import event_of, export_for
 from executions.capabilities.observability.models import AuditExport
 from executions.ledger.append import append
 from executions.ledger.entry import is_signed_by, signed_bytes

@@ -10,8 +10,8 @@ import pytest
 from django.db import connection, connections
 from django.db.models import Sum
 
-from executions.capabilities.observability import counter_repair
-from executions.capabilities.observability.counter_repair import Recounting, recount
+from executions.capabilities.observability import counters
+from executions.capabilities.observability.counters import Recounting, recount
 from executions.capabilities.observability.models import ExecutionCount, ExecutionLatency
 from executions.runs.models import Execution, ExecutionTenantCount
 from tests.capabilities.write_transactions import write_transactions
@@ -84,7 +84,7 @@ def test_too_many_are_taken_back_and_what_was_stored_stays(alice: Caller) -> Non
 def test_others_can_write_after_every_few_rows(
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(counter_repair, "_CORRECTED", 3)
+    monkeypatch.setattr(counters, "_CORRECTED", 3)
     for hour in range(8):
         end(alice)
         newest = Execution.objects.latest("pk")
@@ -104,7 +104,7 @@ def test_others_can_write_after_every_few_rows(
 
 def test_two_at_once_do_not_both_add_what_is_missing(alice: Caller) -> None:
     end(alice)
-    with counter_repair._recounting_alone():
+    with counters._recounting_alone():
         found = []
 
         def recount_too() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from executions.sessions.models import LooseFile
 from executions.sessions.session_sandbox import forget
-from executions.sessions.storage.models import LooseFile
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.bucket import Swift

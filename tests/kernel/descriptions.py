@@ -11,7 +11,7 @@ import jsonschema
 from drf_spectacular.generators import SchemaGenerator
 
 from executions.capabilities.schedules import service as recurring_requests
-from executions.doors.agent_sandbox import requests as agent_sandbox_requests
+from executions.doors import agent_sandbox
 from executions.doors.native import admin_sandbox, executions, frame
 from executions.kernel.declarations import Body
 from executions.runs import listing, requests
@@ -30,7 +30,7 @@ MODULES: tuple[ModuleType, ...] = (
     executions,
     snapshots,
     recurring_requests,
-    agent_sandbox_requests,
+    agent_sandbox,
     admin_sandbox,
 )
 BODIES = {

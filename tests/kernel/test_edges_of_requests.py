@@ -8,7 +8,7 @@ from uuid import uuid4
 import jsonschema
 import pytest
 
-from executions.doors.agent_sandbox.requests import ExecuteRequest
+from executions.doors.agent_sandbox import ExecuteRequest
 from executions.sessions.requests import CommandRequest, SessionRequest, named_as
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller

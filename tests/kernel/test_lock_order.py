@@ -12,9 +12,8 @@ import pytest
 from django.db import connection, transaction
 
 from executions.ledger.append import enter_row, look_at
-from executions.sessions.models import Session
+from executions.sessions.models import Blob, Session, StoredTotal, Workspace, WorkspaceFile
 from executions.sessions.storage import blobs, drafts, file_saves, snapshots
-from executions.sessions.storage.models import Blob, StoredTotal, Workspace, WorkspaceFile
 from executions.sessions.storage.tree import Edit
 from tests.conftest import Caller
 from tests.support.saved_files import stored

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 import pytest
 
-from executions.capabilities.policies import analyzer_pool
+from executions.capabilities.policies import capability
 from executions.kernel import background
 from executions.kernel.coroutines import run_sync
 from executions.ledger.checkpoints import AsyncWriter
@@ -153,12 +153,12 @@ def test_a_call_to_a_service_is_not_made() -> None:
 
 
 def test_a_look_at_code_takes_nobodys_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(analyzer_pool, "look", lambda code, rules: ("looked", []))
+    monkeypatch.setattr(capability, "look", lambda code, rules: ("looked", []))
     with no_thread_left():
-        for _ in range(analyzer_pool.OF_ONE_TENANT + 1):
+        for _ in range(capability.OF_ONE_TENANT + 1):
             with pytest.raises(RateLimited, match="thread"):
-                analyzer_pool.submit_look("1", {}, "alice")
-    assert analyzer_pool.submit_look("1", {}, "alice").result(20) == ("looked", [])
+                capability.submit_look("1", {}, "alice")
+    assert capability.submit_look("1", {}, "alice").result(20) == ("looked", [])
 
 
 def test_what_could_not_be_ended_is_told(caplog: pytest.LogCaptureFixture) -> None:

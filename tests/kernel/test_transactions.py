@@ -31,16 +31,16 @@ from executions.doors.native.authentication import NEEDS
 from executions.kernel import background, database
 from executions.runs import output_collector, worker
 from executions.runs.models import Execution, ExecutionEvent, Process, RunSignal
-from executions.sessions.models import Session
-from executions.sessions.storage import blobs, drafts, file_saves
-from executions.sessions.storage.models import (
+from executions.sessions.models import (
     Blob,
     LooseFile,
+    Session,
     Snapshot,
     StoredTotal,
     Workspace,
     WorkspaceFile,
 )
+from executions.sessions.storage import blobs, drafts, file_saves
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import ApiKey, Tenant
 from tests.conftest import Caller

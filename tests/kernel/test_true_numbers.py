@@ -13,7 +13,7 @@ from django.test import Client
 from django.utils import timezone
 
 from executions.capabilities.dashboard.service import figures
-from executions.capabilities.observability.counter_repair import recount
+from executions.capabilities.observability.counters import recount
 from executions.capabilities.observability.models import ExecutionCount
 from executions.capabilities.spending.service import compare_providers
 from executions.runs.models import Execution, ExecutionTenantCount

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from executions.capabilities.reports.scope import Scope
+from executions.capabilities.reports.reading import Scope
 from executions.capabilities.reports.service import make
 
 WITH_ARTIFACT = (

@@ -18,9 +18,9 @@ from django.test import Client
 from django.utils import timezone
 from pypdf import PdfReader
 
-from executions.capabilities.reports import pdf, scope
+from executions.capabilities.reports import pdf, reading
 from executions.capabilities.reports.pdf import spelled
-from executions.capabilities.reports.scope import Scope
+from executions.capabilities.reports.reading import Scope
 from executions.capabilities.reports.service import make
 from executions.capabilities.retention.service import apply_retention
 from executions.ledger.entry import canonical
@@ -360,7 +360,7 @@ def test_a_report_that_reached_its_bound_says_so_and_is_signed(
 ) -> None:
     for _ in range(3):
         run(alice, "pass")
-    monkeypatch.setattr(scope, "MOST_RUNS", 2)
+    monkeypatch.setattr(reading, "MOST_RUNS", 2)
     monkeypatch.setattr(pdf, "MOST_RUNS", 1)
     paths = tmp_path / "a.json", tmp_path / "a.pdf"
     code, said = audit_report(*paths, "--tenant", "wonderland")

@@ -12,8 +12,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from executions.capabilities.policies import approvals
-from executions.capabilities.reports.reading import entry_of
-from executions.capabilities.reports.scope import Scope
+from executions.capabilities.reports.reading import Scope, entry_of
 from executions.capabilities.reports.service import make
 from executions.capabilities.reports.signing import Signed
 from executions.ledger.append import append, rows_called
@@ -23,7 +22,7 @@ from executions.ledger.trust import trusted_keys
 from executions.ledger.verification import verify
 from executions.runs.models import Approval, Execution
 from executions.runs.requests import ExecutionRequest
-from executions.sessions.manual_runs import key_made_by
+from executions.sessions.queries import key_made_by
 from tests.conftest import Caller
 from tests.support.approvals import ASKED, RULES, decided, signed_in
 from tests.support.policies import in_force

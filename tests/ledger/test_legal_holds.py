@@ -15,8 +15,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from executions.capabilities.observability.counter_repair import recount
-from executions.capabilities.observability.counters import KEYS
+from executions.capabilities.observability.counters import KEYS, recount
 from executions.capabilities.retention import service as retention
 from executions.capabilities.retention.service import apply_retention
 from executions.capabilities.spending.models import Budget
@@ -26,8 +25,8 @@ from executions.ledger.models import LedgerEntry, LegalHold
 from executions.ledger.verification import verify
 from executions.runs.models import Execution, LateResult
 from executions.runs.record import record_late
+from executions.sessions.models import Workspace
 from executions.sessions.storage.carry_over import clean_ended
-from executions.sessions.storage.models import Workspace
 from executions.tenants.models import Tenant
 from providers.models import PendingChange
 from providers.services.touched import NeedsApproval

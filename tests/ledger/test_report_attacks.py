@@ -12,9 +12,9 @@ import pytest
 from django.utils import timezone
 from pypdf import PdfReader
 
-from executions.capabilities.reports import document, reading
-from executions.capabilities.reports.reading import Reading
-from executions.capabilities.reports.scope import Scope
+from executions.capabilities.reports import reading
+from executions.capabilities.reports import service as reports
+from executions.capabilities.reports.reading import Reading, Scope
 from executions.capabilities.reports.service import make
 from executions.capabilities.retention.service import apply_retention
 from executions.kernel.text import uuid7
@@ -169,7 +169,7 @@ def test_what_is_left_out_of_lists_is_counted(
     for version in range(2):
         Execution.objects.filter(pk=run(alice, "pass").json()["id"]).update(config_version=version)
     monkeypatch.setattr(reading, "MOST_HOLDS", 2)
-    monkeypatch.setattr(document, "_MOST_USED", 1)
+    monkeypatch.setattr(reports, "_MOST_USED", 1)
     pieces: list[bytes] = []
     make("00", OURS, "x", list, pieces.extend)
     page = "".join(each.extract_text() for each in PdfReader(io.BytesIO(b"".join(pieces))).pages)

@@ -13,8 +13,8 @@ import pytest
 from django.core.management import CommandError, call_command
 from pypdf import PdfReader
 
-from executions.capabilities.reports import pdf, scope
-from executions.capabilities.reports.scope import Scope
+from executions.capabilities.reports import pdf, reading
+from executions.capabilities.reports.reading import Scope
 from executions.capabilities.reports.service import make
 from executions.capabilities.reports.signing import Signed
 from executions.kernel.text import time_of
@@ -87,7 +87,7 @@ def test_a_report_of_much_text_or_of_large_files_is_none_to_wait_for(
     make_rows(1, code="x" * 500_000, tenant_slug="wonderland")
     ours = Scope("wonderland")
     assert ours.is_small()
-    monkeypatch.setattr(scope, "_SMALL_BYTES", 400_000)
+    monkeypatch.setattr(reading, "_SMALL_BYTES", 400_000)
     assert not ours.is_small()
     Execution.objects.all().delete()
     run(alice, WITH_ARTIFACT)

@@ -17,10 +17,10 @@ from django.core.management import call_command
 from django.test import Client
 from django.utils import timezone
 
-from executions.capabilities.reports import scope
+from executions.capabilities.reports import reading
 from executions.capabilities.reports import service as reports
 from executions.capabilities.reports.models import Report
-from executions.capabilities.reports.scope import Scope
+from executions.capabilities.reports.reading import Scope
 from executions.capabilities.reports.service import make, name_of
 from executions.capabilities.reports.signing import JSON_START, JSON_SUBJECT, json_end, sign
 from executions.kernel.storage import REPORTS, file_store
@@ -70,7 +70,7 @@ def offline(tmp_path: Path) -> Offline:
 @pytest.fixture
 def tampered(scripted: object, alice: Caller, monkeypatch: pytest.MonkeyPatch) -> str:
     """A run whose row was changed, and another one that its report has no room for."""
-    monkeypatch.setattr(scope, "MOST_RUNS", 1)
+    monkeypatch.setattr(reading, "MOST_RUNS", 1)
     changed = run(alice, "pass").json()
     run(alice, "pass")
     Execution.objects.filter(pk=changed["id"]).update(status="failed")

@@ -11,7 +11,7 @@ from django.db import IntegrityError, transaction
 
 from examples.receipts import verify_receipt
 from executions.capabilities.playground.service import replay
-from executions.capabilities.policies.active import rules_for
+from executions.capabilities.policies.capability import rules_for
 from executions.capabilities.policies.models import Policy
 from executions.client import execute_code
 from executions.ledger.verification import verify

@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from executions.capabilities.policies import analyzer_pool
-from executions.capabilities.policies.active import Rules
+from executions.capabilities.policies import capability
 from executions.capabilities.policies.analysis import LOOKED, MOST, TOO_MUCH, UNPARSED, analyse
-from executions.capabilities.policies.capability import may_be_python, own_modules
+from executions.capabilities.policies.capability import Rules, may_be_python, own_modules
 from executions.capabilities.policies.service import policy_from, presets
 
 DENY: dict[str, Any] = {
@@ -144,8 +143,8 @@ def test_honest_code_passes_every_preset_and_dangerous_code_none(name: str) -> N
     ],
 )
 def test_hostile_text_ends_a_look_and_nothing_else(code: str, outcome: str) -> None:
-    assert analyzer_pool.look(code, DENY) == (outcome, [])
-    assert analyzer_pool.look("eval(x)", DENY) == (LOOKED, [(1, "call", "eval")])
+    assert capability.look(code, DENY) == (outcome, [])
+    assert capability.look("eval(x)", DENY) == (LOOKED, [(1, "call", "eval")])
 
 
 WORDS = ["import os", "os", "eval", "(", ")", "=", ".", "\n", " ", "from os import *", "*", "'os'"]
@@ -162,12 +161,12 @@ def test_any_text_is_judged_and_nothing_is_raised(code: str, allows: bool) -> No
 
 
 def test_a_process_that_looks_ends_with_its_owner_and_one_that_has_ended_is_replaced() -> None:
-    done = subprocess.run(analyzer_pool._COMMAND, stdin=subprocess.DEVNULL, timeout=60, check=True)
+    done = subprocess.run(capability._COMMAND, stdin=subprocess.DEVNULL, timeout=60, check=True)
     assert done.returncode == 0
-    analyzer_pool.look("1", DENY)
-    analyzer_pool._analysts._idle[-1]._process.kill()
-    analyzer_pool._analysts._idle[-1]._process.wait()
-    assert analyzer_pool.look("eval(x)", DENY) == (LOOKED, [(1, "call", "eval")])
+    capability.look("1", DENY)
+    capability._analysts._idle[-1]._process.kill()
+    capability._analysts._idle[-1]._process.wait()
+    assert capability.look("eval(x)", DENY) == (LOOKED, [(1, "call", "eval")])
 
 
 @pytest.mark.parametrize(
@@ -195,4 +194,4 @@ def test_what_notebooks_write_is_looked_at(code: str, expected: list[tuple[int, 
 
     assert analyse(code, rules) == (LOOKED, expected)
     # A process of its own has the same module.
-    assert analyzer_pool.look(code, rules) == (LOOKED, expected)
+    assert capability.look(code, rules) == (LOOKED, expected)

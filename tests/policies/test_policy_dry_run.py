@@ -14,7 +14,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from executions.capabilities.policies.active import rules_for
+from executions.capabilities.policies.capability import rules_for
 from executions.capabilities.policies.models import Policy
 from executions.capabilities.policies.service import dry_run
 from executions.kernel.text import first_uuid7

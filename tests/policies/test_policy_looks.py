@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from executions.capabilities.policies import analyzer_pool
+from executions.capabilities.policies import capability
 from executions.capabilities.policies.analysis import LOOKED
 from providers.errors import RateLimited
 from tests.support.sandboxes import wait_until
@@ -43,32 +43,30 @@ class Gates:
 @pytest.fixture
 def gates(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gates]:
     gates = Gates()
-    monkeypatch.setattr(analyzer_pool, "look", gates.look)
+    monkeypatch.setattr(capability, "look", gates.look)
     yield gates
     gates.open()
 
 
 def test_one_tenants_looks_hold_up_nobody_elses(gates: Gates) -> None:
     gates.close("slow")
-    held = [
-        analyzer_pool.submit_look("slow", {}, "alice") for _ in range(analyzer_pool.OF_ONE_TENANT)
-    ]
-    assert analyzer_pool.submit_look("quick", {}, "bob").result(20) == (LOOKED, [])
+    held = [capability.submit_look("slow", {}, "alice") for _ in range(capability.OF_ONE_TENANT)]
+    assert capability.submit_look("quick", {}, "bob").result(20) == (LOOKED, [])
     with pytest.raises(RateLimited):
-        analyzer_pool.submit_look("slow", {}, "alice")
+        capability.submit_look("slow", {}, "alice")
     gates.open()
     assert {each.result(20)[0] for each in held} == {LOOKED}
-    assert analyzer_pool.submit_look("more", {}, "alice").result(20) == (LOOKED, [])
+    assert capability.submit_look("more", {}, "alice").result(20) == (LOOKED, [])
 
 
 def test_tenants_that_wait_have_turns(gates: Gates) -> None:
     gates.close("slow")
     gates.close("first")
-    looked = [analyzer_pool.submit_look("slow", {}, "alice")]
-    looked.append(analyzer_pool.submit_look("first", {}, "bob"))
+    looked = [capability.submit_look("slow", {}, "alice")]
+    looked.append(capability.submit_look("first", {}, "bob"))
     wait_until(lambda: len(gates.begun) == 2, seconds=20)
-    looked += [analyzer_pool.submit_look(f"bob {number}", {}, "bob") for number in range(3)]
-    looked += [analyzer_pool.submit_look(f"eve {number}", {}, "eve") for number in range(2)]
+    looked += [capability.submit_look(f"bob {number}", {}, "bob") for number in range(3)]
+    looked += [capability.submit_look(f"eve {number}", {}, "eve") for number in range(2)]
     gates.open("first")
     for each in looked[1:]:
         each.result(20)
@@ -81,11 +79,11 @@ def test_what_is_cancelled_while_it_waits_is_not_looked_at_and_leaves_its_place(
     gates: Gates,
 ) -> None:
     gates.close("slow")
-    held = analyzer_pool.submit_look("slow", {}, "alice")
+    held = capability.submit_look("slow", {}, "alice")
     wait_until(lambda: gates.begun == ["slow"], seconds=20)
-    for _ in range(2 * analyzer_pool.OF_ONE_TENANT):
-        assert analyzer_pool.submit_look("waits", {}, "alice").cancel()
-    last = analyzer_pool.submit_look("last", {}, "alice")
+    for _ in range(2 * capability.OF_ONE_TENANT):
+        assert capability.submit_look("waits", {}, "alice").cancel()
+    last = capability.submit_look("last", {}, "alice")
     gates.open()
     assert (held.result(20), last.result(20)) == ((LOOKED, []), (LOOKED, []))
     assert gates.begun == ["slow", "last"]
@@ -98,9 +96,9 @@ def test_a_look_that_fails_is_told_and_the_next_one_is_carried_out(
         raise MemoryError
 
     with monkeypatch.context() as patch:
-        patch.setattr(analyzer_pool, "look", fail)
-        for _ in range(analyzer_pool.OF_ONE_TENANT + 1):
+        patch.setattr(capability, "look", fail)
+        for _ in range(capability.OF_ONE_TENANT + 1):
             with pytest.raises(MemoryError):
-                analyzer_pool.submit_look("1", {}, "alice").result(20)
-    monkeypatch.setattr(analyzer_pool, "look", lambda code, rules: (LOOKED, []))
-    assert analyzer_pool.submit_look("1", {}, "alice").result(20) == (LOOKED, [])
+                capability.submit_look("1", {}, "alice").result(20)
+    monkeypatch.setattr(capability, "look", lambda code, rules: (LOOKED, []))
+    assert capability.submit_look("1", {}, "alice").result(20) == (LOOKED, [])

@@ -18,14 +18,8 @@ from hypothesis import strategies as st
 
 from executions.kernel import text
 from executions.kernel.storage import WORKSPACES, Folder, disposition, file_store
-from executions.sessions.storage import blobs, quota, restore
-from executions.sessions.storage.models import (
-    Blob,
-    LooseFile,
-    StoredTotal,
-    Workspace,
-    WorkspaceFile,
-)
+from executions.sessions.models import Blob, LooseFile, StoredTotal, Workspace, WorkspaceFile
+from executions.sessions.storage import archives, blobs, quota
 from executions.tenants.models import Tenant
 from providers.errors import ProviderUnavailable
 from tests.conftest import Caller
@@ -277,9 +271,9 @@ def test_what_storage_has_lost_goes_up_again(alice: Caller, left: bytes | None) 
     row = named(blob)
     path = Path(file_store(WORKSPACES).open(str(blob.file)).name)
     path.unlink() if left is None else path.write_bytes(left)
-    members = restore.to_restore(row.workspace)
+    members = archives.to_restore(row.workspace)
     with pytest.raises(ProviderUnavailable, match="'f' differs from what was saved"):
-        list(restore.archive_of(members))
+        list(archives.archive_of(members))
     (again,) = stored(alice.tenant, b"bytes")
     assert again.pk == blob.pk == row.blob_id
     assert b"".join(blobs.read(again)) == b"bytes"

@@ -10,9 +10,9 @@ import pytest
 from django_q.models import Schedule
 
 from executions.kernel import background
-from executions.sessions import due, maintenance
-from executions.sessions.due import Ends
+from executions.sessions import control, maintenance
 from executions.sessions.ending import LAST_SAVE_SECONDS
+from executions.sessions.maintenance import Ends
 from executions.sessions.models import Session
 from tests.conftest import Caller
 from tests.support import kept_here
@@ -28,9 +28,8 @@ def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ends]:
     found = Ends()
     found.is_on = True
     monkeypatch.setattr(found._loop, "start", lambda: None)
-    for place in ("lifecycle", "control"):
-        monkeypatch.setattr(f"executions.sessions.{place}.ends", found)
-    monkeypatch.setattr(due, "ends", found)
+    monkeypatch.setattr(control, "ends", found)
+    monkeypatch.setattr(maintenance, "ends", found)
     yield found
     assert background.wait_for_keyed_work()
 
@@ -111,7 +110,7 @@ def test_what_ends_before_the_schedule_looks_again_is_expected(alice: Caller, en
     opened(alice, idle_seconds=600)
     near = opened(alice, idle_seconds=600)
     aged(near, used_at=595)
-    due.look_ahead()
+    maintenance.look_ahead()
     assert [str(pk) for pk in ends._moments] == [near["id"]]
 
 
@@ -129,4 +128,4 @@ def test_what_ends_while_a_slow_round_of_the_schedule_goes_on_is_expected(
 
 def test_a_process_that_serves_nobody_has_no_thread_for_it(alice: Caller) -> None:
     opened(alice, idle_seconds=2)
-    assert due.ends.look() is None
+    assert maintenance.ends.look() is None

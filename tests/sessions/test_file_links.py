@@ -11,7 +11,7 @@ import requests
 
 from executions.kernel.storage import WORKSPACES, file_store
 from executions.runs.artifacts import sign_token
-from executions.sessions.storage.models import Blob
+from executions.sessions.models import Blob
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller

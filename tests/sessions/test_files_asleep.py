@@ -16,9 +16,8 @@ from executions.kernel import background
 from executions.kernel.storage import Folder
 from executions.kernel.text import key_of
 from executions.sessions import files as session_files
-from executions.sessions.models import Session
+from executions.sessions.models import Session, Workspace, WorkspaceFile
 from executions.sessions.storage import blobs, changes
-from executions.sessions.storage.models import Workspace, WorkspaceFile
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.bucket import S3

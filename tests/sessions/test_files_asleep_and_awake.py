@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from executions.kernel import background
-from executions.sessions.storage import suspend
+from executions.sessions import capacity
 from providers.manager import manager
 from providers.named import close_all
 from tests.conftest import Caller, require
@@ -145,7 +145,7 @@ def test_every_answer_is_the_same_asleep_and_awake(own_pool: None, alice: Caller
     for session in (awake, sleeper):
         assert cell(alice, session, FILES).json()["status"] == "succeeded"
     assert background.wait_for_keyed_work()
-    assert suspend.suspend(row(sleeper).pk, "a test")
+    assert capacity.suspend(row(sleeper).pk, "a test")
     live, saved = dict(asked(alice, awake)), dict(asked(alice, sleeper))
     assert (row(awake).state, row(sleeper).state) == ("open", "asleep")
     assert saved.keys() == live.keys()
@@ -168,7 +168,7 @@ def test_a_folder_of_the_longest_path_is_woken_with_its_session(
     for each in (session, copy):
         cell(alice, each, "open('f', 'w').close()")
     assert background.wait_for_keyed_work()
-    assert suspend.suspend(row(session).pk, "a test")
+    assert capacity.suspend(row(session).pk, "a test")
     client, url = alice.client, f"{URL}/{session['id']}/files"
     assert client.post(f"{url}/mkdir", {"path": longest}).status_code == 201
 
@@ -180,4 +180,4 @@ def test_a_folder_of_the_longest_path_is_woken_with_its_session(
         assert row(copy).state == state
         answer = client.put(target, archive, content_type="application/x-tar")
         assert answer.status_code == 200, answer.content[-200:]
-        assert suspend.suspend(row(copy).pk, "a test") or state == "asleep"
+        assert capacity.suspend(row(copy).pk, "a test") or state == "asleep"

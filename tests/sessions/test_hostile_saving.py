@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from executions.sessions.storage import file_saves, quota, suspend
-from executions.sessions.storage.models import Blob, Workspace, WorkspaceFile
+from executions.sessions import capacity
+from executions.sessions.models import Blob, Workspace, WorkspaceFile
+from executions.sessions.storage import file_saves, quota
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.sandbox import Changes, FileEntry
 from tests.conftest import Caller
@@ -198,7 +199,7 @@ def test_what_a_program_has_closed_is_not_called_gone_and_not_called_saved(
     )
     counts_are_right(session)
     # Its sandbox is the only place where what is in there may be.
-    assert not suspend.suspend(row(session).pk, "a test")
+    assert not capacity.suspend(row(session).pk, "a test")
     lied(monkeypatch, claims(folder, sibling), archive(("dd", b"y")))
     assert file_saves.save(row(session)).is_complete
     assert saved(session) == {"d": None, "dd": b"y"}

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from executions.ledger.verification import verify
-from executions.sessions import lifecycle
+from executions.sessions import control
 from executions.sessions.ending import abort_opening
 from executions.sessions.maintenance import close_never_opened
-from executions.sessions.models import Session
-from executions.sessions.storage.models import Workspace
+from executions.sessions.models import Session, Workspace
 from tests.conftest import Caller
 from tests.support.saved_files import counts_are_right, saved, write
 from tests.support.sessions import URL, aged, cell, opened
@@ -46,8 +45,8 @@ def test_what_a_killed_process_was_opening_gives_back_what_it_was_to_begin_with(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(lifecycle, "_place", die)
-        patch.setattr(lifecycle, "fail", lambda *_: None)
+        patch.setattr(control, "_place", die)
+        patch.setattr(control, "fail", lambda *_: None)
         with pytest.raises(Killed):
             alice.client.post(URL, {"from": ended["id"]})
     left = Session.objects.get(state="open")

@@ -9,8 +9,8 @@ import pytest
 
 from executions.kernel import background
 from executions.sessions import capacity
+from executions.sessions.capacity import suspend
 from executions.sessions.ending import close_if_idle
-from executions.sessions.storage.suspend import suspend
 from providers.waiting import within
 from tests.conftest import Caller
 from tests.support import kept_here

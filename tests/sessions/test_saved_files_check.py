@@ -14,8 +14,8 @@ from django.db.models import QuerySet
 
 from executions.capabilities.retention.service import ORPHAN_SECONDS, compare_storage
 from executions.kernel.storage import WORKSPACES, file_store
+from executions.sessions.models import Blob, LooseFile
 from executions.sessions.storage import blobs
-from executions.sessions.storage.models import Blob, LooseFile
 from tests.conftest import Caller
 from tests.support.saved_files import stored
 

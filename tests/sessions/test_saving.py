@@ -19,16 +19,17 @@ from executions.kernel import background as kernel_background
 from executions.kernel.storage import WORKSPACES, Folder, file_store
 from executions.runs.models import Execution
 from executions.runs.requests import Conflict
+from executions.sessions import capacity, maintenance
 from executions.sessions.maintenance import maintain
-from executions.sessions.models import Session
-from executions.sessions.storage import background_saves, blobs, file_saves, suspend
-from executions.sessions.storage.models import (
+from executions.sessions.models import (
     Blob,
     LooseFile,
+    Session,
     StoredTotal,
     Workspace,
     WorkspaceFile,
 )
+from executions.sessions.storage import blobs, file_saves
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.saved_files import counts_are_right, looked_at, saved, write
@@ -169,7 +170,7 @@ def test_what_a_dead_process_left_is_saved_by_the_schedule(
 ) -> None:
     session = opened(alice)
     with monkeypatch.context() as patch:
-        patch.setattr(background_saves, "saved", lambda _: None)
+        patch.setattr(maintenance, "saved", lambda _: None)
         cell(alice, session, write("f", "x"))
         assert kernel_background.wait_for_keyed_work()
     assert saved(session) == {}
@@ -291,7 +292,7 @@ def _close(alice: Caller, session: Any) -> None:
 
 
 def _suspend(_: Caller, session: Any) -> None:
-    assert suspend.suspend(row(session).pk, "a test")
+    assert capacity.suspend(row(session).pk, "a test")
 
 
 def _suspend_and_wake(alice: Caller, session: Any) -> None:

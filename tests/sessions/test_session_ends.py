@@ -13,11 +13,11 @@ from executions.runs import output_collector
 from executions.runs.heartbeat import Heartbeat
 from executions.runs.models import Execution
 from executions.sessions import background_commands, ending, maintenance, session_sandbox
+from executions.sessions.capacity import suspend
 from executions.sessions.ending import mark_lost
 from executions.sessions.maintenance import maintain
 from executions.sessions.models import Session
 from executions.sessions.session_sandbox import LEASE_SECONDS, NEW_SECONDS
-from executions.sessions.storage.suspend import suspend
 from providers.errors import KeptFull, ProviderUnavailable
 from tests.conftest import Caller
 from tests.support import kept_here

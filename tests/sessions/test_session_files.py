@@ -13,8 +13,8 @@ from urllib.parse import quote
 import pytest
 
 from executions.kernel import background
+from executions.sessions import capacity
 from executions.sessions.files import range_of
-from executions.sessions.storage import suspend
 from providers.guest import names as guest_names
 from providers.sandbox import FileEntry
 from tests.conftest import Caller
@@ -115,7 +115,7 @@ def test_a_folder_that_is_not_there_is_not_found_and_a_file_is_no_folder(
     for state in ("open", "asleep"):
         if state == "asleep":
             assert background.wait_for_keyed_work()
-            assert suspend.suspend(row(session).pk, "a test")
+            assert capacity.suspend(row(session).pk, "a test")
         assert row(session).state == state
         for what in ("files", "files/archive"):
             url = f"{URL}/{session['id']}/{what}"

@@ -13,9 +13,9 @@ from executions.runs import output_collector
 from executions.runs.heartbeat import Heartbeat
 from executions.runs.models import Execution
 from executions.runs.orphaned_runs import UnattendedRuns
+from executions.sessions.capacity import suspend
 from executions.sessions.maintenance import maintain
 from executions.sessions.models import Session
-from executions.sessions.storage.suspend import suspend
 from executions.tenants.keys import create_api_key
 from providers.errors import ProviderUnavailable
 from providers.sandbox import Process
@@ -132,7 +132,7 @@ def test_cancelling_a_background_process_ends_it_and_records_how(
 ) -> None:
     # That nobody follows it, or that it ignores the signal, is seen when this is over.
     seconds = 0.3 if exit_code == 137 else 30.0 if is_followed else 1.0
-    monkeypatch.setattr("executions.sessions.commands.TERM_SECONDS", seconds)
+    monkeypatch.setattr("executions.sessions.cells.TERM_SECONDS", seconds)
     if not is_followed:
         monkeypatch.setattr("executions.runs.output_collector.shares.of_one", 0)
     session = opened(alice)

@@ -14,13 +14,13 @@ from executions.ledger.verification import verify
 from executions.runs.models import Execution
 from executions.runs.requests import Caller as Asker
 from executions.runs.requests import Conflict
+from executions.sessions import capacity
+from executions.sessions.control import opening
 from executions.sessions.ending import mark_lost
-from executions.sessions.lifecycle import opening
 from executions.sessions.maintenance import OPENING_SECONDS, maintain
-from executions.sessions.models import Session
+from executions.sessions.models import Session, Workspace
 from executions.sessions.requests import SessionRequest
-from executions.sessions.storage import blobs, file_saves, suspend
-from executions.sessions.storage.models import Workspace
+from executions.sessions.storage import blobs, file_saves
 from providers.sandbox import Process
 from providers.values import Command
 from tests.conftest import Caller
@@ -103,8 +103,8 @@ def test_what_began_while_it_was_falling_asleep_keeps_it_awake(
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(suspend, "save", save)
-        assert suspend.suspend(row(session).pk, "a test") is False
+        patch.setattr(capacity, "save", save)
+        assert capacity.suspend(row(session).pk, "a test") is False
     assert row(session).state == "open"
     assert len(kept_here.sandboxes()) == 1
 
@@ -127,7 +127,7 @@ def test_what_ran_in_the_background_when_it_fell_asleep_is_not_said_to_be_saved(
     session = opened(alice, saves="answer")
     url = f"{URL}/{session['id']}/processes"
     started = alice.client.post(url, {"shell": "sleep 60", "background": True}).json()
-    assert suspend.suspend(row(session).pk, "a test")
+    assert capacity.suspend(row(session).pk, "a test")
     assert cell(alice, session, "1").json()["files_saved"] is True
     found = alice.client.get(f"/api/v1/executions/{started['execution']}").json()
     assert (found["status"], found["files_saved"]) == ("cancelled", False)
@@ -151,7 +151,7 @@ def test_what_begins_in_its_next_sandbox_while_the_former_is_let_go_is_not_ended
         return close()
 
     monkeypatch.setattr(sandbox, "close", close_slowly)
-    assert suspend.suspend(row(session).pk, "a test")
+    assert capacity.suspend(row(session).pk, "a test")
     (started,) = begun
     assert started.status_code == 201, started.content
     (following,) = kept_here.sandboxes()

@@ -11,10 +11,11 @@ from executions.kernel import background
 from executions.kernel.storage import WORKSPACES, Folder, file_store
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
+from executions.sessions import capacity
 from executions.sessions.maintenance import maintain
+from executions.sessions.models import Blob, Snapshot, StoredTotal, Workspace, WorkspaceFile
 from executions.sessions.session_sandbox import forget
-from executions.sessions.storage import blobs, file_saves, suspend
-from executions.sessions.storage.models import Blob, Snapshot, StoredTotal, Workspace, WorkspaceFile
+from executions.sessions.storage import blobs, file_saves
 from providers.errors import ProviderUnavailable
 from tests.conftest import Caller
 from tests.support import kept_here
@@ -62,7 +63,7 @@ def test_a_session_begins_with_the_files_of_a_snapshot_and_no_variables(
     cell(bob, begun, "open('g', 'w').write('more'); import os; os.remove('d/f')")
     assert background.wait_for_keyed_work()
     assert saved(begun) == {"d": None, "g": b"more"}
-    assert suspend.suspend(row(begun).pk, "a test")
+    assert capacity.suspend(row(begun).pk, "a test")
     assert cell(bob, begun, "print(open('g').read())").json()["stdout"] == "more\n"
     third = opened(alice, **{"from": snapshot["id"]})
     assert cell(alice, third, "print(open('d/f').read())").json()["stdout"] == "then\n"
@@ -87,7 +88,7 @@ def test_a_live_session_is_saved_first_and_one_that_sleeps_is_not_woken(alice: C
     (sandbox.folder / "unnoticed").write_text("by a daemon")
     assert taken(alice, source)["files"] == 1
     assert saved(source) == {"unnoticed": b"by a daemon"}
-    assert suspend.suspend(row(source).pk, "a test")
+    assert capacity.suspend(row(source).pk, "a test")
     assert taken(alice, source)["files"] == 1
     assert (row(source).state, kept_here.sandboxes()) == ("asleep", [])
 

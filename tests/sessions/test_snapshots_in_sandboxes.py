@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from executions.kernel import background
-from executions.sessions.storage import suspend
+from executions.sessions import capacity
 from providers.manager import manager
 from providers.named import close_all
 from tests.conftest import Caller, require
@@ -97,12 +97,12 @@ def test_a_session_begins_with_all_files_of_a_snapshot_and_changes_only_its_own(
     assert seen(bob, begun) == expected
     cell(bob, begun, "import shutil; shutil.rmtree('d/empty'); open('mine', 'w').write('own')")
     assert background.wait_for_keyed_work()
-    assert suspend.suspend(row(begun).pk, "a test")
+    assert capacity.suspend(row(begun).pk, "a test")
     woken = seen(bob, begun)
     assert "mine" in woken
     assert "d/empty" not in woken
     # One that sleeps is a source as well, and is not woken for it.
-    assert suspend.suspend(row(begun).pk, "a test")
+    assert capacity.suspend(row(begun).pk, "a test")
     second = alice.client.post(f"{URL}/{begun['id']}/snapshot").json()["id"]
     assert row(begun).state == "asleep"
     for pk in (source["id"], begun["id"]):

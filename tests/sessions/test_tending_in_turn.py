@@ -90,7 +90,7 @@ def test_what_cannot_be_saved_keeps_no_other_from_its_turn(
             raise ProviderUnavailable("Not now.")
         return save(session)
 
-    monkeypatch.setattr("executions.sessions.storage.background_saves.save", save_or_not)
+    monkeypatch.setattr("executions.sessions.maintenance.save", save_or_not)
     # Which ones are taken is left to chance: of sixty times it is among them.
     assert any(maintenance.save_left() for _ in range(60))
     unsaved = [row(session).unsaved_since is not None for session in sessions]

@@ -15,9 +15,10 @@ from executions.kernel.coroutines import run_sync as carry_out
 from executions.kernel.storage import WORKSPACES, file_store
 from executions.runs.heartbeat import Heartbeat, registered_steps
 from executions.runs.models import Execution
+from executions.sessions import capacity, maintenance
 from executions.sessions.ending import mark_lost
 from executions.sessions.models import Session
-from executions.sessions.storage import background_saves, file_saves, suspend, wake
+from executions.sessions.storage import file_saves, wake
 from executions.tenants.models import Tenant
 from providers.errors import CreationFailed
 from tests.conftest import Caller
@@ -97,7 +98,7 @@ def test_contexts_are_there_by_name_and_empty(alice: Caller) -> None:
     alice.client.post(f"{url}/contexts", {"language": "python", "id": "other", "cwd": "d"})
     cell(alice, session, "y = 1; open('f', 'w').write('x')", context="other")
     assert kernel_background.wait_for_keyed_work()
-    assert suspend.suspend(row(session).pk, "a test")
+    assert capacity.suspend(row(session).pk, "a test")
     ran = cell(alice, session, "import os; print('y' in globals(), os.listdir())", context="other")
     assert ran.json()["stdout"] == "False ['f']\n"
     assert [each["id"] for each in row(session).contexts] == ["default", "other"]
@@ -240,7 +241,7 @@ def test_after_a_wake_only_what_changes_is_fetched(
     cell(alice, session, write("g", "new"))
     assert kernel_background.wait_for_keyed_work()
     assert saved(session) == {"f": b"kept", "g": b"new"}
-    assert suspend.suspend(row(session).pk, "a test")
+    assert capacity.suspend(row(session).pk, "a test")
     assert cell(alice, session, "import os; print(sorted(os.listdir()))").json()["stdout"] == (
         "['f', 'g']\n"
     )
@@ -269,7 +270,7 @@ def test_a_save_of_the_former_sandbox_changes_nothing_once_its_files_are_restore
 
     with monkeypatch.context() as patch:
         patch.setattr(file_saves, "_commit", commit_late)
-        save = in_thread(lambda: background_saves.saved(row(session).pk))
+        save = in_thread(lambda: maintenance.saved(row(session).pk))
         assert uploaded.wait(20)
     mark_lost(row(session), "out of memory")
     former.close()
@@ -304,7 +305,7 @@ def test_a_save_of_the_former_sandbox_that_began_before_the_wake_is_not_written_
         ensure_not_ended(found)
 
     monkeypatch.setattr(file_saves, "ensure_not_ended", stall)
-    save = in_thread(lambda: background_saves.saved(row(session).pk))
+    save = in_thread(lambda: maintenance.saved(row(session).pk))
     assert has_session.wait(20)
     mark_lost(row(session), "it did not answer")
     # It goes on all the same, and is asked by who knows it still.
@@ -320,7 +321,7 @@ def test_a_context_of_one_asleep_is_ended_without_waking_it(alice: Caller) -> No
     alice.client.post(url, {"language": "python", "id": "other"})
     cell(alice, session, write("f", "x"))
     assert kernel_background.wait_for_keyed_work()
-    assert suspend.suspend(row(session).pk, "a test")
+    assert capacity.suspend(row(session).pk, "a test")
     assert alice.client.delete(f"{url}/other").status_code == 204
     assert still_asleep(session)
     assert cell(alice, session, "1", context="other").status_code == 400

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from executions.kernel import background
-from executions.sessions.storage import suspend
-from executions.sessions.storage.models import Workspace
+from executions.sessions import capacity
+from executions.sessions.models import Workspace
 from executions.sessions.storage.quota import QuotaExceeded
 from tests.conftest import Caller
 from tests.support.saved_files import looked_at, packed
@@ -26,7 +26,7 @@ def test_a_context_whose_folder_became_a_file_begins_at_the_top(alice: Caller) -
     alice.client.post(url, {"language": "python", "id": "other", "cwd": "d"})
     cell(alice, session, BECOMES_A_FILE)
     assert background.wait_for_keyed_work()
-    assert suspend.suspend(row(session).pk, "a test")
+    assert capacity.suspend(row(session).pk, "a test")
     for context in ("default", "other"):
         ran = cell(alice, session, "print(open('d').read())", context=context)
         assert (ran.status_code, ran.json()["stdout"]) == (200, "x\n"), ran.content
@@ -40,11 +40,11 @@ def test_what_is_more_than_a_sandbox_holds_is_not_called_saved(alice: Caller) ->
     )
     assert ran.json()["files_saved"] is False
     with pytest.raises(QuotaExceeded, match="everything in its sandbox"):
-        suspend.suspend(row(session).pk, "a test")
+        capacity.suspend(row(session).pk, "a test")
     assert row(session).state == "open"
     assert "SB008" in looked_at(alice, session)["files"]["problem"]
     cell(alice, session, "os.remove('b')")
-    assert suspend.suspend(row(session).pk, "a test")
+    assert capacity.suspend(row(session).pk, "a test")
     assert cell(alice, session, "1").json()["status"] == "succeeded"
 
 
@@ -52,7 +52,7 @@ def test_a_file_of_holes_takes_no_more_in_the_next_sandbox(alice: Caller) -> Non
     session = opened(alice, saves="answer")
     code = "with open('s', 'wb') as f: f.seek(60 << 20); f.write(b'end'); f.truncate(62 << 20)"
     assert cell(alice, session, code).json()["files_saved"] is True
-    assert suspend.suspend(row(session).pk, "a test")
+    assert capacity.suspend(row(session).pk, "a test")
     looks = "import os; s = os.stat('s'); b = open('s', 'rb').read()\n"
     looks += (
         "print(s.st_size >> 20, s.st_blocks * 512 < 1 << 20, b.strip(b'\\0'), b.index(b'e') >> 20)"
@@ -64,7 +64,7 @@ def test_nothing_is_put_into_one_asleep_that_its_sandbox_cannot_hold(alice: Call
     session = opened(alice)
     cell(alice, session, "open('f', 'w').write('x')")
     assert background.wait_for_keyed_work()
-    assert suspend.suspend(row(session).pk, "a test")
+    assert capacity.suspend(row(session).pk, "a test")
     url = f"{URL}/{session['id']}/files"
     large = b"x" * (60 << 20)
 

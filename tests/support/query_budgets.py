@@ -23,8 +23,7 @@ from executions.capabilities.tools.models import ToolCall
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.ledger.models import LedgerCheck, LedgerEntry
 from executions.runs.models import Approval, Execution, Process
-from executions.sessions.models import Session
-from executions.sessions.storage.models import Snapshot, Workspace
+from executions.sessions.models import Session, Snapshot, Workspace
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import Tenant
 from providers import registry

@@ -13,15 +13,15 @@ from executions.kernel import background
 from executions.kernel.text import from_text, key_of
 from executions.ledger.models import LedgerEntry
 from executions.sessions.maintenance import maintain
-from executions.sessions.models import Session
-from executions.sessions.storage import blobs, links
-from executions.sessions.storage.models import (
+from executions.sessions.models import (
     Blob,
     LooseFile,
+    Session,
     StoredTotal,
     Workspace,
     WorkspaceFile,
 )
+from executions.sessions.storage import blobs, browse
 from executions.tenants.models import Tenant
 from tests.conftest import Caller
 from tests.support import kept_here
@@ -69,8 +69,8 @@ def stored(tenant: Tenant, *contents: bytes) -> list[Blob]:
 def linked(tenant: Tenant, blob: Blob, **changed: Any) -> str | None:
     """A link to it for a minute, and None where there is none for this tenant."""
     seconds = changed.pop("expires_in", 60)
-    wanted = links.Wanted(blob, **{"filename": "f", **changed})
-    [url] = links.links(tenant, [wanted], expires_in=seconds)
+    wanted = browse.Wanted(blob, **{"filename": "f", **changed})
+    [url] = browse.links_to(tenant, [wanted], expires_in=seconds)
     return url
 
 

@@ -16,8 +16,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 
 from executions.capabilities.webhooks.models import WebhookDelivery
-from executions.capabilities.webhooks.sender import Sender
-from executions.capabilities.webhooks.service import create_secret
+from executions.capabilities.webhooks.service import Sender, create_secret
 from tests.conftest import Caller
 from tests.support.running import run, run_queued
 from tests.support.sessions import wait_for

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from executions.capabilities.playground.service import recorded_request
 from executions.capabilities.retention import service as retention
 from executions.capabilities.search.export import export
-from executions.doors.bridge.server import Bridge
+from executions.doors.bridge import Bridge
 from executions.ledger.entry import text_hash
 from executions.ledger.verification import verify
 from executions.runs.models import Execution

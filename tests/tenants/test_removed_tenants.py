@@ -16,8 +16,7 @@ from executions.capabilities.retention import tenant_removal
 from executions.kernel.storage import WORKSPACES, file_store
 from executions.ledger.models import LedgerEntry, LegalHold
 from executions.runs.models import Execution
-from executions.sessions.models import Session
-from executions.sessions.storage.models import Blob, Snapshot, Workspace
+from executions.sessions.models import Blob, Session, Snapshot, Workspace
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import ApiKey, Tenant
 from executions.tenants.service import create_tenant

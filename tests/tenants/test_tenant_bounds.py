@@ -15,7 +15,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from executions.capabilities.observability.counter_repair import recount
+from executions.capabilities.observability.counters import recount
 from executions.capabilities.playground.service import replay
 from executions.capabilities.spending.models import Budget
 from executions.client import execute_code

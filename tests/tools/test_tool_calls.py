@@ -17,8 +17,8 @@ from django.utils import timezone
 
 from executions.capabilities.policies.approvals import AlreadyDecided
 from executions.capabilities.retention import service as retention
-from executions.capabilities.tools import calls, dispatcher
-from executions.capabilities.tools.dispatcher import ToolCallDispatcher
+from executions.capabilities.tools import calls
+from executions.capabilities.tools.calls import ToolCallDispatcher
 from executions.capabilities.tools.models import ToolCall
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
@@ -26,7 +26,7 @@ from executions.runs import orphaned_runs, record, requests
 from executions.runs.event_log import EventLog
 from executions.runs.models import Execution, ExecutionEvent
 from executions.runs.requests import ExecutionRequest, run_limits
-from executions.sessions import manual_runs
+from executions.sessions import queries
 from executions.tenants.models import ApiKey
 from providers.values import Event
 from providers.values import ToolCall as Called
@@ -80,7 +80,7 @@ def at(alice: Caller) -> Iterator[At]:
     found = At(execution)
     yield found
     found.desk.close()
-    wait_for(lambda: not dispatcher._clerk.loop.is_running)
+    wait_for(lambda: not calls._clerk.loop.is_running)
 
 
 def answered(caller: Caller, call: ToolCall, body: Any) -> int:
@@ -129,7 +129,7 @@ def test_only_who_may_decide_approves_and_not_who_began_it(at: At, alice: Caller
     viewer = signed_in("vera", "view_toolcall")
     ada = signed_in("ada", "view_toolcall", "decide_approval")
     eve = signed_in("eve", "view_toolcall", "decide_approval")
-    manual_runs.note(User.objects.get(username="eve"), at.execution, "began")
+    queries.note_begun_by(User.objects.get(username="eve"), at.execution, "began")
 
     assert answered(alice, call, {"result": 1}) == 409
     assert decided(viewer, call, "approve") == "403"
@@ -380,7 +380,7 @@ def test_a_tenant_whose_calls_never_end_keeps_nobody_from_an_answer(
         recorded(self, *args)
         if self is greedy.desk and not goes_on.is_set():
             # Each time there is another before this one is through.
-            dispatcher._clerk.do(self, lambda: again(self, *args))
+            calls._clerk.do(self, lambda: again(self, *args))
 
     monkeypatch.setattr(ToolCallDispatcher, "_record", again)
     greedy.call(1, "search", b"[]")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from executions.capabilities.tools import dispatcher
+from executions.capabilities.tools import calls
 from executions.capabilities.tools.models import ToolCall
 from tests.support.sessions import wait_for
 
@@ -16,7 +16,7 @@ def test_webhooks_of_one_tenants_calls_leave_room_for_those_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A receiver that never answers has two threads, and what waits for them is asked again."""
-    sender, ends, sent = dispatcher._Sender(), threading.Event(), []
+    sender, ends, sent = calls._Sender(), threading.Event(), []
 
     def send(message: Any) -> int:
         sent.append(message)
@@ -26,18 +26,18 @@ def test_webhooks_of_one_tenants_calls_leave_room_for_those_of_others(
 
     def told(number: int, tenant: str, message: Any, waits: bool = True) -> Any:
         call = ToolCall(tenant_slug=tenant)
-        return dispatcher._Notification(0.0, number, call, message, lambda: waits)
+        return calls._Notification(0.0, number, call, message, lambda: waits)
 
-    monkeypatch.setattr(dispatcher, "send", send)
-    for number in range(dispatcher.MOST_WAITING + 10):
+    monkeypatch.setattr(calls, "send", send)
+    for number in range(calls.MOST_WAITING + 10):
         sender.take(told(number, "slow", "slow"))
-    wait_for(lambda: len(sent) == dispatcher.MOST_OF_ONE)
+    wait_for(lambda: len(sent) == calls.MOST_OF_ONE)
     sender.take(told(1000, "other", "quick"))
     sender.take(told(1001, "other", "over", waits=False))
     wait_for(lambda: "quick" in sent)
-    assert sent.count("slow") == dispatcher.MOST_OF_ONE
-    assert len(sender._waiting["slow"]) <= dispatcher.MOST_WAITING
-    assert sender._threads <= dispatcher.MOST
+    assert sent.count("slow") == calls.MOST_OF_ONE
+    assert len(sender._waiting["slow"]) <= calls.MOST_WAITING
+    assert sender._threads <= calls.MOST
     ends.set()
     wait_for(lambda: not any(sender._waiting.values()))
     assert "over" not in sent

@@ -16,12 +16,14 @@ from django.utils import timezone
 
 from executions.capabilities.webhooks import service as webhooks
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
-from executions.capabilities.webhooks.sender import MOST_OF_ONE, Sender, send_in_background
 from executions.capabilities.webhooks.service import (
     GIVE_UP,
+    MOST_OF_ONE,
     WAITS,
+    Sender,
     create_secret,
     retire,
+    send_in_background,
     signed_headers,
     wait_after,
 )

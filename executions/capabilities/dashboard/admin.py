@@ -19,8 +19,17 @@ from django.utils.safestring import SafeString
 from django.utils.text import Truncator
 
 from executions.admin.ledger import VIEW as VIEW_CHECKS
-from executions.capabilities.dashboard.inbox import MOST, Attention, Ill, Waiting, attention
-from executions.capabilities.dashboard.service import RANGES, TARGET_PERCENT, Series, figures
+from executions.capabilities.dashboard.service import (
+    MOST,
+    RANGES,
+    TARGET_PERCENT,
+    Attention,
+    Ill,
+    Series,
+    Waiting,
+    attention,
+    figures,
+)
 from executions.kernel.presentation import in_time
 from executions.ledger.entry import LedgerUnavailable, read_head
 from executions.ledger.models import LedgerCheck

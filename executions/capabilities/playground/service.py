@@ -25,8 +25,8 @@ from executions.runs.record import Outcome
 from executions.runs.requests import Caller, ExecutionRequest
 from executions.runs.routing import choices_for, ensure_choice
 from executions.runs.service import running
-from executions.sessions import manual_runs
-from executions.sessions.lifecycle import opening
+from executions.sessions import queries
+from executions.sessions.control import opening
 from executions.sessions.models import Session
 from executions.sessions.queries import living_session_of
 from executions.sessions.requests import SessionRequest, tenant_of
@@ -65,7 +65,7 @@ async def playing(
         request,
         caller,
         waits=True,
-        beside=lambda execution: manual_runs.note(person, execution, RAN),
+        beside=lambda execution: queries.note_begun_by(person, execution, RAN),
     )
     return outcome.execution
 
@@ -85,7 +85,7 @@ async def opening_by_hand(
         request,
         caller,
         may_choose=True,
-        beside=lambda session: manual_runs.note(person, session, OPENED),
+        beside=lambda session: queries.note_begun_by(person, session, OPENED),
     )
 
 

@@ -26,7 +26,7 @@ from executions.runs.listing import log_execution
 from executions.runs.models import Approval, Execution
 from executions.runs.record import QUEUE_ALLOWANCE, close_record, error_changes
 from executions.runs.requests import ExecutionRequest
-from executions.sessions.manual_runs import initiators, key_made_by
+from executions.sessions.queries import initiators, key_made_by
 from providers.errors import BLOCKED, InvalidConfiguration
 from providers.services import two_person_rule
 from providers.services.approvers import persons_behind

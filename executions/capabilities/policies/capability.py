@@ -1,21 +1,37 @@
 """Policies as a capability: they check each run and each session, and have runs approved.
 
-What is refused here is recorded as `blocked`, with SB007 and a receipt: nothing ran.
+What is refused here is recorded as `blocked`, with SB007 and a receipt: nothing ran. The rules in
+force are kept for a second. Code is analyzed (`analysis`) by processes of its own, since hostile
+text may hold them up.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
-from executions.capabilities.policies.active import Rules, isolation_of, rules_for, rules_of
-from executions.capabilities.policies.analysis import LOOKED, MOST_BYTES, UNPARSED
-from executions.capabilities.policies.analyzer_pool import submit_look
+from django.db.models import Max
+
+from executions.capabilities.policies import analysis
+from executions.capabilities.policies.analysis import (
+    LOOKED,
+    MOST,
+    MOST_BYTES,
+    TOO_MUCH,
+    UNPARSED,
+    Finding,
+)
 from executions.capabilities.policies.approvals import approved, ask_for
+from executions.capabilities.policies.models import Policy
+from executions.kernel.background import Executor
 from executions.kernel.coroutines import wait_for
+from executions.kernel.process_pool import ProcessPool
 from executions.kernel.text import storable
 from executions.runs.admission import Demand, ensure_within_bounds
 from executions.runs.event_log import EventLog
@@ -25,11 +41,169 @@ from executions.runs.provider_calls import Step, guard
 from executions.runs.requests import Caller, ExecutionRequest
 from executions.runs.results import POLICY, BlockedByPolicy
 from executions.runs.routing import COMMANDS
-from providers.errors import InvalidConfiguration
+from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.isolation import NONE
 from providers.languages import language_of, normalize_language
 from providers.manager import Lease
+from providers.models import ConfigVersion
+from providers.services.kept import Kept
 from providers.values import SandboxLimits, SandboxSpec
+
+_UNBOUNDED = 1 << 62
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A policy as it is held against requests. `version` is 0 where none was kept of it."""
+
+    policy: Policy
+    version: int = 0
+
+    @cached_property
+    def languages(self) -> frozenset[str]:
+        return frozenset(self.policy.languages.split())
+
+    @cached_property
+    def providers(self) -> frozenset[str]:
+        return frozenset(self.policy.providers.split())
+
+    @cached_property
+    def looks(self) -> bool:
+        return self.policy.analysis != Policy.Analysis.OFF
+
+    @cached_property
+    def blocks(self) -> bool:
+        return self.policy.analysis == Policy.Analysis.BLOCK
+
+    @cached_property
+    def asks(self) -> bool:
+        return self.policy.ask_always or self.policy.analysis == Policy.Analysis.ASK
+
+    @cached_property
+    def of_code(self) -> Mapping[str, Any]:
+        """What `analysis` takes."""
+        return {
+            "mode": self.policy.imports_mode,
+            "imports": self.policy.imports.split(),
+            "except": self.policy.imports_except.split(),
+            "calls": self.policy.calls.split(),
+        }
+
+    @cached_property
+    def limits(self) -> SandboxLimits | None:
+        """What a sandbox is asked for, which keeps it or is not had."""
+        mib = self.policy.max_memory_mib
+        if mib is None:
+            return None
+        return SandboxLimits(mib * 1024 * 1024, *[_UNBOUNDED] * 4)
+
+    @property
+    def stated(self) -> dict[str, int]:
+        """What a record says of it; with the version the history has the rest."""
+        return {"id": self.policy.pk, "version": self.version}
+
+
+def rules_for(tenant_slug: str) -> Rules | None:
+    """The tenant's own policy, else that of all others, None without either. As of a second ago
+    at most."""
+    rules = _in_force()
+    return (rules.get(tenant_slug) or rules.get("")) if rules else None
+
+
+def rules_of(execution: Execution) -> Rules | None:
+    """Those of its tenant; of what is run again, those of the tenant whose code it is."""
+    original = execution.replay_of
+    return rules_for(execution.tenant_slug if original is None else original.tenant_slug)
+
+
+def isolation_of(tenant_slug: str) -> tuple[str, ...]:
+    """What its own policy and that of all others demand: one of them strengthens the other."""
+    rules = _in_force()
+    return tuple(
+        rules[slug].policy.minimum_isolation for slug in {tenant_slug, ""} if slug in rules
+    )
+
+
+def _load() -> dict[str, Rules]:
+    policies = list(Policy.objects.filter(draft=False))
+    if not policies:
+        return {}
+    subjects = {f"{Policy._meta.label_lower}:{policy.pk}": policy for policy in policies}
+    versions = dict(
+        ConfigVersion.objects.filter(subject__in=subjects)
+        .order_by()
+        .values_list("subject")
+        .annotate(Max("version"))
+    )
+    return {
+        policy.tenant_slug: Rules(policy, versions.get(subject, 0))
+        for subject, policy in subjects.items()
+    }
+
+
+_in_force = Kept(_load, Policy, ConfigVersion)
+
+
+# The processor time of a look has its own bound; this one is for a machine that has no time.
+WALL_SECONDS = 60.0
+AT_ONCE = 2
+# That are looked at or wait for it: no more than a tenant usually runs at once.
+OF_ONE_TENANT = 10
+Answer = tuple[str, list[Finding]]
+_COMMAND = (sys.executable, "-I", "-S", analysis.__file__)
+_MOST_ANSWERED = 1 << 20
+
+
+def submit_look(code: str, rules: Mapping[str, Any], owner: str) -> Future[Answer]:
+    """As `look`, by threads of their own, so that slow code holds up nothing else; `owner` is the
+    tenant. Raises RateLimited for one that has too many of them, and where no thread can be had.
+    """
+    return _lookers.submit(owner, lambda: look(code, rules))
+
+
+def look(code: str, rules: Mapping[str, Any]) -> Answer:
+    """As `analysis.analyse`, in a process of its own; waits. TOO_MUCH where that did not live.
+
+    Raises ProviderUnavailable where no such process can be had.
+    """
+    if len(code) > MOST_BYTES:
+        return TOO_MUCH, []
+    try:
+        answer = _analysts.ask(json.dumps([code, rules]).encode() + b"\n")
+    except OSError as error:
+        raise ProviderUnavailable(
+            f"The policy requires an analysis of the code, which failed: {error}."
+        ) from error
+    return (TOO_MUCH, []) if answer is None else _checked(answer)
+
+
+def _checked(answer: bytes) -> tuple[str, list[Finding]]:
+    """The answer as it must be: it comes from a process that has read hostile text."""
+    try:
+        outcome, found = json.loads(answer)
+        if outcome not in (LOOKED, analysis.UNPARSED):
+            return TOO_MUCH, []
+        return outcome, [
+            (int(line), str(kind)[:10], str(name)[:200]) for line, kind, name in found[:MOST]
+        ]
+    except (ValueError, TypeError):
+        return TOO_MUCH, []
+
+
+_analysts = ProcessPool(
+    _COMMAND, at_once=AT_ONCE, wall_seconds=WALL_SECONDS, most_answered=_MOST_ANSWERED
+)
+_lookers = Executor(
+    "policy-look",
+    threads=AT_ONCE,
+    of_one=AT_ONCE - 1,
+    most=OF_ONE_TENANT,
+    refusal=(
+        f"{OF_ONE_TENANT} programs of the tenant are being analyzed, as its policy requires. "
+        "Send it again."
+    ),
+)
+
 
 MOST_WARNINGS = 50
 _MOST_TOLD = 10

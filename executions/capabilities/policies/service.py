@@ -16,9 +16,9 @@ from django.db import transaction
 from django.db.models import QuerySet
 from django.utils import timezone
 
-from executions.capabilities.policies.active import Rules
-from executions.capabilities.policies.analyzer_pool import look
 from executions.capabilities.policies.capability import (
+    Rules,
+    look,
     may_be_python,
     own_modules,
     refused_of_request,

@@ -19,7 +19,7 @@ from unfold.widgets import UnfoldAdminTextareaWidget
 from executions.admin.executions import BoundedPaginator
 from executions.admin.frame import check_has_run
 from executions.capabilities.reports.models import Report
-from executions.capabilities.reports.scope import MOST_IDS, MOST_RUNS
+from executions.capabilities.reports.reading import MOST_IDS, MOST_RUNS
 from executions.capabilities.reports.service import (
     JSON,
     KEPT_DAYS,

@@ -30,7 +30,7 @@ from executions.ledger.erasures import ERASURE, Held, held_by_ledger, held_of
 from executions.ledger.models import LedgerEntry
 from executions.runs import payloads
 from executions.runs.models import Approval, Artifact, Execution, ExecutionEvent, LateResult
-from executions.sessions.storage.models import Blob, LooseFile
+from executions.sessions.models import Blob, LooseFile
 from executions.tenants.models import Tenant
 from sandbox_site.database import JOURNAL_BYTES
 

@@ -22,9 +22,8 @@ from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecr
 from executions.kernel import database
 from executions.ledger.erasures import held_of
 from executions.runs.models import Execution
-from executions.sessions.models import Session
+from executions.sessions.models import Blob, LooseFile, Session, Snapshot, Workspace
 from executions.sessions.storage import blobs, drafts
-from executions.sessions.storage.models import Blob, LooseFile, Snapshot, Workspace
 from executions.tenants.models import ApiKey, Tenant
 from providers.services.guarded_rows import NotAllowed, keep_versions
 from providers.services.history import SYSTEM

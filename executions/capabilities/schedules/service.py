@@ -18,7 +18,6 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from pydantic import Field
 
-from executions.capabilities.schedules import scheduled_request
 from executions.capabilities.schedules.cron import (
     CRON,
     MOST_CHARACTERS,
@@ -27,7 +26,6 @@ from executions.capabilities.schedules.cron import (
     next_time,
 )
 from executions.capabilities.schedules.models import Schedule
-from executions.capabilities.schedules.scheduled_request import read_scheduled
 from executions.kernel.coroutines import run_sync
 from executions.kernel.database import problem_of
 from executions.kernel.declarations import (
@@ -40,9 +38,11 @@ from executions.kernel.declarations import (
     newest_first,
     refuse,
 )
+from executions.kernel.text import to_json
 from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.runs.models import Execution
-from executions.runs.requests import Caller
+from executions.runs.payloads import LARGE_BYTES
+from executions.runs.requests import API_ENTRYPOINTS, TOOLS_IN_THESE, Caller, ExecutionRequest
 from executions.runs.routing import BeyondKey
 from executions.runs.service import running
 from executions.sessions.requests import NOT_FOUND
@@ -50,6 +50,29 @@ from executions.tenants.models import ApiKey, Scope, Tenant
 from executions.tenants.quotas import Quota, bound, tenant_lock
 from providers.errors import InvalidConfiguration, RateLimited, SandboxError
 from providers.fields import DecryptionError
+
+SCHEDULED = Body(
+    ExecutionRequest,
+    "ScheduledExecution",
+    ours=(
+        *("subject", "background", "usual_timeout", "traceparent", "mode", "run_at"),
+        *("idempotency_key", "session", "context", "env", "provider"),
+    ),
+    only={"entrypoint": API_ENTRYPOINTS},
+    says=TOOLS_IN_THESE,
+)
+
+
+def read_scheduled(body: Any) -> ExecutionRequest:
+    """Raises InvalidConfiguration, which names the field at fault within `request`."""
+    try:
+        wanted = SCHEDULED.read(body, mode="async")
+    except InvalidConfiguration as error:
+        raise InvalidConfiguration(f"request.{error.message}", field="request") from None
+    if len(to_json(body).encode()) > LARGE_BYTES:
+        refuse("request", f"Must be at most {LARGE_BYTES} bytes of JSON.")
+    return wanted
+
 
 # Of the names in the tz database.
 _ZONE = "[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*"
@@ -70,7 +93,7 @@ Zone = Annotated[
 ]
 Scheduled = Annotated[
     Mapping[str, Any],
-    Rule(lambda sent: sent, scheduled_request.SCHEDULED.schema),
+    Rule(lambda sent: sent, SCHEDULED.schema),
     Field(description="The request for each run: a body of `POST /api/v1/executions`."),
 ]
 
@@ -86,7 +109,7 @@ class ScheduleRequest:
     paused: bool = False
 
     def __post_init__(self) -> None:
-        scheduled_request.read_scheduled(self.request)
+        read_scheduled(self.request)
 
 
 @declared
@@ -101,7 +124,7 @@ class ScheduleChange:
 
     def __post_init__(self) -> None:
         if self.request is not None:
-            scheduled_request.read_scheduled(self.request)
+            read_scheduled(self.request)
 
 
 @declared

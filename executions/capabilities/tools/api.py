@@ -13,9 +13,9 @@ from executions.capabilities.tools.calls import (
     answer_call,
     describe,
     described,
+    look_now,
     tool_calls_of,
 )
-from executions.capabilities.tools.dispatcher import look_now
 from executions.doors.native.frame import ApiView
 from executions.doors.native.rendering import json_response
 from executions.doors.native.schema import endpoint

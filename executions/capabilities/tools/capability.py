@@ -11,7 +11,7 @@ from uuid import UUID
 from django.urls import URLPattern, path
 
 from executions.capabilities.tools import calls
-from executions.capabilities.tools.dispatcher import ToolCallDispatcher
+from executions.capabilities.tools.calls import ToolCallDispatcher
 from executions.runs.event_log import EventLog
 from executions.runs.extensions import Extension, RunPart
 from executions.runs.models import Execution

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from executions.capabilities.webhooks import service
-from executions.capabilities.webhooks.sender import send_in_background
+from executions.capabilities.webhooks import service as webhooks
+from executions.capabilities.webhooks.service import send_in_background
 from executions.runs.extensions import Extension
 from executions.runs.models import Execution
 from executions.runs.requests import ExecutionRequest
@@ -19,15 +19,15 @@ class Webhooks(Extension):
 
     def ensure_accepted(self, request: ExecutionRequest, tenant: Tenant) -> None:
         if request.webhook is not None:
-            service.ensure_signing_secret(tenant)
+            webhooks.ensure_signing_secret(tenant)
 
     def on_insert(self, execution: Execution, request: ExecutionRequest) -> None:
         if request.webhook is not None and execution.tenant is not None:
-            service.expect_end(execution, execution.tenant, request.webhook)
+            webhooks.expect_end(execution, execution.tenant, request.webhook)
 
     def before_seal(self, ended: Execution, *, had_code: bool) -> None:
         if ended.mode == Execution.Mode.ASYNC:
-            service.come_due(ended.pk)
+            webhooks.come_due(ended.pk)
 
     def start_worker(self, goes_on: Callable[[], bool]) -> None:
         send_in_background(goes_on)

@@ -25,10 +25,20 @@ from django.http.multipartparser import MultiPartParser, MultiPartParserError
 from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 
-from executions.doors.e2b import tokens
-from executions.doors.e2b.connect import USER, ensure_user, message, shown, to_named, to_place
+from executions.doors.e2b import credentials
+from executions.doors.e2b.connect import (
+    USER,
+    Refused,
+    ensure_user,
+    file_error,
+    invalid,
+    message,
+    no_such_file,
+    shown,
+    to_named,
+    to_place,
+)
 from executions.doors.e2b.credentials import SANDBOX_HEADER
-from executions.doors.e2b.errors import Refused, file_error, invalid, no_such_file
 from executions.doors.e2b.frame import SandboxAuthentication, SandboxView, ensure_basic_user, valid
 from executions.doors.e2b.processes import KeptAlive
 from executions.doors.native.downloads import ranged_download
@@ -519,14 +529,14 @@ def _parts(request: Request, path: str) -> Sent:
 class TokenOrSignature(SandboxAuthentication):
     def authenticate(self, request: Request) -> tuple[None, ApiKey]:
         query = request.query_params
-        if tokens.token_in(request.META) or "signature" not in query:
+        if credentials.token_in(request.META) or "signature" not in query:
             return super().authenticate(request)
         operation = "read" if request.method in ("GET", "HEAD") else "write"
         named = str(request.META.get(SANDBOX_HEADER, ""))
-        key, sandbox_id = tokens.holder_of_signature(query.dict(), operation, named)
+        key, sandbox_id = credentials.holder_of_signature(query.dict(), operation, named)
         if key is None:
             # In E2B's words, which programs look for.
-            is_late = tokens.has_expired(query.dict())
+            is_late = credentials.has_expired(query.dict())
             told = "signature is already expired" if is_late else "invalid signature"
             raise Refused(401, "unauthenticated", told)
         # The link names no sandbox: what it was signed with does.

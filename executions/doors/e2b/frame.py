@@ -14,19 +14,21 @@ from rest_framework.exceptions import AuthenticationFailed
 from rest_framework.permissions import BasePermission
 from rest_framework.request import Request
 
-from executions.doors.agent_sandbox.views import health as agent_sandbox_health
-from executions.doors.e2b import tokens
-from executions.doors.e2b.connect import ensure_user, messages_in, object_in
-from executions.doors.e2b.credentials import MOST_MESSAGE_BYTES, PORT_HEADER, PORTS, SANDBOX_HEADER
-from executions.doors.e2b.errors import (
+from executions.doors.agent_sandbox import health as agent_sandbox_health
+from executions.doors.e2b import credentials
+from executions.doors.e2b.connect import (
     NoSandbox,
     Refused,
     connect_error,
     control_error,
+    ensure_user,
     invalid,
+    messages_in,
+    object_in,
     told,
     unimplemented,
 )
+from executions.doors.e2b.credentials import MOST_MESSAGE_BYTES, PORT_HEADER, PORTS, SANDBOX_HEADER
 from executions.doors.native.authentication import ApiKeyAuthentication
 from executions.doors.native.deferred import EventStream, stream
 from executions.doors.native.frame import RunningView
@@ -69,9 +71,9 @@ class SandboxAuthentication(BaseAuthentication):
     """The token of the sandbox that the request names, or an API key."""
 
     def authenticate(self, request: Request) -> tuple[None, ApiKey]:
-        if not (token := tokens.token_in(request.META)):
+        if not (token := credentials.token_in(request.META)):
             return ApiKeyAuthentication().authenticate(request)
-        key = tokens.key_of_token(token, request.META.get(SANDBOX_HEADER, ""))
+        key = credentials.key_of_token(token, request.META.get(SANDBOX_HEADER, ""))
         if key is None:
             # As for a sandbox that is not there: nobody is told which there are.
             raise NoSandbox
@@ -111,7 +113,7 @@ class SandboxView(LoggedView):
 
     def session(self) -> Session:
         """Raises NoSandbox, NoSuchSession and Conflict, all of them the same to strangers."""
-        session_id = tokens.session_id_of(self.sandbox_id)
+        session_id = credentials.session_id_of(self.sandbox_id)
         if session_id is None:
             raise NoSandbox
         self.of_session = living_session_of(self.api_key.tenant, session_id)

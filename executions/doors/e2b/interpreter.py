@@ -14,8 +14,15 @@ from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 
-from executions.doors.e2b.connect import object_in, shown, to_folder
-from executions.doors.e2b.errors import Refused, invalid, text_error, told
+from executions.doors.e2b.connect import (
+    Refused,
+    invalid,
+    object_in,
+    shown,
+    text_error,
+    to_folder,
+    told,
+)
 from executions.doors.e2b.frame import SandboxView
 from executions.doors.e2b.processes import KeptAlive
 from executions.doors.native.deferred import NDJSON, stream

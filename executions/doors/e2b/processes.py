@@ -13,8 +13,17 @@ from django.http import HttpResponse
 from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 
-from executions.doors.e2b.connect import STREAM_TYPE, end, message, messages_in, shown, to_folder
-from executions.doors.e2b.errors import Refused, invalid, unimplemented
+from executions.doors.e2b.connect import (
+    STREAM_TYPE,
+    Refused,
+    end,
+    invalid,
+    message,
+    messages_in,
+    shown,
+    to_folder,
+    unimplemented,
+)
 from executions.doors.e2b.frame import SandboxView, ensure_basic_user
 from executions.doors.native.deferred import EventStream
 from executions.doors.native.frame import answered_later
@@ -26,7 +35,7 @@ from executions.runs.event_stream import EventBuffer, Listener, first_of, follow
 from executions.runs.listing import executions_of
 from executions.runs.models import Execution
 from executions.runs.routing import COMMANDS, ensure_language
-from executions.sessions import commands
+from executions.sessions import cells
 from executions.sessions.background_commands import record_if_ended
 from executions.sessions.models import Session
 from executions.sessions.queries import has_ended
@@ -273,7 +282,7 @@ class ProcessView(SandboxView):
         async def work() -> None:
             logs: list[EventLog] = []
             with listener.counted():
-                execution = await commands.starting(
+                execution = await cells.starting(
                     session, wanted, self.caller(), seconds=self.seconds, following=logs.append
                 )
                 events.told_of(execution.pid or 0)
@@ -284,7 +293,7 @@ class ProcessView(SandboxView):
     def _connect(self, request: Request) -> HttpResponseBase:
         session = self.session()
         pid = _pid_of(self.first_message())
-        execution_id = commands.execution_of(session, pid)
+        execution_id = cells.execution_of(session, pid)
         if execution_id is None:
             raise _no_process(pid)
         execution = executions_of(self.api_key.tenant).get(pk=execution_id)
@@ -303,7 +312,7 @@ class ProcessView(SandboxView):
         return self.streamed(events, work)
 
     async def _list(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
-        found = await commands.seen(session)
+        found = await cells.seen(session)
         running = [each for each in found if each.exit_code is None]
         return {"processes": [_info(each) for each in running]}
 
@@ -321,8 +330,8 @@ class ProcessView(SandboxView):
         ensure_language(self.api_key, *COMMANDS)
         pieces = [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)] or [b""]
         for piece in pieces[:-1]:
-            await commands.writing(session, pid, piece, close=False)
-        await commands.writing(session, pid, pieces[-1], close=close)
+            await cells.writing(session, pid, piece, close=False)
+        await cells.writing(session, pid, pieces[-1], close=close)
 
     async def _stream_input(self) -> HttpResponse:
         """All of it, once all of it has come."""
@@ -342,7 +351,7 @@ class ProcessView(SandboxView):
         name = _SIGNALS.get(wanted) if isinstance(wanted, str | int) else None
         if name is None:
             raise invalid("signal: Must be SIGNAL_SIGKILL or SIGNAL_SIGTERM.")
-        if not (await commands.signalling(session, pid, name)):
+        if not (await cells.signalling(session, pid, name)):
             raise _no_process(pid)
         return {}
 
@@ -350,7 +359,7 @@ class ProcessView(SandboxView):
         pid = _pid_of(body)
         _require_process(session, pid)
         size = _size(_object(body, "pty"))
-        await commands.resizing(session, pid, size.pair)
+        await cells.resizing(session, pid, size.pair)
         return {}
 
 
@@ -410,7 +419,7 @@ def _input_of(body: Mapping[str, Any]) -> bytes:
 
 
 def _require_process(session: Session, pid: int) -> None:
-    if not commands.is_there(session, pid):
+    if not cells.is_there(session, pid):
         raise _no_process(pid)
 
 

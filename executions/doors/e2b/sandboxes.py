@@ -1,10 +1,14 @@
-"""Making, finding and ending sandboxes: each is a session of the key's tenant."""
+"""Sandboxes of the E2B API: made, found and ended, snapshots of their files, and forks.
+
+Each is a session of the key's tenant. Memory and processes are in no snapshot.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 from urllib.parse import parse_qsl, unquote
@@ -14,8 +18,8 @@ from django.http import HttpResponse
 from django.utils import timezone
 from rest_framework.request import Request
 
-from executions.doors.e2b import connect, tokens
-from executions.doors.e2b.errors import Refused, invalid, unimplemented
+from executions.doors.e2b import connect, credentials
+from executions.doors.e2b.connect import Refused, invalid, told_of_control, unimplemented
 from executions.doors.e2b.frame import ControlView
 from executions.doors.native.frame import answered_later
 from executions.doors.native.rendering import json_response
@@ -23,10 +27,11 @@ from executions.kernel.coroutines import wait_for
 from executions.kernel.text import is_storable
 from executions.runs.requests import Conflict
 from executions.sessions import control
+from executions.sessions.capacity import sleeping
+from executions.sessions.control import is_without_network, opening
 from executions.sessions.ending import close
-from executions.sessions.inspection import inspecting
-from executions.sessions.lifecycle import opening
-from executions.sessions.models import Session
+from executions.sessions.files import inspecting
+from executions.sessions.models import Session, Snapshot
 from executions.sessions.queries import (
     LivingFilter,
     expires_at,
@@ -39,11 +44,13 @@ from executions.sessions.requests import (
     SessionAsleep,
     SessionClosed,
     SessionLost,
+    SessionRequest,
     ensure_not_ended,
 )
-from executions.sessions.storage.suspend import sleeping
+from executions.sessions.storage import snapshots
+from executions.sessions.storage.snapshots import NoSuchSnapshot, SnapshotRequest
 from executions.sessions.storage.wake import ensure_awake
-from providers.errors import InvalidConfiguration
+from providers.errors import InvalidConfiguration, SandboxError
 from providers.waiting import within
 
 _MOST_METADATA = 20
@@ -222,7 +229,7 @@ class NotHereView(ControlView):
 
 def _uuid(sandbox_id: str) -> UUID:
     # Older clients put the client's id behind it.
-    found = tokens.session_id_of(sandbox_id.partition("-")[0])
+    found = credentials.session_id_of(sandbox_id.partition("-")[0])
     if found is None:
         raise NoSuchSession("The sandbox was not found.")
     return found
@@ -302,3 +309,100 @@ def _metadata_in(text: str) -> dict[str, str]:
     if not all(map(is_storable, (*wanted, *wanted.values()))):
         raise invalid("metadata: Must hold neither NUL nor lone surrogates.")
     return wanted
+
+
+# Each is a sandbox of its own, and all of them are waited for.
+MOST_FORKS = 10
+
+
+class TakeView(SandboxApiView):
+    @answered_later
+    async def post(self, request: Request, sandbox_id: str) -> HttpResponse:
+        session = self.session(sandbox_id)
+        name = self.body().get("name") or ""
+        if not isinstance(name, str):
+            raise invalid("name: Must be a string.")
+        taken = await snapshots.taking(session, SnapshotRequest(name=name), self.caller())
+        return json_response(detail(taken), 201)
+
+
+class SnapshotsView(SandboxApiView):
+    def get(self, request: Request) -> HttpResponse:
+        """The tenant's, newest first; of one sandbox, or of one name."""
+        query = request.query_params
+        source, name = query.get("sandboxID", ""), query.get("name", "")
+        if not is_storable(name):
+            raise invalid("name: Must hold neither NUL nor lone surrogates.")
+        wanted = snapshots.SnapshotFilter(
+            limit=limit_in(query.get("limit", str(connect.MOST_LISTED))),
+            cursor=cursor_in(query.get("nextToken", "")),
+        )
+        session_id = credentials.session_id_of(source) if source else None
+        if source and session_id is None:
+            return json_response([])
+        page = snapshots.list_snapshots(
+            self.api_key.tenant, wanted, source=session_id, name=name.partition(":")[0]
+        )
+        answer = json_response([detail(each) for each in page.snapshots])
+        if page.next_cursor:
+            answer["X-Next-Token"] = page.next_cursor
+        return answer
+
+
+class SnapshotView(SandboxApiView):
+    def delete(self, request: Request, snapshot_id: str) -> HttpResponse:
+        found = credentials.session_id_of(snapshot_id.partition(":")[0])
+        if found is None:
+            raise NoSuchSnapshot("There is no such snapshot.")
+        snapshot = snapshots.snapshot_of(self.api_key.tenant, found)
+        if not snapshots.remove(snapshot, self.by()):
+            raise NoSuchSnapshot("There is no such snapshot.")
+        return HttpResponse(status=204)
+
+
+class ForkView(SandboxApiView):
+    @answered_later
+    async def post(self, request: Request, sandbox_id: str) -> HttpResponse:
+        """Others that begin with its files. How each of them failed is told in its place."""
+        session = self.session(sandbox_id)
+        body = self.body()
+        count = body.get("count") or 1
+        if type(count) is not int or not 0 < count <= MOST_FORKS:
+            raise invalid(f"count: Must be a whole number from 1 to {MOST_FORKS}.")
+        seconds = connect.seconds_in(body) or connect.DEFAULT_SECONDS
+        # What was opened without a network must not have one as a copy, whatever the route is now.
+        is_offline = await is_without_network(session)
+        taken = await snapshots.taking(session, SnapshotRequest(), self.caller())
+        try:
+            told = []
+            for _ in range(count):
+                told.append(await self._forked(session, taken, seconds, is_offline))
+        finally:
+            # Under a legal hold it stays. What was opened is told all the same.
+            with suppress(Conflict):
+                snapshots.remove(taken, self.by())
+        return json_response(told, 201)
+
+    async def _forked(
+        self, session: Session, taken: Snapshot, seconds: int, is_offline: bool
+    ) -> dict[str, Any]:
+        wanted = SessionRequest(
+            language=session.language,
+            template=session.template,
+            idle_seconds=seconds,
+            max_seconds=seconds,
+            env=dict(session.env or {}),
+            metadata=dict(session.metadata or {}),
+            offline=is_offline,
+            **connect.from_snapshot(taken.pk),
+        )
+        try:
+            made = await opening(wanted, self.caller())
+        except SandboxError as error:
+            return {"error": told_of_control(error)}
+        return {"sandbox": connect.created(made, self.api_key)}
+
+
+def detail(snapshot: Snapshot) -> dict[str, Any]:
+    names = [snapshot.name] if snapshot.name else []
+    return {"snapshotID": snapshot.pk.hex, "names": names}

@@ -14,14 +14,17 @@ from executions.doors.e2b.interpreter import (
 from executions.doors.e2b.processes import ProcessView
 from executions.doors.e2b.sandboxes import (
     ConnectView,
+    ForkView,
     MetricsView,
     NotHereView,
     OneSandboxView,
     PauseView,
     SandboxesView,
+    SnapshotsView,
+    SnapshotView,
+    TakeView,
     TimeoutView,
 )
-from executions.doors.e2b.snapshots import ForkView, SnapshotsView, SnapshotView, TakeView
 
 
 class SnapshotId:

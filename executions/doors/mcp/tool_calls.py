@@ -43,10 +43,10 @@ from executions.runs.record import Outcome
 from executions.runs.requests import CELL, RUN, ExecutionRequest, decoded, run_limits
 from executions.runs.routing import allowed_languages, languages_for
 from executions.runs.service import running
-from executions.sessions import commands, control, files
+from executions.sessions import cells, control, files
 from executions.sessions.background_commands import record_if_ended
+from executions.sessions.control import opening
 from executions.sessions.ending import close
-from executions.sessions.lifecycle import opening
 from executions.sessions.models import Session
 from executions.sessions.queries import LIST, list_sessions, living_session_of, session_of
 from executions.sessions.requests import OPEN, SIGNAL, SIGNALS, START, FileListing, FileRequest
@@ -104,7 +104,7 @@ async def command_run(call: Call) -> types.CallToolResult:
     async def begin(log: EventLog) -> Outcome:
         session = living_session_of(tenant_of(call.door), session_id)
         wanted = START.read(body)
-        return await commands.commanding(session, wanted, call.door.caller, log)
+        return await cells.commanding(session, wanted, call.door.caller, log)
 
     return await _told(call, begin)
 
@@ -115,7 +115,7 @@ async def command_start(call: Call) -> types.CallToolResult:
     async def work() -> Execution:
         session = living_session_of(tenant_of(call.door), session_id)
         wanted = START.read({**body, "background": True})
-        return await commands.starting(session, wanted, call.door.caller)
+        return await cells.starting(session, wanted, call.door.caller)
 
     started = await call.door.do(work)
     return answered({"pid": started.pid, "execution_id": str(started.pk)})
@@ -127,9 +127,9 @@ async def command_signal(call: Call) -> types.CallToolResult:
 
     async def work() -> bool:
         session = living_session_of(tenant_of(call.door), session_id)
-        if not commands.is_there(session, pid):
+        if not cells.is_there(session, pid):
             raise Http404
-        return await commands.signalling(session, pid, SIGNAL.read(body).signal)
+        return await cells.signalling(session, pid, SIGNAL.read(body).signal)
 
     return answered({"signalled": await call.door.do(work)})
 
@@ -142,7 +142,7 @@ async def command_output(call: Call) -> types.CallToolResult:
 
     async def work() -> dict[str, Any]:
         session = living_session_of(tenant_of(call.door), session_id)
-        execution_id = commands.execution_of(session, pid)
+        execution_id = cells.execution_of(session, pid)
         if execution_id is None:
             raise Http404
         reader = _Reader(seconds)

@@ -119,8 +119,7 @@ class McpView(RunningView):
         self, request: Request, content: bytes, message: Mapping[str, Any], nonce: str
     ) -> HttpResponseBase:
 
-        from executions.doors.mcp.exchange import Exchange
-        from executions.doors.mcp.server import served
+        from executions.doors.mcp.server import Exchange, served
 
         request_id = self.request_id
         if nonce and "id" in message:

@@ -16,8 +16,8 @@ from executions.kernel.storage import INERT, disposition, safe_type
 from executions.runs.artifacts import BadLink, artifact_for_token
 from executions.runs.models import Artifact
 from executions.sessions.files import range_of
-from executions.sessions.storage import blobs, links
-from executions.sessions.storage.models import Blob
+from executions.sessions.models import Blob
+from executions.sessions.storage import blobs, browse
 from providers.errors import ProviderUnavailable
 
 
@@ -92,7 +92,7 @@ def signed_download(request: HttpRequest, token: str) -> HttpResponseBase:
 @require_safe
 def workspace_download(request: HttpRequest, token: str) -> HttpResponseBase:
     """The saved file that a signed link stands for, to whoever holds it, until it expires."""
-    return _for_holder(lambda: blob_response(request, *links.target_of(token)))
+    return _for_holder(lambda: blob_response(request, *browse.target_of(token)))
 
 
 def _for_holder(answer: Callable[[], HttpResponseBase]) -> HttpResponseBase:

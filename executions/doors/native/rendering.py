@@ -20,7 +20,7 @@ from executions.runs.results import observations_of, policy_of
 from executions.runs.shapes import ArtifactShape, ExecutionShape, LateResultShape
 from executions.sessions.models import Session
 from executions.sessions.queries import expires_at
-from executions.sessions.shapes import SessionShape
+from executions.sessions.requests import SessionShape
 from executions.sessions.storage.wake import files_of, files_saved, is_restored
 from executions.tenants.models import ApiKey, Scope
 from executions.tenants.quotas import Quota

@@ -23,8 +23,19 @@ from executions.doors.native.sessions import SessionApiView
 from executions.sessions import files
 from executions.sessions.file_events import watching
 from executions.sessions.models import Session
-from executions.sessions.requests import FILE, FOLDER, LIST, MKDIR, MOVE, FileListing, named_as
-from executions.sessions.shapes import FilePageShape, FileShape, MadeShape, UnpackedShape
+from executions.sessions.requests import (
+    FILE,
+    FOLDER,
+    LIST,
+    MKDIR,
+    MOVE,
+    FileListing,
+    FilePageShape,
+    FileShape,
+    MadeShape,
+    UnpackedShape,
+    named_as,
+)
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.guest.names import escape
 from providers.sandbox import FileEntry

@@ -1,4 +1,4 @@
-"""The endpoints of sessions and snapshots."""
+"""The endpoints of sessions, of their commands, and of snapshots."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ from rest_framework.request import Request
 
 from executions.doors.native.deferred import answer, wanted_form
 from executions.doors.native.executions import (
+    EVENTS,
     STREAM,
+    after_of,
     ensure_listener,
+    follow_stream,
     is_detached,
     outcome_response,
     run_stream,
@@ -36,28 +39,45 @@ from executions.doors.native.rendering import (
     session_detail,
     session_for,
 )
-from executions.doors.native.schema import EVENT_STREAM, endpoint
+from executions.doors.native.schema import BYTES, EVENT_STREAM, endpoint
 from executions.kernel.audit import SUCCESS, log_operation
 from executions.kernel.bodies import LARGE, PageShape
 from executions.kernel.coroutines import Coroutine
-from executions.kernel.declarations import Query
+from executions.kernel.declarations import Query, refuse
 from executions.runs.models import Execution
 from executions.runs.requests import CELL
-from executions.runs.routing import ensure_language
+from executions.runs.routing import COMMANDS, ensure_language
 from executions.runs.service import running
 from executions.runs.shapes import ExecutionShape
-from executions.sessions import control
+from executions.sessions import cells, control
+from executions.sessions.control import opening
 from executions.sessions.ending import close
-from executions.sessions.lifecycle import opening
-from executions.sessions.models import Session
+from executions.sessions.models import Session, Snapshot
 from executions.sessions.queries import LIST, list_sessions, living_session_of, session_of
-from executions.sessions.requests import CHANGE, CREATE_CONTEXT, INTERRUPT, OPEN, RESET
-from executions.sessions.shapes import ContextShape, InterruptedShape, SessionShape, SnapshotShape
+from executions.sessions.requests import (
+    CHANGE,
+    CREATE_CONTEXT,
+    INTERRUPT,
+    OPEN,
+    RESET,
+    RESIZE,
+    SIGNAL,
+    START,
+    STDIN,
+    CommandRequest,
+    ContextShape,
+    InterruptedShape,
+    ProcessShape,
+    SessionShape,
+    SignalledShape,
+    SnapshotShape,
+)
 from executions.sessions.storage import snapshots
-from executions.sessions.storage.models import Snapshot
 from providers.sandbox import DEFAULT_CONTEXT
 
 T = TypeVar("T")
+
+
 # A sandbox always has its first one.
 OTHER_CONTEXT = OpenApiParameter(
     "context_id", {"type": "string", "not": {"const": DEFAULT_CONTEXT}}, OpenApiParameter.PATH
@@ -347,3 +367,127 @@ class SnapshotView(SessionApiView):
         if not snapshots.remove(snapshot, self.by()):
             raise Http404
         return HttpResponse(status=204)
+
+
+MOST_STDIN_BYTES = 1024 * 1024
+
+
+class ProcessesView(SessionApiView):
+    bounds = LARGE
+
+    @endpoint(
+        "start_process",
+        parameters=(STREAM, CLAIMS),
+        request=START,
+        answers={200: ExecutionShape, **EVENT_STREAM, 201: ProcessShape},
+        errors=(409, 502),
+    )
+    def post(self, request: Request, session_id: UUID) -> HttpResponseBase:
+        """Run a command in a session.
+
+        200 with the execution when the command has ended; with `background`, 201 at once. Without
+        `background`, the answer can be a stream of events, as for single executions.
+        """
+        session = self.session(session_id)
+        wanted = read_run(START, request)
+        form = wanted_form(request.headers.get("Accept", ""))
+        if form and not wanted.background:
+            return run_stream(
+                self,
+                request,
+                form,
+                lambda log: cells.commanding(session, wanted, self.caller(), log),
+            )
+        return answer(request, self.told(self._start(request, session, wanted)))
+
+    async def _start(
+        self, request: Request, session: Session, wanted: CommandRequest
+    ) -> HttpResponse:
+        if wanted.background:
+            started = await cells.starting(session, wanted, self.caller())
+            detail = cells.process_detail(started.pid or 0, started.pk, started.exit_code)
+            return json_response(detail, 201)
+        is_detached(request)
+        outcome = await cells.commanding(session, wanted, self.caller())
+        with known_to_run(outcome):
+            return outcome_response(outcome, request)
+
+    @endpoint("list_processes", answers={200: PageShape[ProcessShape]}, errors=(409, 502))
+    @answered_later
+    async def get(self, request: Request, session_id: UUID) -> HttpResponse:
+        """List the commands of a session.
+
+        Running commands, and commands that ended recently.
+        """
+        found = await cells.listing(self.session(session_id))
+        return json_response(PageShape(results=found, next=None))
+
+
+class _ProcessView(SessionApiView):
+    def of_process(self, session_id: UUID, pid: int) -> Session:
+        """The session of this process. Raises Http404 where it has none of this number."""
+        session = self.session(session_id)
+        if not cells.is_there(session, pid):
+            raise Http404
+        return session
+
+
+class ProcessStdinView(_ProcessView):
+    @endpoint(
+        "write_to_process",
+        parameters=(STDIN,),
+        request={"application/octet-stream": BYTES},
+        answers={204: None},
+        errors=(409, 502),
+    )
+    @answered_later
+    async def post(self, request: Request, session_id: UUID, pid: int) -> HttpResponse:
+        """Send bytes to a command's input.
+
+        At most 1 MiB. With `close=1`, the input is closed after these bytes.
+        """
+        close = self.of(request, STDIN).close
+        body = request.stream
+        data = b"" if body is None else body.read(MOST_STDIN_BYTES + 1)
+        if len(data) > MOST_STDIN_BYTES:
+            refuse("body", f"Must be at most {MOST_STDIN_BYTES} bytes.")
+        session = self.of_process(session_id, pid)
+        # Whoever types into a shell runs commands.
+        ensure_language(self.api_key, *COMMANDS)
+        await cells.writing(session, pid, data, close=close)
+        return HttpResponse(status=204)
+
+
+class ProcessSignalView(_ProcessView):
+    @endpoint("signal_process", request=SIGNAL, answers={200: SignalledShape}, errors=(409, 502))
+    @answered_later
+    async def post(self, request: Request, session_id: UUID, pid: int) -> HttpResponse:
+        """Send a signal to a command and its group."""
+        session = self.of_process(session_id, pid)
+        sent = await cells.signalling(session, pid, SIGNAL.read(request.data).signal)
+        return json_response(SignalledShape(signalled=sent))
+
+
+class ProcessResizeView(_ProcessView):
+    @endpoint("resize_process", request=RESIZE, answers={204: None}, errors=(409, 502))
+    @answered_later
+    async def post(self, request: Request, session_id: UUID, pid: int) -> HttpResponse:
+        """Resize the terminal of a command."""
+        session = self.of_process(session_id, pid)
+        await cells.resizing(session, pid, RESIZE.read(request.data).pair)
+        return HttpResponse(status=204)
+
+
+class ProcessEventsView(SessionApiView):
+    @endpoint("follow_process", parameters=(EVENTS,), answers=EVENT_STREAM, errors=(409,))
+    def get(self, request: Request, session_id: UUID, pid: int) -> HttpResponseBase:
+        """Follow a command in the background.
+
+        Sends the events of its execution, from the first one or after `after`. A command without
+        `background` is followed by the id of its execution, until it has ended.
+        """
+        after = after_of(request)
+        execution_id = cells.execution_of(self.session(session_id), pid)
+        if execution_id is None:
+            raise Http404
+        return follow_stream(self, request, execution_id, after)

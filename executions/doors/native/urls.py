@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from django.urls import path, re_path
 
-from executions.doors.agent_sandbox.views import (
+from executions.doors.agent_sandbox import (
     DownloadUrlView,
     ExecuteView,
     ListView,
@@ -10,7 +10,7 @@ from executions.doors.agent_sandbox.views import (
     UploadUrlsView,
     UploadView,
 )
-from executions.doors.agent_sandbox.views import ResetView as AgentSandboxResetView
+from executions.doors.agent_sandbox import ResetView as AgentSandboxResetView
 from executions.doors.e2b.frame import health
 from executions.doors.e2b.urls import urlpatterns as e2b
 from executions.doors.mcp.views import McpView
@@ -35,18 +35,16 @@ from executions.doors.native.session_files import (
     FileMoveView,
     FilesView,
 )
-from executions.doors.native.session_processes import (
-    ProcessesView,
-    ProcessEventsView,
-    ProcessResizeView,
-    ProcessSignalView,
-    ProcessStdinView,
-)
 from executions.doors.native.sessions import (
     ContextRestartView,
     ContextsView,
     ContextView,
     InterruptView,
+    ProcessesView,
+    ProcessEventsView,
+    ProcessResizeView,
+    ProcessSignalView,
+    ProcessStdinView,
     ResetView,
     SessionExecutionsView,
     SessionSnapshotView,

@@ -13,8 +13,7 @@ from uuid import UUID
 from django.core.checks import Tags
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from executions.capabilities.reports.reading import entry_of, lines_of
-from executions.capabilities.reports.scope import Scope
+from executions.capabilities.reports.reading import Scope, entry_of, lines_of
 from executions.capabilities.reports.service import Made, Pieces, make
 from executions.capabilities.reports.signing import examined
 from executions.kernel.text import uuid7

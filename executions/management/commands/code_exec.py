@@ -7,9 +7,21 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from executions.doors.bridge.answers import NOT_RUN, REFUSED, exit_code_of, unrun
-from executions.doors.bridge.channel import Answers, TooLong, take_standard_streams, whole_of
-from executions.doors.bridge.server import Bridge, Serving, read_arguments, read_frame, too_long
+from executions.doors.bridge import (
+    NOT_RUN,
+    REFUSED,
+    Answers,
+    Bridge,
+    Serving,
+    TooLong,
+    exit_code_of,
+    read_arguments,
+    read_frame,
+    take_standard_streams,
+    too_long,
+    unrun,
+    whole_of,
+)
 from executions.runs import active_runs
 from providers import draining
 from providers.checks import BEFORE_WORK

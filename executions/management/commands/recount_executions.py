@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from executions.capabilities.observability.counter_repair import recount
+from executions.capabilities.observability.counters import recount
 from providers.checks import BEFORE_WORK
 
 

@@ -21,8 +21,8 @@ from django.utils import timezone
 from executions.kernel.database import let_others_write
 from executions.kernel.storage import WORKSPACES, file_store
 from executions.runs.admission import ensure_disk_space
+from executions.sessions.models import Blob, LooseFile, WorkspaceFile
 from executions.sessions.storage import quota
-from executions.sessions.storage.models import Blob, LooseFile, WorkspaceFile
 from executions.tenants.models import Tenant
 from providers.errors import ProviderUnavailable
 

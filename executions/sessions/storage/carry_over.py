@@ -12,10 +12,9 @@ from django.db.models import F, QuerySet
 from executions.ledger.append import enter_row, look_at
 from executions.ledger.erasures import held_of
 from executions.runs.requests import Conflict
-from executions.sessions.models import Session
+from executions.sessions.models import Session, Workspace
 from executions.sessions.storage import blobs, drafts
-from executions.sessions.storage.models import Workspace
-from executions.sessions.storage.restore import Restored, to_restore
+from executions.sessions.storage.archives import Restored, to_restore
 from executions.tenants.models import Tenant
 
 logger = logging.getLogger(__name__)

@@ -20,12 +20,11 @@ from executions.kernel.coroutines import wait_for
 from executions.kernel.text import MOST_PATH_BYTES, from_text, is_name
 from executions.runs import active_runs
 from executions.runs.requests import Conflict
-from executions.sessions.models import Session
+from executions.sessions.models import Blob, Session, Workspace
 from executions.sessions.requests import tenant_of
-from executions.sessions.storage import blobs, quota, tar
+from executions.sessions.storage import archives, blobs, quota
 from executions.sessions.storage.file_saves import workspace_of
-from executions.sessions.storage.models import Blob, Workspace
-from executions.sessions.storage.tree import Edit, Tree, entry_of, parts_of, refuse, refuse_for
+from executions.sessions.storage.tree import Edit, Tree, entry_of, parts_of, refuse_for, refuse_path
 from executions.sessions.storage.wake import DEAD_AFTER
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration, ProviderUnavailable
@@ -130,7 +129,7 @@ def make_directory(session: Session, path: str) -> bool:
     def change(edit: Edit) -> bool:
         row = edit.at("/".join(parts)) if edit.reach(parts[:-1], "path") else None
         if row is not None and row.type != "directory":
-            refuse("path", "Something else has this name.")
+            refuse_path("path", "Something else has this name.")
         return edit.make(parts, "path")
 
     return edited(session, change)
@@ -165,7 +164,9 @@ def move(session: Session, source: str, target: str) -> FileEntry:
         there = edit.at(new)
         if there is not None or edit.is_folder(new):
             if there is None or not there.type == moved.type == "file":
-                refuse("target", "A file or folder with this name exists, and is not replaced.")
+                refuse_path(
+                    "target", "A file or folder with this name exists, and is not replaced."
+                )
             if new == old:
                 return entry_of(moved)
         if moved.type == "directory" and new.startswith(f"{old}/"):
@@ -246,7 +247,7 @@ def _refuse_other_than_file(tree: Tree, parts: list[str]) -> None:
     row = tree.at(path)
     kind = "directory" if row is None and tree.is_folder(path) else row and row.type
     if kind not in (None, "file"):
-        refuse("path", f"Not a regular file ({kind}).")
+        refuse_path("path", f"Not a regular file ({kind}).")
 
 
 # What is held until it goes up together.
@@ -256,7 +257,7 @@ _LATEST = 2**33
 
 @dataclass(frozen=True)
 class _Unpacked:
-    member: tar.Member
+    member: archives.Member
     sha256: str
 
 
@@ -291,25 +292,27 @@ def _taken_in(
     found: dict[str, Blob] = {}
     held: list[blobs.Content] = []
     try:
-        for member, body in tar.members(iter(content)):
+        for member, body in archives.members(iter(content)):
             # Refused before more goes up: what is too much for a session by itself.
             quota.check_session(session.provider, len(unpacked), member.size)
             if max(len(member.name.rstrip("/")), len(member.target)) > MOST_PATH_BYTES:
-                refuse("data", f"{shown(member.name)}: A path has {MOST_PATH_BYTES} bytes at most.")
+                refuse_path(
+                    "data", f"{shown(member.name)}: A path has {MOST_PATH_BYTES} bytes at most."
+                )
             sha256 = ""
             if member.is_file:
                 try:
                     taken = blobs.taken_in(body)
-                except tar.NoArchive as error:
-                    refuse("data", f"{shown(member.name)}: {error.why}")
+                except archives.NoArchive as error:
+                    refuse_path("data", f"{shown(member.name)}: {error.why}")
                 held.append(taken)
                 sha256 = taken.sha256
                 if len(held) >= _HELD_FILES or sum(each.size for each in held) >= _HELD_BYTES:
                     _upload(tenant, held, found)
             unpacked.append(_Unpacked(member, sha256))
         _upload(tenant, held, found)
-    except tar.NoArchive as error:
-        refuse("data", error.why)
+    except archives.NoArchive as error:
+        refuse_path("data", error.why)
     finally:
         for taken in held:
             taken.stream.close()
@@ -324,7 +327,7 @@ def _upload(tenant: Tenant, held: list[blobs.Content], found: dict[str, Blob]) -
     held.clear()
 
 
-def _put(edit: Edit, folder: list[str], member: tar.Member, blob: Blob | None) -> None:
+def _put(edit: Edit, folder: list[str], member: archives.Member, blob: Blob | None) -> None:
     try:
         parts = parts_of(member.name, "data", is_named=member.type != "directory")
         path = "/".join([*folder, *parts])
@@ -338,38 +341,38 @@ def _put(edit: Edit, folder: list[str], member: tar.Member, blob: Blob | None) -
         edit.make([*folder, *parts[:-1]], "data")
         if member.type == "file" and blob is not None:
             if edit.is_folder(path):
-                refuse("data", "Not a regular file (directory).")
+                refuse_path("data", "Not a regular file (directory).")
             edit.put(path, "file", blob=blob, mode=member.mode, modified=_moment(member))
         elif member.type == "symlink":
             _put_link(edit, path, member)
         elif member.type == "hardlink":
             _put_second(edit, folder, path, member)
         else:
-            refuse("data", "Is neither file, folder nor link.")
+            refuse_path("data", "Is neither file, folder nor link.")
     except InvalidConfiguration as error:
-        refuse("data", f"{shown(member.name)}: {error.message}")
+        refuse_path("data", f"{shown(member.name)}: {error.message}")
 
 
-def _moment(member: tar.Member) -> float:
+def _moment(member: archives.Member) -> float:
     return member.modified if 0 <= member.modified < _LATEST else 0.0
 
 
-def _put_link(edit: Edit, path: str, member: tar.Member) -> None:
+def _put_link(edit: Edit, path: str, member: archives.Member) -> None:
     if edit.is_folder(path):
         refuse_for(errno.EISDIR, "data")
     if not is_name(member.target) or len(member.target) > MOST_PATH_BYTES:
-        refuse("data", "Its link target is not valid.")
+        refuse_path("data", "Its link target is not valid.")
     edit.put(path, "symlink", mode=0o777, modified=_moment(member), target=member.target)
 
 
-def _put_second(edit: Edit, folder: list[str], path: str, member: tar.Member) -> None:
+def _put_second(edit: Edit, folder: list[str], path: str, member: archives.Member) -> None:
     """A second name of a file that stands below the folder already."""
     target = [*folder, *parts_of(member.target, "data")]
     row = edit.at("/".join(target)) if edit.reach(target[:-1], "data") else None
     if row is None:
         refuse_for(errno.ENOENT, "data")
     if row.type != "file":
-        refuse("data", "Links to something that is not a regular file.")
+        refuse_path("data", "Links to something that is not a regular file.")
     if edit.is_folder(path):
         refuse_for(errno.EISDIR, "data")
     edit.copy(row, path)

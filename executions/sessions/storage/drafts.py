@@ -20,8 +20,8 @@ from django.db.models import F
 from django.utils import timezone
 
 from executions.kernel.database import in_batches, keys_of
+from executions.sessions.models import Workspace, WorkspaceFile
 from executions.sessions.storage import blobs, quota
-from executions.sessions.storage.models import Workspace, WorkspaceFile
 from executions.tenants.models import Tenant
 
 logger = logging.getLogger(__name__)

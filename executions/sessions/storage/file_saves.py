@@ -29,11 +29,10 @@ from executions.kernel.text import (
 from executions.runs.models import Execution
 from executions.runs.provider_calls import guard
 from executions.runs.requests import Conflict
-from executions.sessions.models import Session
+from executions.sessions.models import Session, Workspace, WorkspaceFile
 from executions.sessions.requests import ensure_not_ended
 from executions.sessions.session_sandbox import lent_sandbox
-from executions.sessions.storage import blobs, drafts, quota, tar
-from executions.sessions.storage.models import Workspace, WorkspaceFile
+from executions.sessions.storage import archives, blobs, drafts, quota
 from executions.sessions.storage.tree import Tree, mode_bits
 from executions.tenants.models import Tenant
 from providers.errors import KeptSandboxLost, ProviderUnavailable, SandboxError
@@ -383,7 +382,7 @@ def _take_batch(
     left = set(batch)
     taken = 0
     pieces = pieces_of(look.session.provider, lambda: sandbox.files.read_archive("", only=batch))
-    for member, body in tar.members(_in_time(look, pieces)):
+    for member, body in archives.members(_in_time(look, pieces)):
         if member.name not in left:
             raise ProviderUnavailable("The sandbox sent a file that was not requested.")
         if not member.is_file:

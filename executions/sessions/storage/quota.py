@@ -8,8 +8,7 @@ from django.conf import settings
 from django.db.models import F
 
 from executions.kernel.text import key_of
-from executions.sessions.models import Session
-from executions.sessions.storage.models import StoredTotal, Workspace
+from executions.sessions.models import Session, StoredTotal, Workspace
 from executions.tenants.quotas import Quota, bound_on_storage
 from providers import registry
 from providers.errors import InvalidConfiguration, RateLimited

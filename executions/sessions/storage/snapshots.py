@@ -25,13 +25,12 @@ from executions.runs import active_runs
 from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.runs.requests import Caller, Conflict
 from executions.sessions.ending import mark_lost
-from executions.sessions.models import Session
+from executions.sessions.models import Session, Snapshot, Workspace
 from executions.sessions.requests import NOT_FOUND, SessionName, ensure_not_ended
 from executions.sessions.storage import blobs, drafts, quota
+from executions.sessions.storage.archives import Restored, to_restore
 from executions.sessions.storage.changes import storing
 from executions.sessions.storage.file_saves import save
-from executions.sessions.storage.models import Snapshot, Workspace
-from executions.sessions.storage.restore import Restored, to_restore
 from executions.tenants.models import Tenant
 from providers.errors import KeptSandboxLost, ProviderUnavailable, SandboxError
 from providers.remote.deadline import DeadlinePassed

@@ -15,9 +15,9 @@ from django.db.models.functions import Left
 
 from executions.kernel import database
 from executions.kernel.text import from_text, key_of, to_text
+from executions.sessions.models import Blob, Workspace, WorkspaceFile
 from executions.sessions.storage import drafts, quota
 from executions.sessions.storage.blobs import by_number
-from executions.sessions.storage.models import Blob, Workspace, WorkspaceFile
 from providers.errors import InvalidConfiguration
 from providers.guest.kept import Refused
 from providers.guest.paths import parse
@@ -34,13 +34,13 @@ def parts_of(path: str, field: str = "path", *, is_named: bool = True) -> list[s
     try:
         parts = parse(path, field)
     except Refused as error:
-        refuse(field, error.reason)
+        refuse_path(field, error.reason)
     if is_named and not parts:
-        refuse(field, "Must name something in the workspace.")
+        refuse_path(field, "Must name something in the workspace.")
     return parts
 
 
-def refuse(field: str, reason: str) -> NoReturn:
+def refuse_path(field: str, reason: str) -> NoReturn:
     """Raise InvalidConfiguration as a sandbox does."""
     raise InvalidConfiguration(reason, field=field)
 
@@ -50,7 +50,7 @@ def refuse_for(number: int, field: str) -> NoReturn:
     reason = os.strerror(number)
     if number == errno.ELOOP:
         reason = "The path has a symbolic link, and links are not followed"
-    refuse(field, reason)
+    refuse_path(field, reason)
 
 
 def mode_bits(kind: str) -> int:
@@ -165,7 +165,7 @@ class Edit(Tree):
     ) -> WorkspaceFile:
         """Have this stand under a path, whatever stood there."""
         if is_internal(path):
-            refuse("path", "Names that begin with `.cofferdam-` are reserved.")
+            refuse_path("path", "Names that begin with `.cofferdam-` are reserved.")
         row = WorkspaceFile(
             workspace=self.workspace,
             key=key_of(path),

@@ -33,14 +33,12 @@ from executions.runs.routing import (
 )
 from executions.sessions import cell_order
 from executions.sessions.capacity import open_evicting, reserve_slot
-from executions.sessions.due import ends
-from executions.sessions.models import Session
-from executions.sessions.requests import SessionClosed, ensure_not_ended, tenant_of
+from executions.sessions.maintenance import ends
+from executions.sessions.models import Session, Workspace
+from executions.sessions.requests import SavedFilesShape, SessionClosed, ensure_not_ended, tenant_of
 from executions.sessions.session_sandbox import LEASE_SECONDS, lender_of, taken_over
-from executions.sessions.shapes import SavedFilesShape
+from executions.sessions.storage.archives import Restored, archive_of, to_restore
 from executions.sessions.storage.file_saves import mark_of
-from executions.sessions.storage.models import Workspace
-from executions.sessions.storage.restore import Restored, archive_of, to_restore
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.manager import Lease
 from providers.sandbox import DEFAULT_CONTEXT, KeptSandbox

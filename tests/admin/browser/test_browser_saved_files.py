@@ -11,8 +11,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from executions.kernel import background
+from executions.sessions import capacity
 from executions.sessions.models import Session
-from executions.sessions.storage import suspend
 from tests.admin.browser.plots import plot
 from tests.conftest import Caller
 from tests.support.browser import look_on_every_screen
@@ -42,7 +42,7 @@ def slept(kept_here: None, caller: Caller, tmp_path: Path, settings: Any) -> Ses
     )
     taken(caller, session, name="before the merger")
     assert background.wait_for_keyed_work()
-    assert suspend.suspend(Session.objects.get().pk, "a test")
+    assert capacity.suspend(Session.objects.get().pk, "a test")
     return Session.objects.get()
 
 

@@ -11,7 +11,7 @@ import pytest
 from django.test import Client
 from django.utils import timezone
 
-from executions.capabilities.reports import scope
+from executions.capabilities.reports import reading
 from executions.capabilities.reports import service as reports
 from executions.capabilities.reports.models import Report
 from executions.kernel.storage import REPORTS, file_store
@@ -116,7 +116,7 @@ def test_a_large_one_is_made_by_the_workers(
     django_capture_on_commit_callbacks: Any,
 ) -> None:
     run(alice, "pass")
-    monkeypatch.setattr(scope, "_SMALL_RUNS", 0)
+    monkeypatch.setattr(reading, "_SMALL_RUNS", 0)
     auditor = login("Auditor")
     with django_capture_on_commit_callbacks(execute=True):
         auditor.post(f"{LIST}add/", {"tenant_slug": "wonderland"})

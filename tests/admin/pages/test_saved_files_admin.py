@@ -11,8 +11,8 @@ from django.contrib.auth import get_user_model
 from django.test import Client
 
 from executions.admin import files
-from executions.sessions.storage import changes, links
-from executions.sessions.storage.models import Snapshot
+from executions.sessions.models import Snapshot
+from executions.sessions.storage import browse, changes
 from executions.tenants.service import AUDITOR
 from tests.conftest import Caller
 from tests.support import kept_here
@@ -107,7 +107,7 @@ def test_what_is_hostile_is_text_and_never_a_document(alice: Caller) -> None:
 
 
 def test_what_is_large_is_shown_in_part(alice: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "MOST_IMAGE_BYTES", 1000)
+    monkeypatch.setattr(browse, "MOST_IMAGE_BYTES", 1000)
     session = asleep(alice)
     put(alice, session, "text", "ä".encode() * 500_000)
     put(alice, session, "picture", PNG + bytes(1000))
@@ -119,7 +119,7 @@ def test_what_is_large_is_shown_in_part(alice: Caller, monkeypatch: pytest.Monke
     assert "saved-image" not in page_of(auditor, at(pk, "/file", "picture"))
     assert auditor.get(at(pk, "/image", "picture")).status_code == 404
     table = page_of(auditor, at(pk, "/file", "table.csv"))
-    assert table.count("<td>a</td>") == links.MOST_ROWS - 1
+    assert table.count("<td>a</td>") == browse.MOST_ROWS - 1
     assert "Beginning only." in table
 
 

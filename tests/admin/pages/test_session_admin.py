@@ -190,7 +190,7 @@ def test_a_sandbox_that_does_not_answer_is_not_waited_for(
         return kept_here.SandboxState()
 
     monkeypatch.setattr(kept_here.Kept, "state", hang)
-    monkeypatch.setattr("executions.sessions.inspection.LOOK_SECONDS", 0.5)
+    monkeypatch.setattr("executions.sessions.files.LOOK_SECONDS", 0.5)
     try:
         answer = member(AUDITOR).get(at(session, "now"))
         assert asked.wait(60)

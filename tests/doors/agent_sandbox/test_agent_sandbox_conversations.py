@@ -19,9 +19,8 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.sessions import maintenance
 from executions.sessions.maintenance import maintain
-from executions.sessions.models import Session
+from executions.sessions.models import Blob, Session, StoredTotal, Workspace, WorkspaceFile
 from executions.sessions.storage import blobs
-from executions.sessions.storage.models import Blob, StoredTotal, Workspace, WorkspaceFile
 from tests.conftest import Caller
 from tests.support.agent_sandbox import (
     content,

@@ -15,11 +15,10 @@ from django.test import Client
 from drf_spectacular.generators import SchemaGenerator
 
 from executions.capabilities import conversations as agent_sandbox
-from executions.sessions.models import Session
+from executions.sessions.capacity import suspend
+from executions.sessions.models import Session, WorkspaceFile
 from executions.sessions.session_sandbox import lent_sandbox
 from executions.sessions.storage import blobs
-from executions.sessions.storage.models import WorkspaceFile
-from executions.sessions.storage.suspend import suspend
 from tests.conftest import Caller
 from tests.support.agent_sandbox import (
     content,

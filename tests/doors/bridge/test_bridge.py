@@ -14,8 +14,7 @@ from django.core.management import CommandError, call_command
 from django.db import connection
 
 from executions.capabilities.playground.service import recorded_request
-from executions.doors.bridge.answers import LARGE_BYTES, exit_code_of
-from executions.doors.bridge.server import Bridge, read_arguments, read_frame
+from executions.doors.bridge import LARGE_BYTES, Bridge, exit_code_of, read_arguments, read_frame
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
 from executions.runs.provider_calls import lender

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from executions.doors.bridge.answers import exit_code_of
-from executions.doors.bridge.server import Bridge
+from executions.doors.bridge import Bridge, exit_code_of
 from executions.runs.models import Execution
 from providers.executor_manager.provider import route_to
 from tests.conftest import Caller

@@ -112,7 +112,7 @@ def test_one_that_is_told_to_stop_answers_and_records_what_ran(streaming_site: S
 def test_nothing_but_answers_comes_on_standard_output() -> None:
     program = """
 import os, subprocess, sys
-from executions.doors.bridge.channel import Answers, take_standard_streams
+from executions.doors.bridge import Answers, take_standard_streams
 requests, answers = take_standard_streams()
 print("printed", flush=True)
 os.write(1, b"written\\n")

@@ -14,8 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
 
-from executions.doors.bridge.channel import TooLong, whole_of
-from executions.doors.bridge.server import THREADS, Bridge, Serving
+from executions.doors.bridge import THREADS, Bridge, Serving, TooLong, whole_of
 from executions.runs.models import Execution
 from tests.support.wire_server import eventually
 

@@ -11,8 +11,7 @@ from e2b import SandboxException
 from e2b_code_interpreter import Sandbox
 
 from executions.doors.e2b import filesystem
-from executions.doors.e2b.connect import messages_in
-from executions.doors.e2b.errors import Refused
+from executions.doors.e2b.connect import Refused, messages_in
 from executions.doors.e2b.filesystem import Told, WatchEvents
 from executions.kernel.coroutines import run_sync
 from executions.kernel.text import uuid7

@@ -11,8 +11,7 @@ import pytest
 from django.utils import timezone
 
 from executions.ledger.models import LegalHold
-from executions.sessions.models import Session
-from executions.sessions.storage.models import Snapshot
+from executions.sessions.models import Session, Snapshot
 from providers.manager import manager
 from providers.sandbox import FileEntry
 from providers.services import save_config

@@ -14,9 +14,9 @@ import pytest
 
 from executions.kernel import background
 from executions.ledger.verification import verify
+from executions.sessions import capacity
 from executions.sessions.maintenance import maintain
-from executions.sessions.storage import suspend
-from executions.sessions.storage.models import Workspace, WorkspaceFile
+from executions.sessions.models import Workspace, WorkspaceFile
 from providers.manager import manager
 from providers.named import close_all
 from tests.conftest import Caller, require
@@ -177,7 +177,7 @@ def test_only_what_changed_is_fetched_again(
     cell(alice, session, "open('f7', 'w').write('seven')")
     assert asked == [["f7"]]
     asked.clear()
-    assert suspend.suspend(row(session).pk, "a test")
+    assert capacity.suspend(row(session).pk, "a test")
     assert asked == []
     cell(alice, session, "open('f8', 'w').write('eight')")
     assert asked == [["f8"]]

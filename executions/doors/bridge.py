@@ -1,13 +1,22 @@
-"""The bridge of a program in another language: requests and answers, a line of JSON each."""
+"""The bridge: `manage.py code_exec`, by which a program in another language runs code here.
+
+A thin translation, as the API is: requests of one shape in, answers of one shape out, a line of
+JSON each, on two descriptors that nothing else in the process writes to. The four keys of
+RAGFlow's bridge come first in an answer, with its types: `returned` is text, the JSON of what
+`main` returned and "" where it returned nothing, for its `SandboxResponse.Returned` is a string.
+"""
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import logging
 import os
 import select
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from queue import SimpleQueue
@@ -18,23 +27,29 @@ from django.db import Error as DatabaseFailure
 from django.db import close_old_connections
 from pydantic import Field
 
-from executions.doors.bridge.answers import answer_of, unrun
-from executions.doors.bridge.channel import Answers, TooLong, lines_of
+from executions.doors.native.rendering import execution_detail
 from executions.kernel.coroutines import run_sync
-from executions.kernel.database import nothing_ran, problem_of
+from executions.kernel.database import DatabaseUnavailable, nothing_ran, problem_of
 from executions.kernel.declarations import Body, at_most, declared, refuse, shown
 from executions.kernel.text import from_json
 from executions.runs.active_runs import ClientRun
 from executions.runs.event_log import EventLog
+from executions.runs.models import Artifact, Execution
 from executions.runs.provider_calls import Route, lender
+from executions.runs.record import Outcome
 from executions.runs.requests import API_ENTRYPOINTS, Caller, ExecutionRequest, run_limits
-from executions.runs.routing import BeyondKey
+from executions.runs.routing import FORBIDDEN, BeyondKey
 from executions.runs.service import running
 from executions.tenants.keys import Unauthenticated, authenticate, note_refusal
 from executions.tenants.models import Scope
 from executions.tenants.service import internal_tenant
 from providers import registry
-from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxError
+from providers.errors import (
+    INVALID_CONFIGURATION,
+    InvalidConfiguration,
+    ProviderUnavailable,
+    SandboxError,
+)
 from providers.executor_manager import provider as executor_manager
 from providers.json_reading import MOST_DEPTH, MOST_VALUES
 from providers.json_values import check
@@ -42,6 +57,220 @@ from providers.languages import normalize_language
 from providers.manager import manager
 from providers.services.route_order import planned
 from providers.threads import start_thread
+
+logger = logging.getLogger(__name__)
+
+
+_READ_BYTES = 256 * 1024
+
+
+class TooLong(Exception):
+    """More than the bound, in a line or in all."""
+
+
+def take_standard_streams() -> tuple[int, int]:
+    """Descriptors of standard input and output, for the protocol alone. Raises OSError.
+
+    From now on whoever prints in this process writes to standard error, and whoever reads finds
+    the end; so do the processes that it starts.
+    """
+    requests, answers = os.dup(0), os.dup(1)
+    for descriptor in (requests, answers):
+        os.set_blocking(descriptor, True)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    try:
+        os.dup2(2, 1)
+    except OSError:
+        os.dup2(nothing, 1)
+        os.dup2(nothing, 2)
+    os.close(nothing)
+    return requests, answers
+
+
+class Answers:
+    """One line of ASCII for each answer: whatever a program printed stands in a JSON string, where
+    a line cannot end.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lock = threading.Lock()
+
+    def write(self, answer: Mapping[str, Any]) -> None:
+        """Whole, from any thread. Raises OSError when nobody reads any more."""
+        left = memoryview(json.dumps(answer, separators=(",", ":")).encode("ascii") + b"\n")
+        with self._lock:
+            while left:
+                left = left[os.write(self._descriptor, left) :]
+
+    def is_read(self) -> bool:
+        """Whether somebody may still read them. A file always counts as read."""
+        watch = select.poll()
+        watch.register(self._descriptor, 0)
+        return not watch.poll(0)
+
+
+def whole_of(descriptor: int, most: int) -> bytes:
+    """All there is to read. Raises TooLong for more than `most` bytes, of which no more is kept."""
+    held = bytearray()
+    while data := os.read(descriptor, _READ_BYTES):
+        held += data
+        if len(held) > most:
+            raise TooLong
+    return bytes(held)
+
+
+def lines_of(read: Callable[[int], bytes], most: int) -> Iterator[bytes | TooLong]:
+    """Each line that is not blank, the last one whether it was ended or not.
+
+    Of one beyond `most` bytes nothing is kept, and TooLong stands in its place.
+    """
+    held, searched, is_too_long = bytearray(), 0, False
+    while data := read(_READ_BYTES):
+        held += data
+        while (end := held.find(b"\n", searched)) >= 0:
+            line, searched = bytes(held[:end]), 0
+            del held[: end + 1]
+            if is_too_long or len(line) > most:
+                yield TooLong()
+            elif line.strip():
+                yield line
+            is_too_long = False
+        if is_too_long or len(held) > most:
+            is_too_long = True
+            held.clear()
+        searched = len(held)
+    if is_too_long:
+        yield TooLong()
+    elif held.strip():
+        yield bytes(held)
+
+
+LARGE_BYTES = 256 * 1024
+# Told in keys of their own.
+_TOLD = ("stdout", "stderr", "artifacts", "error", "result", "has_result")
+
+REFUSED = 2
+NOT_RUN = 125
+
+
+def answer_of(outcome: Outcome, folder: Path | None = None) -> dict[str, Any]:
+    """The answer about a recorded run. Files of more than LARGE_BYTES are put into `folder`."""
+    execution, error = outcome.execution, outcome.error
+    if isinstance(error, DatabaseUnavailable):
+        # What the record says is not what happened.
+        return unrun(error, record=execution)
+    detail = execution_detail(execution)
+    told = detail["error"]
+    if told is None and error is not None:
+        told = {"code": error.code, "message": error.message}
+    metadata = {name: value for name, value in detail.items() if name not in _TOLD}
+    metadata |= {
+        "timeout": execution.timeout,
+        "result_present": execution.has_result,
+        "result_value": from_json(execution.result) if execution.result else None,
+        "result_type": "json",
+    }
+    return {
+        "stdout": execution.stdout,
+        "stderr": _with_note(execution.stderr, told),
+        "returned": execution.result if execution.has_result else "",
+        "artifacts": _artifacts(outcome, folder),
+        "error": None if told is None else {**told, "field": execution.error_field or None},
+        "metadata": metadata,
+    }
+
+
+def unrun(error: SandboxError, *, record: Execution | None = None) -> dict[str, Any]:
+    """The answer to a request that was refused or could not be carried out."""
+    told: dict[str, Any] = {"code": error.code, "message": error.message, "field": error.field}
+    if isinstance(error, DatabaseUnavailable):
+        told["ran"] = error.ran
+    if error.retry_after is not None:
+        told["retry_after"] = error.retry_after
+    return {
+        "stdout": "",
+        "stderr": _with_note("", told),
+        "returned": "",
+        "artifacts": [],
+        "error": told,
+        "metadata": {"id": str(record.pk) if record else None, "status": "error"},
+    }
+
+
+def exit_code_of(answer: Mapping[str, Any]) -> int:
+    """0 where the answer says what came of the code, whatever that was."""
+    if answer["metadata"]["status"] != Execution.Status.ERROR:
+        return 0
+    refused = (INVALID_CONFIGURATION.code, FORBIDDEN.code)
+    return REFUSED if answer["error"]["code"] in refused else NOT_RUN
+
+
+def _with_note(stderr: str, error: Mapping[str, Any] | None) -> str:
+    """For who reads the four keys alone: a run that was ended would look to him like a success."""
+    if error is None:
+        return stderr
+    note = f"{error['code']}: {error['message']}"
+    return f"{stderr.rstrip()}\n{note}" if stderr.strip() else note
+
+
+def _artifacts(outcome: Outcome, folder: Path | None) -> list[dict[str, Any]]:
+    execution = outcome.execution
+    if not execution.artifact_count:
+        return []
+    at_hand = {}
+    if outcome.result is not None:
+        files = outcome.result.artifacts
+        at_hand = {hashlib.sha256(file.content).hexdigest(): file.content for file in files}
+    return [
+        _artifact(number, artifact, _content(artifact, at_hand), folder)
+        for number, artifact in enumerate(execution.artifacts.all())
+    ]
+
+
+def _content(artifact: Artifact, at_hand: Mapping[str, bytes]) -> bytes:
+    if (content := at_hand.get(artifact.sha256)) is not None:
+        return content
+    with artifact.file.open() as stream:
+        stored: bytes = stream.read()
+    return stored
+
+
+def _artifact(
+    number: int, artifact: Artifact, content: bytes, folder: Path | None
+) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "name": artifact.name,
+        "mime_type": artifact.mime_type,
+        "size": artifact.size_bytes,
+        "sha256": artifact.sha256,
+    }
+    if folder is not None and len(content) > LARGE_BYTES:
+        try:
+            return {**told, "path": str(_put(folder / str(artifact.execution_id), number, content))}
+        except OSError as error:
+            logger.error(
+                "an artifact is sent in the answer, because it cannot be written to %s: %s",
+                folder,
+                error.strerror,
+            )
+    return {**told, "content_b64": base64.b64encode(content).decode()}
+
+
+def _put(folder: Path, number: int, content: bytes) -> Path:
+    """A new file of this run's own folder. Its name is ours: the program has chosen the other."""
+    folder.mkdir(mode=0o700, exist_ok=True)
+    path = folder / str(number)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    return path
+
 
 MOST_ID_CHARACTERS = 200
 _LARGEST_ID = 2**53
@@ -132,9 +361,6 @@ def _id(value: Any) -> str | int | None:
     if not (value is None or is_text or is_number):
         refuse("id", f"Must be a whole number or at most {MOST_ID_CHARACTERS} characters.")
     return cast("str | int | None", value)
-
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)

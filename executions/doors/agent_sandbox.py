@@ -1,4 +1,4 @@
-"""The endpoints of the agent sandbox API."""
+"""The API of Agent Sandbox, below /v1, over sessions: a translation, which holds no rule."""
 
 from __future__ import annotations
 
@@ -7,43 +7,21 @@ import mimetypes
 import re
 from collections.abc import Callable, Mapping, Sequence
 from tempfile import TemporaryFile
-from typing import IO, Any, cast
+from typing import IO, Annotated, Any, NotRequired, TypedDict, cast
 
 from django.conf import settings
 from django.core.files.uploadedfile import UploadedFile
 from django.http import HttpRequest, HttpResponse
 from django.views.decorators.http import require_GET
 from drf_spectacular.utils import OpenApiResponse
+from pydantic import Field
 from rest_framework.exceptions import APIException, AuthenticationFailed, NotAuthenticated
 from rest_framework.parsers import MultiPartParser
 from rest_framework.request import Request
 
 from executions.capabilities import conversations as agent_sandbox
-from executions.capabilities.conversations import Saved, path_of
+from executions.capabilities.conversations import DEFAULT, Conversation, Saved, path_of
 from executions.capabilities.fetching.filenames import clean_name
-from executions.doors.agent_sandbox.requests import (
-    CONVERSATION,
-    EXECUTE,
-    FETCH,
-    LINK,
-    OF_CONVERSATION,
-    ExecuteRequest,
-    UploadRequest,
-    seconds_of,
-)
-from executions.doors.agent_sandbox.shapes import (
-    AgentSandboxAnswerShape,
-    AgentSandboxArtifactShape,
-    AgentSandboxAwayShape,
-    AgentSandboxFetchedShape,
-    AgentSandboxFileShape,
-    AgentSandboxFilesShape,
-    AgentSandboxLinkShape,
-    AgentSandboxNotFetchedShape,
-    AgentSandboxStatusShape,
-    AgentSandboxUploadShape,
-    DetailShape,
-)
 from executions.doors.native.frame import (
     CLAIMS,
     RunningView,
@@ -55,22 +33,212 @@ from executions.doors.native.frame import (
 )
 from executions.doors.native.rendering import json_response
 from executions.doors.native.schema import endpoint
-from executions.kernel.bodies import LARGE
+from executions.kernel.bodies import LARGE, Uri
 from executions.kernel.database import DatabaseUnavailable
-from executions.kernel.declarations import Query, refuse
-from executions.kernel.text import storable
+from executions.kernel.declarations import (
+    PATH_PART,
+    WHOLE,
+    Body,
+    Code,
+    Members,
+    Query,
+    Rule,
+    check_storable,
+    declared,
+    refuse,
+)
+from executions.kernel.storage import MOST_LINK_SECONDS
+from executions.kernel.text import MOST_FOLDERS, MOST_PATH_BYTES, storable
 from executions.runs.models import Execution
 from executions.runs.results import bundles_of
 from executions.runs.service import running
 from executions.sessions.control import resetting
 from executions.sessions.ending import close
-from executions.sessions.models import Session
-from executions.sessions.storage.links import Wanted, links
-from executions.sessions.storage.models import Blob
+from executions.sessions.models import Blob, Session
+from executions.sessions.storage.browse import Wanted, links_to
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.guest.display import TEXT_LIMIT
 from providers.guest.names import escape
+
+MAX_URLS, MAX_INPUTS = 200, 1000
+_LONGEST_ID, _LONGEST_URL = 4096, 8192
+
+UserId = Annotated[
+    str, Field(min_length=1, max_length=_LONGEST_ID, description="The user's id: any text.")
+]
+SessionId = Annotated[
+    str, Field(max_length=_LONGEST_ID, description="The conversation's id: any text.")
+]
+Seconds = Annotated[
+    int,
+    Field(ge=1, le=MOST_LINK_SECONDS, description="How long links are valid, in seconds."),
+    WHOLE,
+]
+
+
+def _described(pattern: str) -> Rule:
+    """A path, which `conversations.path_of` reads and refuses."""
+    return Rule(check_storable, {"pattern": pattern})
+
+
+_PATH = rf"(\./)?{PATH_PART}(/{PATH_PART}){{0,{MOST_FOLDERS - 1}}}"
+SavedPath = Annotated[
+    str, Field(min_length=1, max_length=MOST_PATH_BYTES), _described(f"^{_PATH}$")
+]
+# That API's own examples name them from the root, which is their folder.
+InputPath = Annotated[
+    str, Field(min_length=1, max_length=MOST_PATH_BYTES), _described(f"^/*{_PATH}$")
+]
+NewPath = Annotated[str, Field(max_length=MOST_PATH_BYTES), _described(f"^({_PATH})?$")]
+Folder = Annotated[str, Field(max_length=MOST_PATH_BYTES), _described(f"^({_PATH}/*)?$")]
+
+
+def seconds_of(expires_in: int | None) -> int:
+    """How long a link is to last."""
+    return int(settings.PRESIGN_EXPIRES_SECONDS) if expires_in is None else expires_in
+
+
+class _Named:
+    user_id: str
+    session_id: str
+
+    @property
+    def conversation(self) -> Conversation:
+        return Conversation(self.user_id, self.session_id)
+
+
+@declared
+class ConversationRequest(_Named):
+    """Something about a whole conversation."""
+
+    user_id: UserId
+    session_id: SessionId = DEFAULT
+
+
+@declared
+class ExecuteRequest(_Named):
+    """Code to be run, and saved files that it needs."""
+
+    user_id: UserId
+    code: Code
+    session_id: SessionId = DEFAULT
+    inputs: Annotated[
+        Sequence[InputPath],
+        Members(MAX_INPUTS),
+        Field(description="Saved files of the conversation that the code needs."),
+    ] = ()
+    presign_expires_in: Seconds | None = None
+
+
+@declared
+class FetchRequest(_Named):
+    """Files to be fetched by URL into a folder."""
+
+    user_id: UserId
+    urls: Annotated[
+        Sequence[Annotated[str, Field(min_length=1, max_length=_LONGEST_URL)]],
+        Members(MAX_URLS, least=1),
+    ]
+    session_id: SessionId = DEFAULT
+    dest_dir: Folder = ""
+    presign_expires_in: Seconds | None = None
+
+
+@declared
+class LinkRequest(_Named):
+    """A link to one file."""
+
+    user_id: UserId
+    path: SavedPath
+    session_id: SessionId = DEFAULT
+    expires_in: Seconds | None = None
+
+
+@declared
+class UploadRequest(_Named):
+    """Where an uploaded file goes: beside the file itself, in a form."""
+
+    user_id: UserId
+    session_id: SessionId = DEFAULT
+    path: Annotated[NewPath, Field(description="Default: the file's own name.")] = ""
+    presign_expires_in: Seconds | None = None
+
+
+EXECUTE = Body(ExecuteRequest, "AgentSandboxRequest")
+CONVERSATION = Body(ConversationRequest, "AgentSandboxConversation")
+FETCH = Body(FetchRequest, "AgentSandboxUrls")
+OF_CONVERSATION: Query[Any] = Query(ConversationRequest)
+LINK: Query[Any] = Query(LinkRequest)
+
+
+ContainerId = Annotated[str, "The session's id."]
+
+
+class DetailShape(TypedDict):
+    detail: str
+
+
+class AgentSandboxArtifactShape(TypedDict):
+    path: str
+    size_bytes: int
+    mime_type: str
+    download_url: Uri
+
+
+class AgentSandboxAnswerShape(TypedDict):
+    """Either `output` and `artifacts`, or only `error`."""
+
+    output: NotRequired[str]
+    artifacts: NotRequired[list[AgentSandboxArtifactShape]]
+    error: NotRequired[str]
+
+
+class AgentSandboxAwayShape(DetailShape):
+    error: str
+    ran: bool | None
+    id: str | None
+
+
+class AgentSandboxStatusShape(TypedDict):
+    status: Annotated[str, "success or error"]
+    output: NotRequired[str]
+    container_id: NotRequired[ContainerId]
+    message: NotRequired[str]
+
+
+class AgentSandboxUploadShape(AgentSandboxArtifactShape):
+    status: str
+    container_id: ContainerId
+
+
+class AgentSandboxNotFetchedShape(TypedDict):
+    source_url: str
+    error: str
+
+
+class AgentSandboxFetchedShape(TypedDict):
+    status: Annotated[str, "success, partial_success or error"]
+    uploaded: list[str]
+    errors: list[AgentSandboxNotFetchedShape]
+    error: NotRequired[Annotated[str, "Why no file could be fetched, if the service failed."]]
+
+
+class AgentSandboxFileShape(TypedDict):
+    path: str
+    size_bytes: int
+    mtime: Annotated[int, "Seconds since 1970, by the sandbox's clock."]
+
+
+class AgentSandboxFilesShape(TypedDict):
+    files: list[AgentSandboxFileShape]
+
+
+class AgentSandboxLinkShape(TypedDict):
+    status: str
+    path: str
+    expires_in: int
+    download_url: Uri
 
 
 class AgentSandboxView(RunningView):
@@ -99,7 +267,7 @@ def file_details(
 ) -> list[AgentSandboxArtifactShape]:
     """Saved files, each with a link to it for whoever has the link, without what is gone."""
     wanted = [_wanted(saved) for saved in found]
-    urls = links(tenant, wanted, expires_in=expires_in, absolute=request.build_absolute_uri)
+    urls = links_to(tenant, wanted, expires_in=expires_in, absolute=request.build_absolute_uri)
     return [
         {
             "path": escape(saved.path),
