@@ -150,7 +150,7 @@ def test_nobody_waits_on_a_thread_for_the_only_provider(
     start = hanging(True)
     liar.does("initialize", start)
     work = running(ExecutionRequest("print(1)"), By.of_key(alice.api_key))
-    awaited = next(work)
+    awaited = work.send(None)
     assert not awaited.done()
     assert start.begun.wait(60)
     assert last_execution().status == "running"
@@ -158,7 +158,7 @@ def test_nobody_waits_on_a_thread_for_the_only_provider(
     awaited.result(60)
     try:
         while True:
-            next(work).exception(60)
+            work.send(None).exception(60)
     except StopIteration as end:
         outcome = end.value
     assert outcome.execution.status == "succeeded"
@@ -207,7 +207,7 @@ def test_what_somebody_went_away_from_is_destroyed(liar: Liar, alice: Caller, ha
     create = hanging(liar.module.LiarsSandbox())
     liar.does("open", create)
     work = running(ExecutionRequest("print(1)"), By.of_key(alice.api_key))
-    next(work)
+    work.send(None)
     assert create.begun.wait(60)
     with pytest.raises(KeyboardInterrupt):
         work.throw(KeyboardInterrupt())

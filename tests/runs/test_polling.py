@@ -247,15 +247,15 @@ def test_one_follower_asks_for_the_events_of_an_execution(
     told = [
         event_stream.following(execution.pk, EventStream(NDJSON), 0, listener) for _ in range(3)
     ]
-    next(told[0])
+    told[0].send(None)
     with CaptureQueriesContext(connection) as asked:
-        next(told[1])
+        told[1].send(None)
     assert RunSignal.objects.count() == 1
     assert not [each for each in asked.captured_queries if "runsignal" in each["sql"]]
     told[0].close()
     told[1].close()
     RunSignal.objects.all().delete()
-    next(told[2])
+    told[2].send(None)
     assert RunSignal.objects.count() == 1
 
 

@@ -13,7 +13,7 @@ from e2b_code_interpreter import Sandbox
 from executions.doors.e2b import filesystem
 from executions.doors.e2b.connect import Refused, messages_in
 from executions.doors.e2b.filesystem import Told, WatchEvents
-from executions.kernel.coroutines import run_sync
+from executions.kernel.coroutines import immediate, run_sync
 from executions.kernel.text import uuid7
 from executions.runs.event_stream import AHEAD_BYTES
 from executions.sessions.file_events import Watch
@@ -163,7 +163,7 @@ def test_a_watch_that_nobody_asks_for_ends(monkeypatch: pytest.MonkeyPatch) -> N
     assert watch.is_wanted
     monkeypatch.setattr(filesystem, "UNASKED_SECONDS", -1.0)
     # There is no sandbox that could be asked.
-    monkeypatch.setattr(filesystem, "_caught_up", lambda session, kept: iter(()))
+    monkeypatch.setattr(filesystem, "_caught_up", lambda session, kept: immediate(lambda: None))
     assert run_sync(filesystem.events_of(session, number)) == []
     assert not watch.is_wanted
 
@@ -206,6 +206,6 @@ def test_a_watch_of_another_process_is_said_to_be_that(monkeypatch: pytest.Monke
 
 def test_the_time_of_a_call_that_watches_ends_it() -> None:
     late = WatchEvents(Told("")).follow(Watch(), 0.0)
-    next(late).exception(30)
+    late.send(None).exception(30)
     with pytest.raises(Refused, match="reached its timeout"):
-        next(late)
+        late.send(None)
