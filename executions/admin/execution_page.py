@@ -31,10 +31,9 @@ from executions.capabilities.schedules.models import Schedule
 from executions.kernel.presentation import PageTime, in_time, shown
 from executions.runs.event_log import STREAMS
 from executions.runs.event_stream import in_order
-from executions.runs.listing import exception_of, omission_lines
 from executions.runs.models import Approval, Execution
 from executions.runs.requests import CLAIMS
-from executions.runs.results import in_words
+from executions.runs.results import exception_of, in_words, omission_lines
 from executions.sessions.models import Session
 from executions.tenants.models import ApiKey, Tenant
 from providers.hidden_characters import visible

@@ -38,9 +38,15 @@ from executions.ledger.entry import LedgerUnavailable
 from executions.runs import extensions
 from executions.runs.admission import disk_problem
 from executions.runs.artifacts import remove_files
-from executions.runs.listing import log_execution
 from executions.runs.models import Artifact, Execution
-from executions.runs.record import Outcome, close_record, error_changes, record_late, reject
+from executions.runs.record import (
+    Outcome,
+    close_record,
+    error_changes,
+    log_execution,
+    record_late,
+    reject,
+)
 from providers.aes_gcm import NotOpened, seal, unseal
 from providers.errors import UNAVAILABLE, SandboxError
 from providers.key_ring import fernet_keys, opened

@@ -35,10 +35,9 @@ from executions.kernel.database import delete_in_batches
 from executions.runs import active_runs, extensions, journal, payloads
 from executions.runs.heartbeat import LOOK_SECONDS, clock
 from executions.runs.journal import kept_ids
-from executions.runs.listing import log_execution
 from executions.runs.models import Approval, Execution, Process
 from executions.runs.queue import requeue
-from executions.runs.record import close_record, error_changes
+from executions.runs.record import close_record, error_changes, log_execution
 from providers.errors import UNAVAILABLE
 from providers.remote.owner import has_ended_here, lives_here
 from sandbox_site.standby import HELD_SECONDS

@@ -1,4 +1,7 @@
-"""The validation of what a provider answers: a result is a claim until it has passed here."""
+"""Results: what a provider answers is validated, and read from records as answers have it.
+
+A result is a claim until it has passed here.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from executions.kernel.text import from_json, storable, to_json, without_nan, without_surrogates
-from executions.runs.models import Execution
-from executions.runs.shapes import ObservationShape, PolicyShape
+from executions.runs.models import Execution, LateResult
+from executions.runs.shapes import (
+    ObservationShape,
+    OmissionShape,
+    PlaceShape,
+    PolicyShape,
+    TimingsShape,
+    VerdictShape,
+)
 from providers.errors import BLOCKED, CreationFailed, ProviderUnavailable, SandboxError
 from providers.guest import advice
 from providers.guest.names import Omissions, problem, too_large, too_many
@@ -22,9 +32,9 @@ from providers.values import (
     ArtifactFile,
     ExecutionResult,
     RunLimits,
-    exception_of,
     note_omissions,
 )
+from providers.values import exception_of as claimed_exception
 
 # The key of a result's metadata that names what was wrong with the rest.
 REFUSED = "refused_by_the_gate"
@@ -118,7 +128,7 @@ def _exception(result: ExecutionResult, refused: list[str]) -> str:
     told, result.exception = result.exception, None
     if told is None or not result.exit_code or result.timed_out or result.out_of_memory:
         return ""
-    if (found := exception_of(told)) is None:
+    if (found := claimed_exception(told)) is None:
         refused.append(f"exception: {_kind(told)}")
         return ""
     result.exception = {name: storable(text) for name, text in found.items()}
@@ -513,3 +523,73 @@ def policy_of(execution: Execution) -> PolicyShape | None:
     if not warnings:
         return None
     return {"id": None, "version": None, "warnings": warnings, "approved": None}
+
+
+def place_of(execution: Execution) -> PlaceShape:
+    """Which one it is, where it ran, which is null outside sessions, and who asked for it."""
+    return {
+        "id": str(execution.pk),
+        "status": execution.status,
+        "session": str(execution.session_id) if execution.session_id else None,
+        "context": execution.context or None,
+        "context_kept": execution.context_kept,
+        "pid": execution.pid,
+        "agent": execution.agent or None,
+        "model": execution.model or None,
+        "conversation": execution.conversation or None,
+        "on_behalf_of": execution.on_behalf_of or None,
+        "traceparent": execution.traceparent or None,
+    }
+
+
+def error_of(execution: Execution | LateResult) -> VerdictShape | None:
+    """The verdict that it ended with; None for one that ran to its end."""
+    if not execution.error_code:
+        return None
+    return {"code": execution.error_code, "message": execution.error_message}
+
+
+def omissions_of(execution: Execution) -> dict[str, list[OmissionShape]]:
+    """What was left out of its files and of its outputs, each with the reason."""
+    return {
+        key: [
+            {"name": name, "reason": reason} for name, reason in _entries(execution.meta.get(key))
+        ]
+        for key in (ARTIFACTS_SKIPPED, OUTPUTS_SKIPPED)
+    }
+
+
+def omission_lines(execution: Execution) -> list[str]:
+    """The same, as a line for each."""
+    return [
+        _line(f"{what}{entry['name']}", entry["reason"]) if entry["name"] else entry["reason"]
+        for what, key in (("file ", ARTIFACTS_SKIPPED), ("", OUTPUTS_SKIPPED))
+        for entry in omissions_of(execution)[key]
+    ]
+
+
+def _line(name: str, reason: str) -> str:
+    return f"{name} was {reason if reason.startswith('cut: ') else f'left out: {reason}'}"
+
+
+def _entries(kept: Any) -> list[list[str]]:
+    return kept if isinstance(kept, list) else []
+
+
+def exception_of(execution: Execution) -> dict[str, str] | None:
+    """What ended its program, by its own account: type, message, traceback. None where nothing is
+    known of it, or it was erased."""
+    if not execution.exception:
+        return None
+    told: dict[str, str] = from_json(execution.exception)
+    return told
+
+
+def timings_of(execution: Execution) -> TimingsShape:
+    """Milliseconds; None for what did not happen, or not yet."""
+    return {
+        "queue_ms": execution.queue_ms,
+        "start_ms": execution.start_ms,
+        "run_ms": execution.run_ms,
+        "total_ms": execution.total_ms,
+    }

@@ -29,7 +29,6 @@ from executions.runs.active_runs import message_for
 from executions.runs.event_log import EventLog, resolve
 from executions.runs.extensions import Placement, Review, RunParts
 from executions.runs.journal import Ended
-from executions.runs.listing import log_execution
 from executions.runs.models import Artifact, Execution, RunSignal
 from executions.runs.provider_calls import (
     CREATE_SECONDS,
@@ -48,6 +47,7 @@ from executions.runs.record import (
     Outcome,
     complete_externally,
     error_changes,
+    log_execution,
     open_record,
 )
 from executions.runs.requests import Caller, ExecutionRequest, run_limits

@@ -14,9 +14,8 @@ from executions.kernel.coroutines import run_sync
 from executions.runs import event_log, output_collector
 from executions.runs.active_runs import canceller_of, message_for
 from executions.runs.event_log import STREAMS, EventLog, resolve
-from executions.runs.listing import log_execution
 from executions.runs.models import Execution
-from executions.runs.record import complete_externally, error_changes
+from executions.runs.record import complete_externally, error_changes, log_execution
 from executions.runs.requests import run_limits
 from executions.runs.service import verdict_of
 from executions.sessions.models import Session

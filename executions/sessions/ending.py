@@ -17,10 +17,9 @@ from executions.kernel import background
 from executions.kernel.coroutines import wait_for
 from executions.ledger.append import enter_row, look_at
 from executions.runs import event_stream, output_collector
-from executions.runs.listing import log_execution
 from executions.runs.models import Execution
 from executions.runs.orphaned_runs import log_once
-from executions.runs.record import complete_externally
+from executions.runs.record import complete_externally, log_execution
 from executions.sessions import cell_order
 from executions.sessions.models import Session, Workspace
 from executions.sessions.session_sandbox import call_sandbox, forget

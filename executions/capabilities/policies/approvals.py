@@ -22,9 +22,8 @@ from executions.ledger.entry import parse
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify_entry
 from executions.runs import payloads
-from executions.runs.listing import log_execution
 from executions.runs.models import Approval, Execution
-from executions.runs.record import QUEUE_ALLOWANCE, close_record, error_changes
+from executions.runs.record import QUEUE_ALLOWANCE, close_record, error_changes, log_execution
 from executions.runs.requests import ExecutionRequest
 from executions.sessions.queries import initiators, key_made_by
 from providers.errors import BLOCKED, InvalidConfiguration

@@ -13,10 +13,16 @@ from rest_framework.request import Request
 
 from executions.kernel.bodies import Choices, JsonObject, PageShape, Time
 from executions.kernel.text import from_json
-from executions.runs.listing import error_of, omissions_of, place_of, timings_of
 from executions.runs.models import Artifact, Execution
 from executions.runs.record import late_result_of, receipt_of
-from executions.runs.results import observations_of, policy_of
+from executions.runs.results import (
+    error_of,
+    observations_of,
+    omissions_of,
+    place_of,
+    policy_of,
+    timings_of,
+)
 from executions.runs.shapes import ArtifactShape, ExecutionShape, LateResultShape
 from executions.sessions.models import Session
 from executions.sessions.queries import expires_at
