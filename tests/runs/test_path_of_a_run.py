@@ -24,7 +24,7 @@ from tests.support.running import run
 from tests.support.sessions import cell, opened
 
 OURS = tuple(f"{ROOT}/{name}/" for name in ("executions", "providers", "sandbox_site"))
-FILES_OF_A_RUN = 65
+FILES_OF_A_RUN = 66
 STATEMENTS_OF_A_RUN = 15
 FILES_OF_A_CELL = 74
 STATEMENTS_OF_A_CELL = 19
