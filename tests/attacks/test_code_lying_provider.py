@@ -184,7 +184,7 @@ def test_a_run_that_outlasts_its_time_is_answered_all_the_same(
     liar: Liar, alice: Caller, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """`timeout: 2` and a provider that takes as long as it likes, here until the test lets go."""
-    monkeypatch.setattr("executions.runs.provider_calls.RUN_SLACK_SECONDS", 0.5)
+    monkeypatch.setattr("executions.runs.service.RUN_SLACK_SECONDS", 0.5)
     go, gone = threading.Event(), threading.Event()
 
     def late() -> Any:
@@ -216,7 +216,7 @@ def test_a_run_that_outlasts_its_time_is_answered_all_the_same(
 def test_a_sandbox_that_comes_too_late_is_destroyed(
     liar: Liar, alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executions.runs.provider_calls.CREATE_SECONDS", 0.3)
+    monkeypatch.setattr("executions.runs.service.CREATE_SECONDS", 0.3)
     go = threading.Event()
 
     def late() -> Any:

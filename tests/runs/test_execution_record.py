@@ -104,7 +104,7 @@ def test_an_attempt_ends_even_when_its_outcome_is_one_no_record_takes(
         answer.exit_code = 10**30
         return ValidatedResult(answer, "", "", "")
 
-    monkeypatch.setattr("executions.runs.results.validate_result", unfit)
+    monkeypatch.setattr("executions.runs.service.validate_result", unfit)
     answer = run(alice, "print(1)")
 
     assert answer.status_code == 503
