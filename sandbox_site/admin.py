@@ -24,10 +24,8 @@ from unfold.admin import ModelAdmin
 from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationForm
 
 from executions.kernel.database import delete_in_batches
-from providers.admin.guarded import GuardedAdmin
-from providers.admin.keyset import KeysetAdmin
-from providers.admin.list_fields import ChoiceField, ListField, MomentField
-from providers.admin.sifting import Condition
+from providers.admin_lists import ChoiceField, Condition, KeysetAdmin, ListField, MomentField
+from providers.admin_pages import GuardedAdmin
 from providers.moments import NOTHING, shown_moment
 from providers.services.approvers import persons_behind
 from sandbox_site.accounts import authenticator_of, why_not_remove, why_not_unlock

@@ -13,7 +13,7 @@ from django.urls import URLPattern, path
 from unfold.admin import ModelAdmin
 
 from executions.capabilities.policies.approvals import DECIDE, AlreadyDecided, AskedBySame
-from providers.admin.read_only import ReadOnly
+from providers.admin_pages import ReadOnly
 
 VIEW_EXECUTION = "executions.view_execution"
 

@@ -62,17 +62,19 @@ from executions.runs.results import rich_outputs
 from executions.runs.service import HasEnded, cancelling
 from executions.sessions.models import Session
 from executions.tenants.models import Tenant
-from providers.admin.keyset import KeysetAdmin, KeysetList
-from providers.admin.list_fields import (
+from providers.admin_lists import (
+    MOST,
     MOST_CHOICES,
     ChoiceField,
+    Condition,
     IdField,
+    KeysetAdmin,
+    KeysetList,
     ListField,
     MomentField,
     NumberField,
 )
-from providers.admin.read_only import ReadOnly
-from providers.admin.sifting import MOST, Condition
+from providers.admin_pages import ReadOnly
 from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxError
 from providers.hidden_characters import visible
 from providers.models import ProviderConfig

@@ -26,7 +26,7 @@ from executions.kernel.text import from_text, to_text
 from executions.sessions.models import Blob, Snapshot, Workspace
 from executions.sessions.storage import browse
 from executions.sessions.storage.browse import image_of, preview_of
-from providers.admin.read_only import ReadOnly
+from providers.admin_pages import ReadOnly
 from providers.errors import SandboxError
 from providers.guest.names import escape
 from providers.hidden_characters import visible

@@ -25,7 +25,7 @@ from executions.runs.models import Execution, Process
 from executions.runs.routing import MOST_NAMED, check_languages, check_providers, none_of_this_name
 from executions.sessions.models import Session, Snapshot
 from executions.tenants.models import ApiKey, Tenant
-from providers.admin.choosing import choice, once
+from providers.admin_pages import choice, once
 from providers.errors import InvalidConfiguration
 from providers.guest.names import escape
 from providers.hidden_characters import visible

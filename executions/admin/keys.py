@@ -30,7 +30,7 @@ from executions.capabilities.playground.admin import example_call
 from executions.sessions.queries import ensure_unused
 from executions.tenants.keys import CONFIGURE, create_api_key, revoke, rotate
 from executions.tenants.models import USUAL_SCOPES, WORD_BOUNDS, ApiKey, Scope, as_words
-from providers.admin.guarded import WAITS, GuardedAdmin, log_request
+from providers.admin_pages import WAITS, GuardedAdmin, log_request
 from providers.errors import InvalidConfiguration
 from providers.hidden_characters import visible
 from providers.models import PendingChange

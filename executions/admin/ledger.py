@@ -24,10 +24,8 @@ from executions.admin.frame import LedgerEntryModelAdmin
 from executions.ledger.models import LedgerCheck, LedgerEntry
 from executions.ledger.verification import verify_entry
 from executions.runs.ledger_checks import ask, close_left, ledger_state
-from providers.admin.keyset import KeysetAdmin
-from providers.admin.list_fields import ChoiceField, ListField, MomentField
-from providers.admin.read_only import ReadOnly
-from providers.admin.sifting import Condition
+from providers.admin_lists import ChoiceField, Condition, KeysetAdmin, ListField, MomentField
+from providers.admin_pages import ReadOnly
 from providers.hidden_characters import visible
 from providers.moments import shown_moment
 

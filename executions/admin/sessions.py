@@ -49,8 +49,8 @@ from executions.sessions.files import inspecting, looking_into
 from executions.sessions.models import Session, Workspace
 from executions.sessions.queries import expires_at, living_session_of, session_of
 from executions.sessions.requests import NoSuchSession
-from providers.admin.keyset import KeysetAdmin, KeysetList
-from providers.admin.read_only import ReadOnly
+from providers.admin_lists import KeysetAdmin, KeysetList
+from providers.admin_pages import ReadOnly
 from providers.errors import SandboxError
 from providers.hidden_characters import visible
 from providers.moments import shown_moment

@@ -41,10 +41,8 @@ from executions.sessions.capacity import usage_of
 from executions.sessions.storage.snapshots import snapshots_of
 from executions.tenants.models import ApiKey, Tenant
 from executions.tenants.quotas import COLUMNS, Quota, Use, installed_in_column
-from providers.admin.choosing import once
-from providers.admin.guarded import GuardedAdmin
-from providers.admin.read_only import ReadOnly
 from providers.admin.routing import RouteAdmin
+from providers.admin_pages import GuardedAdmin, ReadOnly, once
 from providers.hidden_characters import visible
 from providers.models import Route
 from providers.moments import shown_moment

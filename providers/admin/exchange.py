@@ -18,8 +18,8 @@ from django.template.response import TemplateResponse
 from django.views.decorators.debug import sensitive_post_parameters, sensitive_variables
 
 from providers import aes_gcm, key_ring
-from providers.admin.guarded import WAITS, log_request
 from providers.admin.pages import account_of, author_of, diff_table, provider_name
+from providers.admin_pages import WAITS, log_request
 from providers.errors import InvalidConfiguration
 from providers.hidden_characters import visible
 from providers.models import PendingChange, ProviderConfig

@@ -13,9 +13,6 @@ from django.urls import URLPattern, path, reverse
 from django.utils.safestring import SafeString
 
 from providers import guarded
-from providers.admin.guarded import only_visible
-from providers.admin.keyset import KeysetAdmin
-from providers.admin.list_fields import ListField, MomentField
 from providers.admin.pages import (
     ConfigVersionModelAdmin,
     account_of,
@@ -23,7 +20,8 @@ from providers.admin.pages import (
     diff_table,
     subject_name,
 )
-from providers.admin.read_only import ReadOnly
+from providers.admin_lists import KeysetAdmin, ListField, MomentField
+from providers.admin_pages import ReadOnly, only_visible
 from providers.errors import InvalidConfiguration
 from providers.hidden_characters import visible
 from providers.models import ConfigVersion, PendingChange

@@ -12,9 +12,8 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import URLPattern, path, reverse
 from django.utils.safestring import SafeString
 
-from providers.admin.guarded import only_visible
 from providers.admin.pages import PendingChangeModelAdmin, badge, diff_table, subject_name
-from providers.admin.read_only import ReadOnly
+from providers.admin_pages import ReadOnly, only_visible
 from providers.errors import InvalidConfiguration
 from providers.models import PendingChange
 from providers.services import ConfigurationConflict, NotPermitted, approve, approvers, reject

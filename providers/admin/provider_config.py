@@ -19,7 +19,6 @@ from django.utils.safestring import SafeString
 from django.views.decorators.debug import sensitive_post_parameters
 
 from providers import registry
-from providers.admin.consequences import SaysWhatHappens
 from providers.admin.exchange import export_view, import_view
 from providers.admin.pages import (
     ProviderConfigModelAdmin,
@@ -29,6 +28,7 @@ from providers.admin.pages import (
     provider_name,
 )
 from providers.admin.picking import asked_for, pick_page
+from providers.admin_pages import SaysWhatHappens
 from providers.base import SandboxProvider
 from providers.errors import InvalidConfiguration
 from providers.forms import CLEAR, REASON, VERSION, ProviderConfigForm, build_form

@@ -13,8 +13,7 @@ from django.utils.html import escape
 from unfold.admin import ModelAdmin, TabularInline
 
 from providers import registry
-from providers.admin.choosing import choice, once
-from providers.admin.guarded import GuardedAdmin
+from providers.admin_pages import GuardedAdmin, choice, once
 from providers.languages import TABLE
 from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice, Route, RouteStep
 from providers.services.consequences import without_price, without_route

@@ -18,7 +18,7 @@ from executions.capabilities.spending.models import Budget
 from executions.ledger.models import LedgerEntry
 from executions.tenants.models import Tenant
 from executions.tenants.service import ADMINISTRATOR, AUDITOR
-from providers.admin.guarded import GuardedAdmin
+from providers.admin_pages import GuardedAdmin
 from providers.guarded import all_guarded
 from providers.models import (
     AccountHold,

@@ -23,7 +23,7 @@ from executions.capabilities.search.models import CodeText, SavedFilter
 from executions.kernel.text import first_uuid7
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
-from providers.admin import sifting
+from providers import admin_lists
 from tests.support.execution_rows import LIST, make_rows, shown
 
 pytestmark = pytest.mark.django_db
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture(autouse=True)
 def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the number of rows cuts: a busy machine must not decide."""
-    monkeypatch.setattr(sifting, "SECONDS", 600)
+    monkeypatch.setattr(admin_lists, "SECONDS", 600)
 
 
 def ids_of(page: Any) -> list[str]:
@@ -176,8 +176,7 @@ def test_a_key_of_a_numbered_list_is_a_number(admin_client: Client, key: str) ->
 def test_more_than_ten_thousand_are_not_counted_but_paged(
     auditor: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sifting, "MOST", 120)
-    monkeypatch.setattr("providers.admin.keyset.MOST", 120)
+    monkeypatch.setattr(admin_lists, "MOST", 120)
     make_rows(121)
     assert "<b>120+</b> executions" in auditor.get(LIST).content.decode()
     assert [len(page) for page in walked(auditor, LIST)] == [50, 50, 21]
@@ -188,9 +187,9 @@ def test_more_than_ten_thousand_are_not_counted_but_paged(
 def test_where_the_bound_cuts_is_told_and_the_list_goes_on_behind_it(
     auditor: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sifting, "MOST", 100)
-    monkeypatch.setattr(sifting, "_FIRST_CHUNK", 20)
-    monkeypatch.setattr(sifting, "_LARGEST_CHUNK", 20)
+    monkeypatch.setattr(admin_lists, "MOST", 100)
+    monkeypatch.setattr(admin_lists, "_FIRST_CHUNK", 20)
+    monkeypatch.setattr(admin_lists, "_LARGEST_CHUNK", 20)
     wanted = make_rows(1, runtime="runsc")[0]
     make_rows(150)
 
@@ -207,9 +206,9 @@ def test_where_the_bound_cuts_is_told_and_the_list_goes_on_behind_it(
 def test_of_two_filters_that_many_rows_meet_the_rarer_is_walked(
     auditor: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sifting, "MOST", 40)
-    monkeypatch.setattr(sifting, "_FIRST_CHUNK", 10)
-    monkeypatch.setattr(sifting, "_LARGEST_CHUNK", 10)
+    monkeypatch.setattr(admin_lists, "MOST", 40)
+    monkeypatch.setattr(admin_lists, "_FIRST_CHUNK", 10)
+    monkeypatch.setattr(admin_lists, "_LARGEST_CHUNK", 10)
     wanted = []
     for _ in range(50):
         wanted += make_rows(1, exit_code=3)
@@ -226,11 +225,11 @@ def test_of_two_filters_that_many_rows_meet_the_rarer_is_walked(
 def test_a_page_that_is_full_is_not_held_up_by_counting_on(
     auditor: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sifting, "MOST", 150)
-    monkeypatch.setattr(sifting, "SECONDS", 1e9)
-    monkeypatch.setattr(sifting, "_FIRST_CHUNK", 60)
+    monkeypatch.setattr(admin_lists, "MOST", 150)
+    monkeypatch.setattr(admin_lists, "SECONDS", 1e9)
+    monkeypatch.setattr(admin_lists, "_FIRST_CHUNK", 60)
     clock = SimpleNamespace(monotonic=chain([0], repeat(5e8)).__next__)
-    monkeypatch.setattr(sifting, "time", clock)
+    monkeypatch.setattr(admin_lists, "time", clock)
     make_rows(170)
     page = auditor.get(LIST, {"tenant_slug": "acme", "language": "python"})
     assert len(ids_of(page)) == 50
@@ -267,8 +266,8 @@ def test_what_most_programs_contain_is_looked_for_and_not_counted(
 def test_time_cuts_too_and_nothing_is_lost_by_it(
     auditor: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sifting, "SECONDS", -1)
-    monkeypatch.setattr(sifting, "_FIRST_CHUNK", 20)
+    monkeypatch.setattr(admin_lists, "SECONDS", -1)
+    monkeypatch.setattr(admin_lists, "_FIRST_CHUNK", 20)
     rows = [str(row.pk) for row in make_rows(70)][::-1]
     query = f"{LIST}?tenant_slug=acme&language=python"
     pages, address = [], query
@@ -283,7 +282,7 @@ def test_time_cuts_too_and_nothing_is_lost_by_it(
 def test_a_small_filter_finds_what_is_old_among_many(
     auditor: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sifting, "MOST", 50)
+    monkeypatch.setattr(admin_lists, "MOST", 50)
     wanted = make_rows(1, agent="rare", exit_code=3)[0]
     make_rows(120, exit_code=3)
     assert shown(auditor, agent="rare", exit_code="3") == {str(wanted.pk)}

@@ -15,7 +15,7 @@ from executions.capabilities.alerts.models import Alert
 from executions.capabilities.alerts.service import acknowledge
 from executions.capabilities.observability.models import AuditExport
 from executions.kernel.audit import current_actor
-from providers.admin.read_only import ReadOnly
+from providers.admin_pages import ReadOnly
 from providers.hidden_characters import visible
 
 if TYPE_CHECKING:

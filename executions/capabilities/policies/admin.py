@@ -33,7 +33,7 @@ from executions.runs.models import Approval
 from executions.runs.record import file_facts
 from executions.runs.requests import ExecutionRequest
 from executions.runs.tool_schemas import stored
-from providers.admin.guarded import GuardedAdmin
+from providers.admin_pages import GuardedAdmin
 from providers.errors import SandboxError
 from providers.fields import DecryptionError
 from providers.hidden_characters import visible

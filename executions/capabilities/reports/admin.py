@@ -33,7 +33,7 @@ from executions.capabilities.reports.service import (
 from executions.kernel.audit import current_actor
 from executions.kernel.storage import INERT
 from executions.ledger.entry import LedgerUnavailable
-from providers.admin.read_only import ReadOnly
+from providers.admin_pages import ReadOnly
 from providers.errors import InvalidConfiguration
 from providers.hidden_characters import visible
 

@@ -12,7 +12,7 @@ from unfold.admin import ModelAdmin
 
 from executions.capabilities.retention.capability import check_hold
 from executions.ledger.models import LegalHold
-from providers.admin.guarded import GuardedAdmin
+from providers.admin_pages import GuardedAdmin
 from providers.errors import InvalidConfiguration
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from unfold.admin import ModelAdmin
 from executions.admin.executions import BoundedPaginator
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.schedules.service import pause
-from providers.admin.read_only import ReadOnly
+from providers.admin_pages import ReadOnly
 from providers.hidden_characters import visible
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from executions.capabilities.search.export import FORMATS, MIME_TYPES, export
 from executions.ledger.append import append
 
 if TYPE_CHECKING:
-    from providers.admin.keyset import KeysetList
+    from providers.admin_lists import KeysetList
 
 PERMISSION = "executions.export_execution"
 # Where in the list one was: the file has all of it.

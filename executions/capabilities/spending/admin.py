@@ -15,8 +15,7 @@ from executions.admin.deletion_impact import without_budget
 from executions.admin.frame import tenant_choice
 from executions.capabilities.spending.models import Budget, Spending, SpendingAlert
 from executions.capabilities.spending.service import compare_providers
-from providers.admin.guarded import GuardedAdmin
-from providers.admin.read_only import ReadOnly
+from providers.admin_pages import GuardedAdmin, ReadOnly
 
 PERIODS = {24: "24 hours", 168: "7 days", 720: "30 days"}
 

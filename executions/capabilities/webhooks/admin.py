@@ -22,7 +22,7 @@ from executions.admin.frame import (
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.capabilities.webhooks.service import check_room, create_secret, retire, send_again
 from executions.tenants.models import Tenant
-from providers.admin.read_only import ReadOnly
+from providers.admin_pages import ReadOnly
 from providers.errors import InvalidConfiguration
 from providers.hidden_characters import visible
 

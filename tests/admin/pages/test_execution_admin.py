@@ -15,7 +15,7 @@ from django.utils import timezone
 
 from executions.runs.models import Artifact, Execution
 from executions.tenants.models import ApiKey, Tenant
-from providers.admin.sifting import MOST
+from providers.admin_lists import MOST
 from tests.conftest import Caller
 from tests.support.execution_rows import LIST, make_rows, shown
 from tests.support.running import run

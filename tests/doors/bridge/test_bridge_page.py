@@ -109,9 +109,10 @@ def test_one_that_is_told_to_stop_answers_and_records_what_ran(streaming_site: S
     assert (statuses("running"), statuses("error")) == (0, 1)
 
 
-def test_nothing_but_answers_comes_on_standard_output() -> None:
+def test_nothing_but_answers_comes_on_standard_output(tmp_path: Path) -> None:
     program = """
-import os, subprocess, sys
+import django, os, subprocess, sys
+django.setup()
 from executions.doors.bridge import Answers, take_standard_streams
 requests, answers = take_standard_streams()
 print("printed", flush=True)
@@ -120,8 +121,14 @@ subprocess.run(["sh", "-c", "cat; echo of a child"], check=True)
 subprocess.run(["sh", "-c", f"! echo of a thief >&{answers}"], check=True, stderr=subprocess.DEVNULL)
 Answers(answers).write({"read": os.read(requests, 99).decode(), "in": "a\\n\\r\\u2028\\ud800"})
 """
+    settings = {"DJANGO_SETTINGS_MODULE": "sandbox_site.settings"}
     done = subprocess.run(
-        [sys.executable, "-c", program], input=b"request", cwd=ROOT, capture_output=True, check=True
+        [sys.executable, "-c", program],
+        input=b"request",
+        env=clean_environment(tmp_path, **settings),
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
     )
     assert done.stdout == b'{"read":"request","in":"a\\n\\r\\u2028\\ud800"}\n'
     assert done.stderr == b"printed\nwritten\nof a child\n"

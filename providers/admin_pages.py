@@ -1,10 +1,11 @@
-"""What the pages of guarded rows share: every write is a version, or waits for a second person."""
+"""Bases of admin pages: rows that nobody changes, rows whose writes are versions, and choices."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from django import forms
 from django.contrib import messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.contenttypes.models import ContentType
@@ -12,12 +13,26 @@ from django.contrib.messages.storage import default_storage
 from django.db.models import QuerySet
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
+from unfold.widgets import UnfoldAdminSelectWidget
 
 from providers import guarded
-from providers.admin.consequences import SaysWhatHappens
 from providers.models import ConfigVersion, PendingChange
 from providers.services import two_person_rule
 from providers.services.guarded_rows import NotAllowed, carry_out
+
+
+class ReadOnly:
+    """Rows that nobody adds, changes or removes in the admin, whatever their permissions."""
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
 
 if TYPE_CHECKING:
     from django.contrib import admin
@@ -25,6 +40,27 @@ if TYPE_CHECKING:
     _Admin = admin.ModelAdmin[Any]
 else:
     _Admin = object
+
+
+class SaysWhatHappens(_Admin):
+    """Mix it in before the admin class, and say in `consequences` what follows from a deletion."""
+
+    delete_confirmation_template = "admin/delete_with_consequences.html"
+
+    def consequences(self, row: Any) -> list[str]:
+        """Sentences for whoever is about to delete this row; none where nothing follows."""
+        return []
+
+    def delete_view(
+        self, request: HttpRequest, object_id: str, extra_context: dict[str, Any] | None = None
+    ) -> HttpResponse:
+        row = self.get_object(request, object_id) if request.method == "GET" else None
+        # Who may not delete it is refused, and told nothing.
+        told = row is not None and self.has_delete_permission(request, row)
+        context = {"consequences": self.consequences(row) if told else [], **(extra_context or {})}
+        answer: HttpResponse = super().delete_view(request, object_id, context)
+        return answer
+
 
 WAITS = "Change submitted for approval (Pending changes)."
 _SHOWN = 10
@@ -155,3 +191,34 @@ def _about(model: Any, object_id: str | None) -> dict[str, Any]:
         waiting = PendingChange.objects.filter(subject=subject, status="waiting").defer("config")
         about["waiting"] = waiting[:_SHOWN]
     return about
+
+
+T = TypeVar("T")
+
+
+def once(request: HttpRequest, name: str, load: Callable[[], T]) -> T:
+    """What `load` returns, once for a request: a form is made several times for a page."""
+    known: dict[str, Any] = request.__dict__.setdefault("_looked_up", {})
+    if name not in known:
+        known[name] = load()
+    return cast("T", known[name])
+
+
+def choice(
+    field: Any, known: Iterable[str], empty: str = "", stored: str = ""
+) -> forms.ChoiceField:
+    """The form field of a text as a list of what is known; `empty` says what no choice means.
+
+    What is stored is offered also where it is known no more: a row is not refused for a column that
+    nobody changed.
+    """
+    choices = [(name, name) for name in sorted(known)]
+    if stored and stored not in dict(choices):
+        choices.append((stored, f"{stored} (no longer exists)"))
+    return forms.ChoiceField(
+        choices=[("", empty or "Choose"), *choices],
+        required=field.required,
+        label=field.label,
+        help_text=field.help_text,
+        widget=UnfoldAdminSelectWidget,
+    )
