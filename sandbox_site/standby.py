@@ -20,12 +20,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
-from sandbox_site.environment import PROJECT
+# Nothing more of the project: every process that serves has a standby, which holds what it imports.
 from sandbox_site.processes import die_with_parent
 
 logger = logging.getLogger("sandbox_site.standby")
+
+_PROJECT = Path(__file__).resolve().parent.parent
 
 # How long a process that lives may show no beat of its own before it counts as dead.
 HELD_SECONDS = 150.0
@@ -91,7 +94,7 @@ class Standby:
         reads, self._lines = os.pipe()
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(os.getpid())], cwd=PROJECT, stdin=reads
+                [sys.executable, "-m", __name__, str(os.getpid())], cwd=_PROJECT, stdin=reads
             )
         finally:
             os.close(reads)
