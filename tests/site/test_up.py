@@ -30,7 +30,7 @@ from tests.support.site import MANAGE, prepare
 UP = (*MANAGE, "up")
 ONE_WORKER = {"Q_WORKERS": "1"}
 # Of the worker with one worker process.
-PROCESSES = 5
+PROCESSES = 2
 # Of whoever does not end by itself, which is waited for.
 IMPATIENT = """
 import os
