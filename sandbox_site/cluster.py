@@ -17,6 +17,7 @@ import select
 import signal
 import time
 from dataclasses import dataclass
+from importlib import import_module
 from multiprocessing import get_context
 from multiprocessing.context import ForkProcess
 from multiprocessing.sharedctypes import Synchronized
@@ -75,7 +76,9 @@ class Cluster:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
             signal.signal(number, self._on_signal)
         broker = get_broker()
-        # The workers share the pages of what is loaded, unless collections write to them.
+        # The workers share the pages of what is loaded here, unless collections write to them. This
+        # is what each loads otherwise for its first task.
+        import_module("providers.local.provider")
         gc.collect()
         gc.freeze()
         self._workers = [self._start_worker() for _ in range(self._size)]

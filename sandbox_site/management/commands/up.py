@@ -19,7 +19,6 @@ from django.db import DatabaseError, connection
 from providers import draining
 from providers.checks import BEFORE_WORK
 from providers.errors import ProviderUnavailable
-from providers.local.packages import create
 from providers.pool.service import unix_socket
 from providers.pool.service.docker_check import Docker, find_docker
 from sandbox_site.private_files import tighten
@@ -86,6 +85,9 @@ class Command(BaseCommand):
         """Make the empty environment that the processes are to find; tell whether it is there."""
         if settings.SANDBOX_LOCAL_PYTHON not in ("", str(settings.PACKAGES_DIR / "bin/python")):
             return False
+        # Not otherwise: this process holds what it imports for as long as the service runs.
+        from providers.local.packages import create
+
         try:
             create(settings.PACKAGES_DIR)
         except ProviderUnavailable as error:
