@@ -75,7 +75,7 @@ def soak(service: Service, runs: int) -> dict[str, object]:
 
 
 def idle(service: Service, seconds: float) -> dict[str, object]:
-    """The processes of a service that nobody has called, and their memory, after its first tasks."""
+    """The processes of a service before its first call, and their memory."""
     print(f"waiting {seconds:g} s for an idle service ...", file=sys.stderr)
     time.sleep(seconds)
     processes, mebibytes = own_memory(service)

@@ -93,7 +93,7 @@ class _Tasks:
             if task["ack_id"]:
                 self._broker.acknowledge(task["ack_id"])
         except Exception:
-            logger.exception("a task is done, but the broker could not be told; it may come again")
+            logger.exception("a task is done, but the broker did not remove it; it may come again")
         if task["success"]:
             _note_done(task)
         else:
