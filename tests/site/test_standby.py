@@ -208,4 +208,4 @@ def ignores(pid: int, number: signal.Signals) -> bool:
 
 
 def standbys_of(pid: int) -> list[int]:
-    return [child for child in children(pid) if "sandbox_site.standby" in command(child)]
+    return [child for child in children(pid) if "sandbox_site.standby_process" in command(child)]
