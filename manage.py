@@ -1,10 +1,19 @@
 #!/usr/bin/env python3
 """Django's command line for this project."""
 
+import importlib
+import logging.config
 import os
 import sys
 
 from sandbox_site import __version__
+
+# Commands of processes that are there as long as the service, and need no app for it: loading all
+# would triple the memory of each.
+_WITHOUT_APPS = {
+    "pool": "providers.management.commands.pool",
+    "up": "sandbox_site.management.commands.up",
+}
 
 
 def main() -> None:
@@ -17,9 +26,19 @@ def main() -> None:
     from django.core.management import execute_from_command_line
 
     try:
-        execute_from_command_line(sys.argv)
+        if module := _WITHOUT_APPS.get("".join(sys.argv[1:2])):
+            _run_without_apps(module)
+        else:
+            execute_from_command_line(sys.argv)
     except ImproperlyConfigured as error:
         sys.exit(f"Configuration: {error}")
+
+
+def _run_without_apps(module: str) -> None:
+    from django.conf import settings
+
+    logging.config.dictConfig(settings.LOGGING)
+    importlib.import_module(module).Command().run_from_argv(sys.argv)
 
 
 if __name__ == "__main__":

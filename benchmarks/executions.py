@@ -11,12 +11,13 @@ import platform
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.ledger import ledger_rows, share
 from benchmarks.measure import Figures, measure, table, write_json
-from benchmarks.service import Service, api_caller, running_service
+from benchmarks.service import Service, api_caller, own_memory, running_service
 
 PYTHON = "/usr/bin/python3"
 PROGRAM = "print(1)"
@@ -73,11 +74,20 @@ def soak(service: Service, runs: int) -> dict[str, object]:
     return {"runs": runs, "memory_before_bytes": before, "memory_after_bytes": after}
 
 
+def idle(service: Service, seconds: float) -> dict[str, object]:
+    """The processes of a service before its first call, and their memory."""
+    print(f"waiting {seconds:g} s for an idle service ...", file=sys.stderr)
+    time.sleep(seconds)
+    processes, mebibytes = own_memory(service)
+    return {"processes": processes, "pss_mib": round(mebibytes, 1)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench ARGS=...", description=__doc__)
     parser.add_argument("--calls", type=int, default=400, help="counted calls per row (400)")
     parser.add_argument("--callers", type=int, nargs="+", default=[1, 8, 32], help="(1 8 32)")
     parser.add_argument("--soak", type=int, default=10_000, help="runs for memory (10000; 0: none)")
+    parser.add_argument("--idle", type=float, default=75, help="seconds before the first call (75)")
     parser.add_argument("--launcher", default="bubblewrap", choices=("bubblewrap", "gvisor"))
     parser.add_argument("--json", type=Path, default=Path("var/bench/executions.json"))
     options = parser.parse_args()
@@ -87,6 +97,7 @@ def main() -> None:
         tempfile.TemporaryDirectory(prefix="cofferdam-bench-") as folder,
         running_service(Path(folder), config) as service,
     ):
+        extra["idle"] = found = idle(service, options.idle)
         rows = measure_all(service, options.calls, options.callers)
         if options.soak:
             extra["soak"] = soak(service, options.soak)
@@ -97,6 +108,10 @@ def main() -> None:
     rows += entered
     print(table(rows, rows[0]))
     print(f"\nthe ledger's share of an execution: {extra['ledger_share_percent']} % of its median")
+    print(
+        f"\nthe service before the first call: {found['pss_mib']} MiB (PSS) in "
+        f"{found['processes']} processes, without its sandboxes"
+    )
     if options.soak:
         memory = extra["soak"]
         assert isinstance(memory, dict)

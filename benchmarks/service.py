@@ -181,6 +181,22 @@ def _wait_until_up(port: int, process: subprocess.Popen[bytes]) -> None:
     raise RuntimeError("the service did not start")
 
 
+def own_memory(service: Service) -> tuple[int, float]:
+    """How many processes the service has without its sandboxes, and their MiB (PSS).
+
+    They are those that run this interpreter, which no sandbox does.
+    """
+    count, kibibytes = 0, 0
+    for pid in processes_of(service):
+        with suppress(OSError):
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if command.startswith(sys.executable.encode() + b"\0"):
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+                kibibytes += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+                count += 1
+    return count, kibibytes / 1024
+
+
 def processes_of(service: Service) -> Iterator[int]:
     """The process ids of all that the service has started, sandboxes included."""
     yield from _family(service.process.pid)

@@ -2,8 +2,8 @@
 
 Each line is a memory cgroup of that size, with nothing but this program and a service in it. Ten
 callers at once run a program that holds 64 MiB for a second. `idle` is the memory of all processes
-of the service before the first run (PSS), `peak` the most that the group had, files it read
-included. Needs root.
+of the service before the first run (PSS), its sandboxes apart, `peak` the most that the group had,
+files it read included. Needs root.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.service import Service, processes_of, running_service
+from benchmarks.service import Service, own_memory, running_service
 
 CALLERS = 10
 PROGRAM = "import time\nheld = bytearray(64 << 20)\ntime.sleep(1)"
@@ -73,18 +73,6 @@ def _remove(group: Path) -> None:
             return
 
 
-def idle_mib(service: Service) -> float:
-    """Proportional set size of every process of the service."""
-    total = 0
-    for pid in processes_of(service):
-        try:
-            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            continue
-        total += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-    return total / 1024
-
-
 def call(service: Service) -> tuple[str, float]:
     """The status of one run, and its seconds."""
     began = time.perf_counter()
@@ -109,7 +97,7 @@ def measured(mebibytes: int) -> str:
         running_service(Path(folder), {}, DOCKER_HOST="unix:///nowhere/docker.sock") as service,
     ):
         time.sleep(5)
-        idle = idle_mib(service)
+        _, idle = own_memory(service)
         with ThreadPoolExecutor(CALLERS) as callers:
             answers = list(callers.map(lambda _: call(service), range(2 * CALLERS)))
         peak = int((group / _PEAK).read_text()) >> 20

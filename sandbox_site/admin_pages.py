@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from django.http import HttpRequest
-from django.templatetags.static import static
-from django.urls import NoReverseMatch, reverse, reverse_lazy
 from django.utils.functional import lazy
 
 from sandbox_site import __version__
+
+# The settings import this module, also in processes that serve no page: they are spared Django's
+# templates and models.
+if TYPE_CHECKING:
+    from django.http import HttpRequest
 
 # Nothing inline and nothing from elsewhere: what a stored output or name smuggles into a page
 # cannot run. See docs/admin.md for what the theme needed to get along with it.
@@ -39,6 +41,8 @@ def _may(permission: str) -> Callable[[HttpRequest], bool]:
 
 
 def _address_of(name: str) -> str:
+    from django.urls import NoReverseMatch, reverse
+
     try:
         return reverse(name)
     except NoReverseMatch:
@@ -49,11 +53,16 @@ def _address_of(name: str) -> str:
 _link = lazy(_address_of, str)
 
 
+def _icon(request: HttpRequest) -> str:
+    from django.templatetags.static import static
+
+    return static("admin_ui/icon.svg")
+
+
 def _may_see(app: str, model: str) -> Callable[[HttpRequest], bool]:
     """Also whether there is a page: a capability that is not installed has none."""
 
     def may_see(request: HttpRequest) -> bool:
-        # Settings import this module, before there are any apps.
         from django.apps import apps
         from django.contrib import admin
 
@@ -95,7 +104,7 @@ UNFOLD: dict[str, Any] = {
         {
             "rel": "icon",
             "type": "image/svg+xml",
-            "href": lambda request: static("admin_ui/icon.svg"),
+            "href": _icon,
         }
     ],
     "SITE_URL": None,
@@ -104,7 +113,7 @@ UNFOLD: dict[str, Any] = {
     # Served as a style sheet of our own, static/admin_ui/admin.css.
     "COLORS": {},
     "ACCOUNT": {
-        "navigation": [{"title": "Authenticator", "link": reverse_lazy("authenticator")}],
+        "navigation": [{"title": "Authenticator", "link": _link("authenticator")}],
     },
     "DASHBOARD_CALLBACK": "executions.capabilities.dashboard.admin.dashboard_context",
     "LOGIN": {"form": "sandbox_site.login.LoginForm"},
@@ -117,7 +126,7 @@ UNFOLD: dict[str, Any] = {
                     {
                         "title": "Dashboard",
                         "icon": "monitoring",
-                        "link": reverse_lazy("admin:index"),
+                        "link": _link("admin:index"),
                     }
                 ],
             },
@@ -127,7 +136,7 @@ UNFOLD: dict[str, Any] = {
                 {
                     "title": "Playground",
                     "icon": "play_circle",
-                    "link": reverse_lazy("playground"),
+                    "link": _link("playground"),
                     "permission": lambda request: (
                         request.user.has_perm("executions.use_playground")
                         and request.user.has_perm("executions.view_execution")

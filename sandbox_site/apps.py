@@ -1,4 +1,9 @@
+import django_stubs_ext
 from django.apps import AppConfig
+
+# Lets annotations such as ModelAdmin[Tenant] stand where Python evaluates them. This app is the
+# first, so that it holds for the modules of all. Settings are read by processes without apps too.
+django_stubs_ext.monkeypatch()
 
 
 class SandboxSiteConfig(AppConfig):

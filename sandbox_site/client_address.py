@@ -11,12 +11,15 @@ import ipaddress
 import re
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
-from django.http import HttpRequest
-from django.http.response import HttpResponseBase
+
+# The settings import this module, also in processes that serve no request.
+if TYPE_CHECKING:
+    from django.http import HttpRequest
+    from django.http.response import HttpResponseBase
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -1,32 +1,130 @@
-"""django-q's cluster with an end in order: told once it finishes, told twice it ends now.
+"""The worker processes of `manage.py qcluster`, and the one that starts them and keeps them there.
 
-django-q waits for its worker processes without end, and tells them to end only when each is about
-to take its next task. They learn of it from `draining`, and keep the time (`runs/worker.py`).
+django-q would have a process for each step between its broker and a worker. Here a worker takes its
+tasks itself (`sandbox_site.worker`), and this process has the rest: it replaces workers that have
+died or hang, and queues what is due.
+
+Told to stop once, the workers finish; told twice, they end now. They learn of it from `draining`,
+and keep the time (`runs/worker.py`).
 """
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
+import select
 import signal
+import time
+from dataclasses import dataclass
+from importlib import import_module
+from multiprocessing import get_context
+from multiprocessing.context import ForkProcess
+from multiprocessing.sharedctypes import Synchronized
 from typing import Any
 
-from django_q import cluster
+from django.db import connections
+from django_q.brokers import get_broker
+from django_q.conf import Conf
 
+from executions.runs.worker import enqueue_due
 from providers import draining
+from sandbox_site.worker import work
+
+logger = logging.getLogger(__name__)
+
+GUARD_SECONDS = 0.5
+SCHEDULE_SECONDS = 30.0
+
+# Of a worker's timer, beside the seconds that its task has left.
+_IDLE, _TIMED_OUT = -1.0, 0.0
+
+_FORK = get_context("fork")
 
 
-class Cluster(cluster.Cluster):  # type: ignore[misc]
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
-        signal.signal(signal.SIGQUIT, self.sig_handler)
+@dataclass
+class _Worker:
+    process: ForkProcess
+    timer: Synchronized[float]
 
-    def sig_handler(self, signum: int, frame: Any) -> None:
-        if os.getpid() != self.pid:
-            # A process of the cluster has inherited this, and is told by `draining`.
+    def count_down(self, seconds: float) -> None:
+        """Take the seconds from those that the task has left, if there is one."""
+        lock = self.timer.get_lock()
+        # A worker holds it while it ends a task, and one that was killed then holds it for good.
+        if lock.acquire(block=False):
+            try:
+                if self.timer.value > _TIMED_OUT:
+                    self.timer.value = max(_TIMED_OUT, self.timer.value - seconds)
+            finally:
+                lock.release()
+
+    def is_timed_out(self) -> bool:
+        return bool(self.timer.get_obj().value == _TIMED_OUT)
+
+
+class Cluster:
+    """Worker processes, for the main thread of a process that does nothing else."""
+
+    def __init__(self, workers: int) -> None:
+        self._size = workers
+        self._workers: list[_Worker] = []
+        self._pid = os.getpid()
+        self._stopped, self._stop = os.pipe()
+
+    def run(self) -> None:
+        """Keep the workers there until a signal tells to stop; return when all have ended."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+            signal.signal(number, self._on_signal)
+        broker = get_broker()
+        # The workers share the pages of what is loaded here, unless collections write to them. This
+        # is what each loads otherwise for its first task.
+        import_module("providers.local.provider")
+        gc.collect()
+        gc.freeze()
+        self._workers = [self._start_worker() for _ in range(self._size)]
+        looked_at = scheduled_at = time.monotonic()
+        while not select.select([self._stopped], [], [], GUARD_SECONDS)[0]:
+            now = time.monotonic()
+            self._guard(now - looked_at)
+            looked_at = now
+            if now - scheduled_at >= SCHEDULE_SECONDS:
+                scheduled_at = now
+                enqueue_due(broker)
+        for worker in self._workers:
+            worker.process.join()
+
+    def _guard(self, seconds: float) -> None:
+        for number, worker in enumerate(self._workers):
+            if not worker.process.is_alive():
+                logger.critical("worker %s has died and is replaced", worker.process.pid)
+            elif worker.is_timed_out():
+                logger.critical("worker %s took too long and is replaced", worker.process.pid)
+                worker.process.terminate()
+            else:
+                worker.count_down(seconds)
+                continue
+            self._workers[number] = self._start_worker()
+
+    def _start_worker(self) -> _Worker:
+        # A connection must not be shared.
+        connections.close_all()
+        timer: Synchronized[float] = _FORK.Value("f", _IDLE)
+        process = _FORK.Process(target=_work, args=(timer,), daemon=True)
+        process.start()
+        return _Worker(process, timer)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if os.getpid() != self._pid:
+            # A worker has inherited this, and is told by `draining`.
             return
         again = draining.is_draining()
         draining.begin(for_all=True)
-        if again or signum == signal.SIGQUIT:
+        if again or number == signal.SIGQUIT:
             draining.begin_ending(for_all=True)
-        if not again:
-            self.stop()
+        os.write(self._stop, b".")
+
+
+def _work(timer: Synchronized[float]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    work(timer, Conf.TIMEOUT)

@@ -15,7 +15,6 @@ import socket
 from datetime import timedelta
 from pathlib import Path
 
-import django_stubs_ext
 from django.core.exceptions import ImproperlyConfigured
 
 from providers.key_file import KeyFile
@@ -34,9 +33,6 @@ from sandbox_site.database import databases, files_of
 from sandbox_site.env_file import read_env_file
 from sandbox_site.environment import PROJECT, StrictEnv, refuse_unknown
 from sandbox_site.private_files import write_privately
-
-# Lets annotations such as ModelAdmin[Tenant] stand where Python evaluates them.
-django_stubs_ext.monkeypatch()
 
 BASE_DIR: Path = PROJECT
 env = StrictEnv()

@@ -14,28 +14,25 @@ from __future__ import annotations
 import json
 import logging
 import os
-import select
-import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
+from sandbox_site import standby_process
 from sandbox_site.environment import PROJECT
-from sandbox_site.processes import die_with_parent
+from sandbox_site.standby_process import HELD_SECONDS
+
+__all__ = ["HELD_SECONDS", "SILENCE_SECONDS", "Standby"]
 
 logger = logging.getLogger("sandbox_site.standby")
 
-# How long a process that lives may show no beat of its own before it counts as dead.
-HELD_SECONDS = 150.0
 # A beat of the process is due every two seconds. A watcher waits for ten.
 SILENCE_SECONDS = 3.0
 # After a standby that could not be started, or that ended.
 _RETRY_SECONDS = 30.0
 
 _DATABASE_KEYS = ("ENGINE", "NAME", "USER", "PASSWORD", "HOST", "PORT", "OPTIONS")
-_BEAT = "UPDATE executions_process SET beat = beat + 1 WHERE id = %s AND ended_at IS NULL"
 
 
 class Standby:
@@ -48,7 +45,6 @@ class Standby:
             "database": {key: database[key] for key in _DATABASE_KEYS if key in database},
             "logs": logs,
             "answer_seconds": answer_seconds,
-            "silence_seconds": SILENCE_SECONDS,
         }
         # By a pipe and not as an argument: it has the password.
         self._first = json.dumps(first)
@@ -89,9 +85,10 @@ class Standby:
 
     def _start(self) -> None:
         reads, self._lines = os.pipe()
+        arguments = [standby_process.__name__, str(os.getpid()), str(SILENCE_SECONDS)]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(os.getpid())], cwd=PROJECT, stdin=reads
+                [sys.executable, "-m", *arguments], cwd=PROJECT, stdin=reads
             )
         finally:
             os.close(reads)
@@ -101,76 +98,3 @@ class Standby:
 
     def _send(self, line: str) -> None:
         os.write(self._lines, line.encode() + b"\n")
-
-
-def raise_beats(
-    lines: int,
-    beat: Callable[[str], None],
-    *,
-    silence_seconds: float,
-    held_seconds: float = HELD_SECONDS,
-    now: Callable[[], float] = time.monotonic,
-) -> None:
-    """Call `beat` with the last line of the file `lines` whenever no other came for a moment.
-
-    For `held_seconds` after that line. Returns at the end of the file.
-    """
-    lease, told_at, rest = "", now(), b""
-    while True:
-        if select.select([lines], [], [], silence_seconds)[0]:
-            if not (piece := os.read(lines, 4096)):
-                return
-            *whole, rest = (rest + piece).split(b"\n")
-            if whole:
-                lease, told_at = whole[-1].decode(), now()
-        elif lease and now() - told_at < held_seconds:
-            beat(lease)
-
-
-def _read_line(lines: int) -> str:
-    line = b""
-    while (byte := os.read(lines, 1)) not in (b"", b"\n"):
-        line += byte
-    return line.decode()
-
-
-def _beat_of(first: dict[str, Any]) -> Callable[[str], None]:
-    is_ready = False
-
-    def beat(lease: str) -> None:
-        nonlocal is_ready
-        import django
-        from django.conf import settings
-        from django.db import Error, connection
-
-        from sandbox_site.postgresql import expect_answers_within
-
-        if not is_ready:
-            settings.configure(DATABASES={"default": first["database"]}, LOGGING=first["logs"])
-            django.setup()
-            expect_answers_within(first["answer_seconds"])
-            is_ready = True
-        try:
-            with connection.cursor() as cursor:
-                cursor.execute(_BEAT, [lease])
-        except Error as problem:
-            logger.warning("the standby process cannot send the lease's heartbeat: %s", problem)
-        finally:
-            connection.close()
-
-    return beat
-
-
-def main() -> None:
-    die_with_parent(int(sys.argv[1]))
-    # A service that is told to stop goes on for a while, and needs its lease until the end.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)
-    stdin = sys.stdin.fileno()
-    if line := _read_line(stdin):
-        first = json.loads(line)
-        raise_beats(stdin, _beat_of(first), silence_seconds=first["silence_seconds"])
-
-
-if __name__ == "__main__":
-    main()

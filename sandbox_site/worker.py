@@ -3,29 +3,32 @@
 django-q looks up whatever dotted name a row gives, in three places: the worker for a task, the
 scheduler for a schedule, and a hook for a result. It also unpickles the results of former tasks,
 which anybody who can write to the database could have written. Here a name is a key of TASKS, a
-schedule row is only a clock, and results are not kept.
+schedule row is only a clock (`runs/worker.py`), and results are not kept: of django-q's processes
+only its worker runs here.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any
 
-import django_q.cluster
-import django_q.monitor
-from django.db.models.signals import post_save
-from django.utils import timezone
-from django_q.models import Task
-from django_q.signals import call_hook, post_execute
+from django.core.signing import BadSignature
+from django_q.brokers import get_broker
+from django_q.signing import SignedPackage
 from django_q.worker import worker as run_worker
 
 from executions import tasks as of_executions
-from executions.runs.worker import enqueue_due, note_done
+from executions.runs.worker import note_done
+from providers import draining
 from providers import tasks as of_providers
 
 logger = logging.getLogger(__name__)
+
+# After a broker that could not be reached.
+RETRY_SECONDS = 10.0
 
 _STOP = "STOP"
 
@@ -41,19 +44,10 @@ def _tasks_of(module: Any) -> dict[str, Callable[..., Any]]:
 TASKS: Mapping[str, Callable[..., Any]] = _tasks_of(of_executions) | _tasks_of(of_providers)
 
 
-def restrict() -> None:
-    """Have the clusters of this process do our tasks alone. Call it before one is started."""
-    django_q.cluster.worker = work
-    django_q.cluster.scheduler = enqueue_due
-    django_q.monitor.save_task = _keep_nothing
-    django_q.monitor.save_cached = _keep_nothing
-    post_save.disconnect(call_hook, sender=Task)
-    post_execute.connect(_note_done, dispatch_uid="schedules")
-
-
-def work(task_queue: Any, result_queue: Any, timer: Any, timeout: int | None = None) -> None:
-    """django-q's own worker, handed nothing but what `admitted` lets through."""
-    run_worker(_Admitting(task_queue, result_queue), result_queue, timer, timeout)
+def work(timer: Any, timeout: int) -> None:
+    """Do the tasks of the broker in django-q's own worker until the process is told to stop."""
+    tasks = _Tasks()
+    run_worker(tasks, tasks, timer, timeout)
 
 
 def admitted(task: Any) -> dict[str, Any] | None:
@@ -69,21 +63,53 @@ def admitted(task: Any) -> dict[str, Any] | None:
     return {**_facts(task), "func": function, "args": tuple(arguments), "kwargs": {}}
 
 
-class _Admitting:
-    """The queue as a worker sees it. What is not admitted is told of, and done with."""
+class _Tasks:
+    """The broker as both queues of django-q's worker: the tasks, and the results.
 
-    def __init__(self, tasks: Any, results: Any) -> None:
-        self._tasks = tasks
-        self._results = results
+    A task is taken when the worker is free for it. What is not admitted is told of, and done with.
+    """
+
+    def __init__(self) -> None:
+        self._broker = get_broker()
 
     def get(self) -> Any:
-        while True:
-            task = self._tasks.get()
-            if isinstance(task, str) and task == _STOP:
-                return task
-            if (ours := admitted(task)) is not None:
-                return ours
-            self._refuse(task if isinstance(task, dict) else {})
+        """Wait for a task, with its function, or for _STOP."""
+        while not draining.is_draining():
+            try:
+                taken = self._broker.dequeue()
+            except Exception:
+                logger.exception("the tasks of the schedule cannot be read; it is tried again")
+                _rest()
+                continue
+            # The broker waits by itself when there is nothing, and gives one at a time (`bulk`).
+            for ack_id, package in taken or ():
+                if (task := self._read(ack_id, package)) is not None:
+                    return task
+        return _STOP
+
+    def put(self, task: dict[str, Any]) -> None:
+        """Have the broker forget a task that is done."""
+        try:
+            if task["ack_id"]:
+                self._broker.acknowledge(task["ack_id"])
+        except Exception:
+            logger.exception("a task is done, but the broker did not remove it; it may come again")
+        if task["success"]:
+            _note_done(task)
+        else:
+            logger.error("the task %s failed: %s", task["name"], task["result"])
+
+    def _read(self, ack_id: Any, package: Any) -> dict[str, Any] | None:
+        try:
+            task = SignedPackage.loads(package)
+        except (TypeError, BadSignature):
+            logger.exception("a task in the queue was not signed by this service and was dropped")
+            self._broker.fail(ack_id)
+            return None
+        task = {**task, "ack_id": ack_id} if isinstance(task, dict) else {"ack_id": ack_id}
+        if (ours := admitted(task)) is None:
+            self._refuse(task)
+        return ours
 
     def _refuse(self, task: dict[str, Any]) -> None:
         name = repr(task.get("func"))[:200]
@@ -92,9 +118,14 @@ class _Admitting:
             name,
             extra={"alert": "unknown_task", "task": name},
         )
-        refused = {"func": "refused", "args": (), "kwargs": {}, "stopped": timezone.now()}
         result = {"result": f"{name} is not a task of this service", "success": False}
-        self._results.put({**_facts(task), **refused, **result})
+        self.put({**_facts(task), **result})
+
+
+def _rest() -> None:
+    end = time.monotonic() + RETRY_SECONDS
+    while time.monotonic() < end and not draining.is_draining():
+        time.sleep(0.2)
 
 
 def _facts(task: dict[str, Any]) -> dict[str, Any]:
@@ -103,18 +134,11 @@ def _facts(task: dict[str, Any]) -> dict[str, Any]:
         "id": str(task.get("id"))[:32],
         "name": str(task.get("name"))[:100],
         "started": task.get("started"),
-        "cluster": task.get("cluster"),
         "ack_id": task.get("ack_id"),
-        "ack_failure": True,
     }
 
 
-def _keep_nothing(task: Any, broker: Any) -> None:
-    """Of what a task returned, the log says all that is needed."""
-
-
-def _note_done(task: dict[str, Any], **signal: Any) -> None:
-    """In the cluster's monitor, which is to go on monitoring."""
+def _note_done(task: dict[str, Any]) -> None:
     name = next((name for name, function in TASKS.items() if function is task.get("func")), "")
     if not (name and task.get("success")):
         return

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from executions.kernel.storage import MOST_LINK_SECONDS
 from sandbox_site.settings_table.setting import (
     Group,
     addresses,
@@ -298,7 +297,7 @@ FILES: Group = Group(
             "PRESIGN_EXPIRES_SECONDS",
             300,
             1,
-            MOST_LINK_SECONDS,
+            604_800,  # executions.kernel.storage.MOST_LINK_SECONDS, which would load much of Django
             "How long a link to a file is valid if its caller names no time.",
             unit="s",
         ),

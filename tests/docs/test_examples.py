@@ -61,7 +61,8 @@ def test_the_benchmark_measures_the_service_beside_its_peers(tmp_path: Path) -> 
     subprocess.run(
         [
             *(sys.executable, "-m", "benchmarks.executions"),
-            *("--calls", "8", "--callers", "1", "8", "--soak", "8", "--json", str(target)),
+            *("--calls", "8", "--callers", "1", "8", "--soak", "8", "--idle", "0"),
+            *("--json", str(target)),
         ],
         cwd=EXAMPLES.parent,
         check=True,
@@ -76,3 +77,5 @@ def test_the_benchmark_measures_the_service_beside_its_peers(tmp_path: Path) -> 
         assert row["calls"] == 8
     assert 0 < kept["ledger_share_percent"] < 100
     assert kept["soak"]["memory_after_bytes"] > 0
+    assert kept["idle"]["processes"] > 0
+    assert kept["idle"]["pss_mib"] > 0

@@ -12,10 +12,9 @@ from django.core.checks import Tags
 from django.core.management import call_command
 from django.core.management.base import SystemCheckError
 
-from providers.checks import check_local_python
+from providers.checks import BEFORE_WORK, check_local_python
 from providers.errors import ProviderUnavailable
 from providers.pool.guest_files import find_python
-from sandbox_site.management.commands.up import Command as Up
 from tests.conftest import require
 from tests.support.environments import environment_with
 from tests.support.sandboxes import Local
@@ -118,7 +117,7 @@ def test_the_service_does_not_start_with_one_that_sandboxes_cannot_see(
 ) -> None:
     settings.SANDBOX_LOCAL_PYTHON = empty_environment(tmp_path)
 
-    assert Tags.files in Up.requires_system_checks
+    assert Tags.files in BEFORE_WORK
     with pytest.raises(SystemCheckError) as refused:
         call_command("check", tags=[Tags.files])
 

@@ -18,7 +18,8 @@ from django.db.models.functions import Now
 from executions.runs.heartbeat import Heartbeat
 from executions.runs.models import Process
 from sandbox_site import gunicorn_conf, standby
-from sandbox_site.standby import Standby, raise_beats
+from sandbox_site.standby import Standby
+from sandbox_site.standby_process import raise_beats
 from tests.support.processes import ROOT
 from tests.support.sandboxes import children, command, wait_until, wait_until_gone
 
@@ -207,4 +208,4 @@ def ignores(pid: int, number: signal.Signals) -> bool:
 
 
 def standbys_of(pid: int) -> list[int]:
-    return [child for child in children(pid) if "sandbox_site.standby" in command(child)]
+    return [child for child in children(pid) if "sandbox_site.standby_process" in command(child)]

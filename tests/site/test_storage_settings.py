@@ -12,9 +12,9 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.storage import storages
 
-from executions.kernel.storage import WORKSPACES, file_store
+from executions.kernel.storage import MOST_LINK_SECONDS, WORKSPACES, file_store
 from sandbox_site import storage_settings
-from sandbox_site.environment import StrictEnv
+from sandbox_site.environment import StrictEnv, declaration
 from tests.support.bucket import BUCKET, Swift
 from tests.support.processes import ROOT, clean_environment
 
@@ -177,3 +177,7 @@ def test_links_lead_where_clients_find_the_bucket(
 def test_links_to_no_address_are_refused(links: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told = refusal(monkeypatch, STORAGE_URL=f"s3://bucket?links={links}")
     assert told.startswith("STORAGE_URL: links")
+
+
+def test_a_link_lasts_at_most_as_long_as_its_signature() -> None:
+    assert declaration("PRESIGN_EXPIRES_SECONDS").high == MOST_LINK_SECONDS

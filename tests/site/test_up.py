@@ -11,6 +11,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
@@ -30,7 +31,16 @@ from tests.support.site import MANAGE, prepare
 UP = (*MANAGE, "up")
 ONE_WORKER = {"Q_WORKERS": "1"}
 # Of the worker with one worker process.
-PROCESSES = 5
+PROCESSES = 2
+# What an idle service with its usual settings consists of, its sandboxes apart. Each process more
+# costs every installation its memory (`make bench` prints it).
+IDLE = {
+    "up": 1,
+    "gunicorn": 2,
+    "qcluster": 3,
+    "pool": 1,
+    "sandbox_site.standby_process": 3,
+}
 # Of whoever does not end by itself, which is waited for.
 IMPATIENT = """
 import os
@@ -81,6 +91,16 @@ def worker_processes(service: Service) -> list[int]:
     return [pid for pid in service.look() if b"qcluster" in command_line(pid)]
 
 
+def processes_by_kind(service: Service) -> Counter[str]:
+    """What runs the service's own interpreter, which no sandbox does."""
+    found: Counter[str] = Counter()
+    for pid in (service.process.pid, *service.look()):
+        interpreter, *words = command_line(pid).decode().split("\0")
+        if interpreter == sys.executable:
+            found[next((kind for kind in IDLE if kind in words), " ".join(words))] += 1
+    return found
+
+
 def command_line(pid: int) -> bytes:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
@@ -122,6 +142,18 @@ print(gc.get_freeze_count(), len(gc.get_objects()), len(renewal))
     frozen, collectable, renewing = map(int, done.stdout.split()[-3:])
     assert frozen > 50 * collectable
     assert renewing == 1
+
+
+def test_an_idle_service_has_no_more_processes_than_it_needs(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    environment = clean_environment(data_dir, PORT=str(free_port()))
+    with started(UP, environment, ROOT, tmp_path / "log") as running:
+        running.wait_until_ready()
+        deadline = time.monotonic() + 60
+        while (found := processes_by_kind(running)) != IDLE and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert found == IDLE, running.output
 
 
 def end_in_order(service: Service, number: signal.Signals) -> None:

@@ -27,10 +27,12 @@ def find_docker() -> Docker:
     """Ask the engine that DOCKER_HOST names, or the usual socket, for the Python image."""
     named = os.environ.get("DOCKER_HOST", "")
     path = Path(named.removeprefix("unix://")) if named.startswith("unix://") else DEFAULT_SOCKET
-    if not named and not path.exists():
-        return Docker.ABSENT
-    if (not named or named.startswith("unix://")) and _is_forbidden(path):
-        return Docker.FORBIDDEN
+    if not named or named.startswith("unix://"):
+        # Without a socket the client, which is large, is not loaded.
+        if not path.exists():
+            return Docker.ABSENT
+        if _is_forbidden(path):
+            return Docker.FORBIDDEN
     import docker
     import requests
     from docker.errors import DockerException, ImageNotFound

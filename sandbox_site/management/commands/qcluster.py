@@ -1,28 +1,26 @@
-"""django-q's `qcluster`, which does our tasks alone and whose processes cannot outlive it."""
+"""The worker processes, in the place of django-q's command of this name."""
 
 from typing import Any
 
+from django.conf import settings
 from django.core.checks import Tags
-from django.core.management.base import CommandError
+from django.core.management.base import BaseCommand, CommandError
 from django.db import connection
-from django_q.management.commands import qcluster
 
 from sandbox_site import installation
 from sandbox_site.cluster import Cluster
 from sandbox_site.processes import descendants_die_with_parents
-from sandbox_site.worker import restrict
 
 
-class Command(qcluster.Command):  # type: ignore[misc]
+class Command(BaseCommand):
+    help = "Run the workers, which run what is queued and do the tasks of the schedule."
     # The others are of pages, which no task has.
     requires_system_checks = [Tags.security]
 
     def handle(self, *args: Any, **options: Any) -> None:
         _join()
         descendants_die_with_parents()
-        restrict()
-        qcluster.Cluster = Cluster
-        super().handle(*args, **options)
+        Cluster(settings.Q_CLUSTER["workers"]).run()
 
 
 def _join() -> None:
@@ -31,5 +29,5 @@ def _join() -> None:
     except installation.DoesNotFit as error:
         raise CommandError(str(error)) from None
     finally:
-        # The processes of the cluster are forked, and must not share it.
+        # The workers are forked, and must not share it.
         connection.close()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
+import django
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connection
@@ -17,11 +19,10 @@ from django.db import DatabaseError, connection
 from providers import draining
 from providers.checks import BEFORE_WORK
 from providers.errors import ProviderUnavailable
-from providers.local.packages import create
 from providers.pool.service import unix_socket
 from providers.pool.service.docker_check import Docker, find_docker
 from sandbox_site.private_files import tighten
-from sandbox_site.processes import ProcessGroup
+from sandbox_site.processes import ProcessGroup, die_with_parent
 
 POOL_START_SECONDS = 10.0
 # Where nothing runs: the next one is told some ten seconds later.
@@ -31,7 +32,8 @@ EXIT_SECONDS = 5.0
 
 
 class Command(BaseCommand):
-    requires_system_checks = BEFORE_WORK
+    # A process of their own makes them, which loads the apps and ends.
+    requires_system_checks = []
     help = (
         "Run the service: the web server, the worker and the pool service. The pool uses "
         "POOL_LAUNCHER, or else containers if a Docker engine answers, and also serves the "
@@ -56,6 +58,7 @@ class Command(BaseCommand):
         bind = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         environment = os.environ | {"HOST": host, "PORT": str(port)}
         manage = str(settings.BASE_DIR / "manage.py")
+        _check([sys.executable, manage, "check", *(f"--tag={tag}" for tag in BEFORE_WORK)])
         has_environment = packages and self._make_environment()
         with ProcessGroup() as processes:
             if has_environment:
@@ -82,6 +85,9 @@ class Command(BaseCommand):
         """Make the empty environment that the processes are to find; tell whether it is there."""
         if settings.SANDBOX_LOCAL_PYTHON not in ("", str(settings.PACKAGES_DIR / "bin/python")):
             return False
+        # Not otherwise: this process holds what it imports for as long as the service runs.
+        from providers.local.packages import create
+
         try:
             create(settings.PACKAGES_DIR)
         except ProviderUnavailable as error:
@@ -122,8 +128,23 @@ class Command(BaseCommand):
             )
 
 
+def _check(command: list[str]) -> None:
+    """End with the exit code of the checks, which have said why, unless they found nothing."""
+    parent = os.getpid()
+    done = subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        preexec_fn=lambda: die_with_parent(parent),
+        check=False,
+    )
+    if done.returncode:
+        sys.exit(abs(done.returncode))
+
+
 def _has_runs() -> bool:
     """Whether anything runs in a process of this host, as far as the database tells."""
+    django.setup()
     from executions.runs.models import Execution
 
     running = Execution.objects.filter(
