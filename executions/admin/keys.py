@@ -19,13 +19,13 @@ from django.utils import timezone
 from django.utils.translation import ngettext
 from django.views.decorators.debug import sensitive_variables
 
-from executions.admin.deletion_impact import revoked_key
 from executions.admin.frame import (
     ApiKeyModelAdmin,
     ApiKeyModelForm,
     ensure_visible_name,
     refuse_unknown,
 )
+from executions.admin.tenants import revoked_key
 from executions.capabilities.playground.admin import example_call
 from executions.sessions.queries import ensure_unused
 from executions.tenants.keys import CONFIGURE, create_api_key, revoke, rotate

@@ -1,4 +1,4 @@
-"""The pages of tenants, their routes, and the processes of the service."""
+"""The pages of tenants, their routes and the processes, and what happens when a tenant goes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from django import forms
 from django.conf import settings
 from django.contrib import admin, messages
-from django.db.models import Count, F, IntegerField, OuterRef, QuerySet, Subquery
+from django.db.models import Count, F, IntegerField, OuterRef, Q, QuerySet, Subquery
 from django.db.models.functions import Coalesce
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.defaultfilters import filesizeformat
@@ -16,8 +16,8 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.html import escape
 from django.utils.safestring import SafeString
+from django.utils.translation import ngettext
 
-from executions.admin.deletion_impact import inactive_tenant, without_tenant
 from executions.admin.frame import (
     ProcessModelAdmin,
     TenantModelAdmin,
@@ -34,10 +34,12 @@ from executions.capabilities.dashboard.service import (
 )
 from executions.capabilities.retention import tenant_removal
 from executions.capabilities.schedules.models import Schedule
+from executions.capabilities.spending.models import Budget
 from executions.capabilities.webhooks.models import WebhookSecret
 from executions.runs.models import Execution, Process
 from executions.runs.requests import LIMIT_COLUMNS, default_limit
 from executions.sessions.capacity import usage_of
+from executions.sessions.models import Session
 from executions.sessions.storage.snapshots import snapshots_of
 from executions.tenants.models import ApiKey, Tenant
 from executions.tenants.quotas import COLUMNS, Quota, Use, installed_in_column
@@ -46,6 +48,80 @@ from providers.admin_pages import GuardedAdmin, ReadOnly, once
 from providers.hidden_characters import visible
 from providers.models import Route
 from providers.moments import shown_moment
+
+# Counted no further: a page waits for it.
+MOST_COUNTED = 1000
+
+
+def without_tenant(tenant: Tenant) -> list[str]:
+    """Once it is removed."""
+    kept = "Records of its runs are kept. Its keys, schedules and saved files are deleted."
+    return [*_without_its_power(tenant), kept]
+
+
+def inactive_tenant(tenant: Tenant) -> list[str]:
+    """Once it is not active any more. Nothing for one that is not active now."""
+    return _without_its_power(tenant) if tenant.pk is not None and tenant.is_active else []
+
+
+def revoked_key(key: ApiKey) -> list[str]:
+    told = []
+    schedules = Schedule.objects.filter(api_key=key, next_at__isnull=False)
+    if number := _counted(schedules):
+        have = ngettext("%d schedule uses", "%d schedules use", number) % number
+        told.append(f"{have} this key and will be paused at the next run.")
+    queued = Execution.objects.filter(
+        tenant_slug=key.tenant.slug,
+        api_key=key,
+        finished_at=None,
+        status=Execution.Status.QUEUED,
+    )
+    if number := _counted(queued):
+        runs = ngettext("%d queued or scheduled run", "%d queued or scheduled runs", number)
+        told.append(f"{runs % number} will not start.")
+    if not _others(key).exists():
+        tenant = visible(key.tenant.slug)
+        told.append(f"This is the last valid key of {tenant}: the tenant loses API access.")
+    return told
+
+
+def without_budget(budget: Budget) -> list[str]:
+    whose = budget.tenant_slug or "all tenants together"
+    return [f"The spending of {visible(whose)} per {budget.period} is no longer limited."]
+
+
+def _without_its_power(tenant: Tenant) -> list[str]:
+    now = timezone.now()
+    unexpired = Q(expires_at=None) | Q(expires_at__gt=now)
+    keys = ApiKey.objects.filter(unexpired, tenant=tenant, revoked_at=None)
+    queued = Execution.objects.filter(
+        tenant_slug=tenant.slug, finished_at=None, status=Execution.Status.QUEUED
+    )
+    schedules = Schedule.objects.filter(tenant=tenant, next_at__isnull=False)
+    sessions = Session.objects.filter(tenant=tenant, state__in=Session.LIVING)
+    counts = (
+        (keys, "%d key is rejected", "%d keys are rejected", "from the next request on"),
+        (queued, "%d queued execution", "%d queued executions", "will not run"),
+        (schedules, "%d schedule", "%d schedules", "will not run"),
+        (sessions, "%d open session", "%d open sessions", "can no longer be used"),
+    )
+    return [
+        f"{ngettext(one, many, number) % number} {rest}."
+        for rows, one, many, rest in counts
+        if (number := _counted(rows))
+    ]
+
+
+def _others(key: ApiKey) -> QuerySet[ApiKey]:
+    unexpired = Q(expires_at=None) | Q(expires_at__gt=timezone.now())
+    keys = ApiKey.objects.filter(unexpired, tenant=key.tenant_id, revoked_at=None)
+    return keys.exclude(pk=key.pk).exclude(scopes="")
+
+
+def _counted(rows: QuerySet[Any]) -> int:
+    number: int = rows.order_by().values("pk")[:MOST_COUNTED].count()
+    return number
+
 
 _NEAR = 80
 

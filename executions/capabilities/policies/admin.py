@@ -14,8 +14,7 @@ from django.urls import URLPattern, path, reverse
 from unfold.admin import ModelAdmin
 from unfold.widgets import UnfoldAdminTextInputWidget
 
-from executions.admin.decisions import DecidedByHand
-from executions.admin.frame import refuse_unknown, tenant_choice
+from executions.admin.frame import DecidedByHand, refuse_unknown, tenant_choice
 from executions.capabilities.policies.approvals import decide, request_of
 from executions.capabilities.policies.models import Policy
 from executions.capabilities.policies.service import (

@@ -11,8 +11,8 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from unfold.admin import ModelAdmin
 
-from executions.admin.deletion_impact import without_budget
 from executions.admin.frame import tenant_choice
+from executions.admin.tenants import without_budget
 from executions.capabilities.spending.models import Budget, Spending, SpendingAlert
 from executions.capabilities.spending.service import compare_providers
 from providers.admin_pages import GuardedAdmin, ReadOnly

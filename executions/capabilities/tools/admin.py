@@ -6,7 +6,7 @@ from typing import Any
 
 from django.contrib import admin
 
-from executions.admin.decisions import DecidedByHand
+from executions.admin.frame import DecidedByHand
 from executions.capabilities.tools.calls import decide, is_entered, look_now
 from executions.capabilities.tools.models import ToolCall
 from providers.hidden_characters import visible
