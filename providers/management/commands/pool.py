@@ -11,6 +11,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from providers.addresses import is_loopback
 from providers.errors import SandboxError
 from providers.launcher_names import KINDS
+from providers.options import use_options
 from providers.pool.remembered import Memory
 from providers.pool.service.gate import AllowedAddresses
 from providers.pool.service.launchers import LauncherChoice
@@ -70,6 +71,8 @@ class Command(BaseCommand):
         no_port: bool,
         **options: Any,
     ) -> None:
+        # No app is loaded here that would do so.
+        use_options(settings)
         pool_id = "sessions" if no_port else f"port-{port}"
         choice = LauncherChoice(
             launcher,
