@@ -37,7 +37,7 @@ GUARD_SECONDS = 0.5
 SCHEDULE_SECONDS = 30.0
 
 # Of a worker's timer, beside the seconds that its task has left.
-_IDLE, _TIMED_OUT = -1.0, 0.0
+_IDLE, _TIMED_OUT, _RECYCLED = -1.0, 0.0, -2.0
 
 _FORK = get_context("fork")
 
@@ -60,6 +60,10 @@ class _Worker:
 
     def is_timed_out(self) -> bool:
         return bool(self.timer.get_obj().value == _TIMED_OUT)
+
+    def is_recycled(self) -> bool:
+        """Whether it has done as many tasks as one worker does."""
+        return bool(self.timer.get_obj().value == _RECYCLED)
 
 
 class Cluster:
@@ -95,7 +99,9 @@ class Cluster:
 
     def _guard(self, seconds: float) -> None:
         for number, worker in enumerate(self._workers):
-            if not worker.process.is_alive():
+            if not worker.process.is_alive() and worker.is_recycled():
+                logger.info("worker %s has done its tasks and is replaced", worker.process.pid)
+            elif not worker.process.is_alive():
                 logger.critical("worker %s has died and is replaced", worker.process.pid)
             elif worker.is_timed_out():
                 logger.critical("worker %s took too long and is replaced", worker.process.pid)
@@ -103,7 +109,11 @@ class Cluster:
             else:
                 worker.count_down(seconds)
                 continue
-            self._workers[number] = self._start_worker()
+            try:
+                self._workers[number] = self._start_worker()
+            except OSError:
+                # The next round tries again, and the other workers go on.
+                logger.exception("a worker could not be started")
 
     def _start_worker(self) -> _Worker:
         # A connection must not be shared.

@@ -31,11 +31,9 @@ def cluster(env: StrictEnv, secret_key: str, task_seconds: int) -> dict[str, Any
         "name": "cofferdam",
         "cluster_name": queue_name(secret_key),
         "workers": workers,
-        # A task is taken from the broker only when a worker is about to be free for it.
-        "queue_limit": workers,
         "bulk": 1,
         "timeout": task_seconds,
-        # A task that was delivered waits behind at most two others; only after that is it lost.
+        # A worker takes a task when it is free for it. After this it was lost with its worker.
         "retry": 3 * task_seconds + 60,
         "ack_failures": True,
         "max_attempts": 1,

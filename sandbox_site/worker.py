@@ -12,16 +12,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from types import FunctionType
 from typing import Any
 
-from django.core.signing import BadSignature
+from django.utils.module_loading import import_string
 from django_q.brokers import get_broker
 from django_q.signing import SignedPackage
 from django_q.worker import worker as run_worker
 
 from executions import tasks as of_executions
-from executions.runs.worker import note_done
+from executions.runs.worker import note_done, recurring_tasks
 from providers import draining
 from providers import tasks as of_providers
 
@@ -41,7 +42,13 @@ def _tasks_of(module: Any) -> dict[str, Callable[..., Any]]:
     }
 
 
-TASKS: Mapping[str, Callable[..., Any]] = _tasks_of(of_executions) | _tasks_of(of_providers)
+def find_tasks() -> dict[str, Callable[..., Any]]:
+    """Return our tasks, and those that installed capabilities name."""
+    named = {name: import_string(name) for name in recurring_tasks()}
+    return {**named, **_tasks_of(of_executions), **_tasks_of(of_providers)}
+
+
+TASKS: Mapping[str, Callable[..., Any]] = find_tasks()
 
 
 def work(timer: Any, timeout: int) -> None:
@@ -69,8 +76,10 @@ class _Tasks:
     A task is taken when the worker is free for it. What is not admitted is told of, and done with.
     """
 
-    def __init__(self) -> None:
-        self._broker = get_broker()
+    @cached_property
+    def _broker(self) -> Any:
+        # It asks the database or Redis at once, which may be away.
+        return get_broker()
 
     def get(self) -> Any:
         """Wait for a task, with its function, or for _STOP."""
@@ -102,14 +111,21 @@ class _Tasks:
     def _read(self, ack_id: Any, package: Any) -> dict[str, Any] | None:
         try:
             task = SignedPackage.loads(package)
-        except (TypeError, BadSignature):
+        except Exception:
+            # Whoever can write to the queue decides what is in it.
             logger.exception("a task in the queue was not signed by this service and was dropped")
-            self._broker.fail(ack_id)
+            self._drop(ack_id)
             return None
         task = {**task, "ack_id": ack_id} if isinstance(task, dict) else {"ack_id": ack_id}
         if (ours := admitted(task)) is None:
             self._refuse(task)
         return ours
+
+    def _drop(self, ack_id: Any) -> None:
+        try:
+            self._broker.fail(ack_id)
+        except Exception:
+            logger.exception("the broker could not be told that a task was dropped")
 
     def _refuse(self, task: dict[str, Any]) -> None:
         name = repr(task.get("func"))[:200]

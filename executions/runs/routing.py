@@ -405,15 +405,19 @@ class RouteWalk:
         for number, step in enumerate(steps, start=1):
             is_last = number == len(steps)
             began = perf_counter()
+            is_claimed = False
             before()
             try:
                 with ExitStack() as held:
                     lease = await _admit(
                         step, request, floor, held, is_only=is_only, is_last=is_last
                     )
+                    is_claimed = not is_only
                     served = await use(lease, held, is_last)
             except SandboxError as error:
                 check_error(step, error)
+                if is_claimed and _is_passed_over(error):
+                    give_back_claim(step)
                 self._note_failure(step, error, _ms(began))
                 is_started = has_code and error.started
                 if is_started or is_last or not _may_leave(error):
@@ -426,15 +430,13 @@ class RouteWalk:
     def _note_failure(self, step: Step, error: SandboxError, milliseconds: float) -> None:
         unmet = isinstance(error, IsolationUnmet)
         blocked = isinstance(error, BlockedByPolicy)
-        passed_over = isinstance(error, ProviderSkipped) or unmet or blocked
+        passed_over = _is_passed_over(error)
         self._unmet = self._unmet or unmet
         if isinstance(error, BlockedByPolicy):
             self._blocked = error
         self._refused_only = self._refused_only and (
             blocked or isinstance(error, ProviderIncompatible)
         )
-        if unmet or blocked:
-            give_back_claim(step)
         self._unfit_only = self._unfit_only and isinstance(error, ProviderIncompatible)
         self._unfit_for.add(error.field)
         if step.provider_id:
@@ -477,8 +479,7 @@ class RouteWalk:
         if self._blocked is not None and self._refused_only:
             # Where it could run it may not.
             return self._blocked
-        not_asked = isinstance(error, ProviderSkipped | IsolationUnmet | BlockedByPolicy)
-        failure = self._failure if not_asked else error
+        failure = self._failure if _is_passed_over(error) else error
         if failure is not None and (
             not self._unmet or failure.started or failure.entry not in breaker.ILL
         ):
@@ -500,6 +501,11 @@ def give_back_claim(step: Step) -> None:
     if step.provider_id:
         with _reporting(step.provider_id):
             breaker.give_back(step.provider_id)
+
+
+def _is_passed_over(error: SandboxError) -> bool:
+    """Whether the provider was not asked for anything."""
+    return isinstance(error, ProviderSkipped | IsolationUnmet | BlockedByPolicy)
 
 
 def _may_leave(error: SandboxError) -> bool:

@@ -49,7 +49,7 @@ LOOK_SECONDS = 0.05
 TASK_SECONDS = 3.0
 TELL_SECONDS = 5.0
 # Longer than a web process waits: the tasks of the schedule have statements over all rows.
-_ANSWER_SECONDS = 60.0
+ANSWER_SECONDS = 60.0
 
 
 def run_claimed(execution: Execution) -> Outcome:
@@ -204,7 +204,7 @@ def run_queue_in_background(**signal: Any) -> None:
             each.start_worker(_goes_on)
         # Not a daemon: the process is there until this is done.
         start_thread("queue-stop", _runner.stop_in_time, daemon=False)
-        expect_answers_within(_ANSWER_SECONDS)
+        expect_answers_within(ANSWER_SECONDS)
         journal.start()
         start_ahead()
 

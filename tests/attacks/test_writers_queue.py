@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 from django_q.models import Schedule
+from django_q.signing import SignedPackage
 
 from executions import tasks
 from executions.runs.worker import ensure_schedules, recurring_tasks
-from sandbox_site import keys
+from sandbox_site import cluster, keys
 from sandbox_site.task_queue import queue_name
-from sandbox_site.worker import TASKS, admitted
+from sandbox_site.worker import TASKS, _Tasks, admitted
 from tests.conftest import require
 from tests.support.processes import ROOT, Service, clean_environment, free_port, started, web_server
 from tests.support.site import bootstrapped, credentials
@@ -230,3 +231,53 @@ def test_schedules_of_others_are_removed_and_doubles_do_not_stop_the_start() -> 
     assert all(
         row.func == row.name and not row.hook and not row.args for row in Schedule.objects.all()
     )
+
+
+class Broker:
+    """A broker with these packages, which is away when it is told that one was dropped."""
+
+    def __init__(self, *packages: Any) -> None:
+        self.packages = list(enumerate(packages))
+
+    def dequeue(self) -> list[tuple[int, Any]]:
+        return [self.packages.pop(0)]
+
+    def fail(self, ack_id: Any) -> None:
+        raise ConnectionError
+
+
+def test_what_nobody_can_read_is_dropped_and_the_next_task_is_done() -> None:
+    ours = {"func": "executions.tasks.check_ledger", "args": (), "id": "1", "name": "one"}
+    queue = _Tasks()
+    queue.__dict__["_broker"] = Broker(b"\xff\xfe", "no signature", 7, SignedPackage.dumps(ours))
+    assert queue.get()["func"] is tasks.check_ledger
+
+
+class Ended:
+    pid = 7
+
+    def is_alive(self) -> bool:
+        return False
+
+
+def test_a_worker_that_has_ended_is_replaced_as_soon_as_that_is_possible(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kept = cluster.Cluster(1)
+    started: list[cluster._Worker] = []
+
+    def start() -> cluster._Worker:
+        if not started:
+            started.append(cluster._Worker(Ended(), worker.timer))  # type: ignore[arg-type]
+            raise BlockingIOError
+        return started[0]
+
+    worker = cluster._Worker(Ended(), cluster._FORK.Value("f", -2.0))  # type: ignore[arg-type]
+    kept._workers = [worker]
+    monkeypatch.setattr(kept, "_start_worker", start)
+    kept._guard(0.5)
+    assert kept._workers == [worker]
+    kept._guard(0.5)
+    assert kept._workers[0] is started[0]
+    # It had done as many tasks as one does, which is no failure.
+    assert not [each for each in caplog.records if each.levelname == "CRITICAL"]

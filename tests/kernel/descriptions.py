@@ -37,7 +37,8 @@ BODIES = {
     found.name: found
     for module in MODULES
     for found in vars(module).values()
-    if isinstance(found, Body)
+    # A field of a schedule's body, and the body of no request.
+    if isinstance(found, Body) and found is not recurring_requests.SCHEDULED
 }
 # Texts that a schema can only name the form of, and one of each.
 FORMS = {"cron": "30 6 * * mon-fri", "time-zone": "Europe/Berlin"}

@@ -17,6 +17,7 @@ from django.conf import settings
 from executions.runs import extensions
 from executions.runs.extensions import Extension
 from executions.runs.models import Execution
+from sandbox_site import worker
 from tests.conftest import Caller
 from tests.support.processes import ROOT
 from tests.support.running import run
@@ -76,6 +77,10 @@ def test_the_capability_of_the_docs_is_installed_by_one_line(
     assert extensions.installed()[-1] is before[-1]
     module = import_module("token_budget.capability")
     monkeypatch.setattr(module, "MAX_TOKENS", 5)
+    # A worker does the tasks that it names.
+    monkeypatch.setattr(module, "forget", module.tokens.clear, raising=False)
+    monkeypatch.setattr(type(added[0]), "tasks", {"token_budget.capability.forget": 60})
+    assert worker.find_tasks()["token_budget.capability.forget"] == module.forget
     try:
         assert [run(alice, ANSWER).status_code for _ in range(3)] == [200, 200, 429]
         assert run(charlie, ANSWER).status_code == 200

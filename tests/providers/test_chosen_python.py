@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +19,7 @@ from providers.errors import ProviderUnavailable
 from providers.pool.guest_files import find_python
 from tests.conftest import require
 from tests.support.environments import environment_with
+from tests.support.processes import ROOT, clean_environment
 from tests.support.sandboxes import Local
 
 LOOK = "import sys, only_here; print(sys.prefix, only_here.value)"
@@ -118,6 +121,16 @@ def test_the_service_does_not_start_with_one_that_sandboxes_cannot_see(
     settings.SANDBOX_LOCAL_PYTHON = empty_environment(tmp_path)
 
     assert Tags.files in BEFORE_WORK
+    started = subprocess.run(
+        [sys.executable, "manage.py", "up"],
+        env=clean_environment(tmp_path, SANDBOX_LOCAL_PYTHON=settings.SANDBOX_LOCAL_PYTHON),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert started.returncode != 0
+    assert "providers.E004" in started.stderr
     with pytest.raises(SystemCheckError) as refused:
         call_command("check", tags=[Tags.files])
 

@@ -5,12 +5,18 @@ from __future__ import annotations
 import random
 from datetime import timedelta
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from django.db import DatabaseError
 
+from executions.kernel.coroutines import run_sync
+from executions.runs import routing
 from executions.runs.models import Execution
-from providers.errors import ConnectionFailed, ProviderUnavailable
+from executions.runs.provider_calls import Step, lender
+from executions.runs.requests import ExecutionRequest
+from executions.runs.routing import ProviderIncompatible, RouteWalk
+from providers.errors import ConnectionFailed, InvalidConfiguration, ProviderUnavailable
 from providers.manager import manager
 from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice
 from providers.named import lease_of
@@ -354,3 +360,22 @@ def test_a_provider_that_was_active_a_moment_ago_is_lent_by_its_name(
     monkeypatch.setattr(manager, "in_force", lambda: "e2b")
     with lease_of("e2b") as lease:
         assert (lease.provider_id, lease.provider.id) == ("e2b", "e2b")
+
+
+def test_a_trial_of_a_provider_that_is_not_asked_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    back: list[str] = []
+
+    async def admit(step: Step, *_: Any, **__: Any) -> Any:
+        return step.provider_id
+
+    async def use(lease: Any, held: Any, is_last: bool) -> Any:
+        raise ProviderIncompatible("It does not support sessions.")
+
+    monkeypatch.setattr(routing, "_admit", admit)
+    monkeypatch.setattr(routing.breaker, "give_back", back.append)
+    steps = [Step(lender(name), name) for name in ("one", "two")]
+    with pytest.raises(InvalidConfiguration):
+        run_sync(RouteWalk().take(steps, ExecutionRequest("1", "python"), "none", use))
+    assert back == ["one", "two"]

@@ -385,7 +385,11 @@ def stream(
     Raises RateLimited, before the work has begun, where the caller has too many streams.
     """
     if place := place_of(request):
-        place.begin_stream()
+        try:
+            place.begin_stream()
+        except BaseException:
+            work.close()
+            raise
     later: DeferredResponse | None = request.META.get(LATER)
     if later is None or connection.in_atomic_block:
         told = run_sync(work)

@@ -295,13 +295,11 @@ def _saved_once(session_pk: UUID, *, thorough: bool) -> Saved | None:
         _check_claim(session, workspace, claim, before)
         try:
             _take_in(look, sandbox, claim, before)
+            if not _is_there(session):
+                return None
+            _upload(look)
         finally:
             look.drop_held()
-    # A sandbox that is being removed shows what is left of its files. It is removed after its
-    # session has let it go.
-    same = Session.objects.filter(pk=session.pk, state=Session.State.OPEN, wakes=session.wakes)
-    if not same.exists():
-        return None
     try:
         return _commit(look, claim, before)
     except IntegrityError:
@@ -368,7 +366,14 @@ def _take_in(look: _Look, sandbox: KeptSandbox, claim: Claimed, before: dict[str
     room = quota.left(look.session.provider, others)
     for batch in _batches(list(wanted)):
         room -= _take_batch(look, sandbox, batch, wanted, room)
-    _upload(look)
+
+
+def _is_there(session: Session) -> bool:
+    """Whether what was read is the session's: a sandbox that is being removed shows what is left of
+    its files, and it is removed after its session has let it go.
+    """
+    same = Session.objects.filter(pk=session.pk, state=Session.State.OPEN, wakes=session.wakes)
+    return same.exists()
 
 
 def _take_batch(

@@ -7,8 +7,10 @@ from django.core.checks import Tags
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connection
 
+from executions.runs.worker import ANSWER_SECONDS
 from sandbox_site import installation
 from sandbox_site.cluster import Cluster
+from sandbox_site.postgresql import expect_answers_within
 from sandbox_site.processes import descendants_die_with_parents
 
 
@@ -20,6 +22,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         _join()
         descendants_die_with_parents()
+        # A database that does not answer would keep this process from replacing workers.
+        expect_answers_within(ANSWER_SECONDS)
         Cluster(settings.Q_CLUSTER["workers"]).run()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import subprocess
@@ -23,6 +24,8 @@ from providers.pool.service import unix_socket
 from providers.pool.service.docker_check import Docker, find_docker
 from sandbox_site.private_files import tighten
 from sandbox_site.processes import ProcessGroup, die_with_parent
+
+logger = logging.getLogger(__name__)
 
 POOL_START_SECONDS = 10.0
 # Where nothing runs: the next one is told some ten seconds later.
@@ -144,15 +147,20 @@ def _check(command: list[str]) -> None:
 
 def _has_runs() -> bool:
     """Whether anything runs in a process of this host, as far as the database tells."""
-    django.setup()
-    from executions.runs.models import Execution
-
-    running = Execution.objects.filter(
-        finished_at=None, process__instance=settings.INSTANCE, process__ended_at=None
-    )
     try:
+        django.setup()
+        from executions.runs.models import Execution
+
+        running = Execution.objects.filter(
+            finished_at=None, process__instance=settings.INSTANCE, process__ended_at=None
+        )
         return running.exists()
     except DatabaseError:
+        return True
+    except Exception:
+        # The apps are loaded only here, and what they are loaded from may have been replaced. The
+        # stop goes on in its order all the same.
+        logger.exception("the database could not be asked for runs")
         return True
     finally:
         connection.close()
