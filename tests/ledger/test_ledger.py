@@ -178,7 +178,7 @@ def test_processes_make_one_sequence_and_one_head(
         for prefix in "abc"
     ]
     for process in processes:
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate()
         assert process.returncode == 0, said
 
     assert LedgerEntry.objects.filter(kind="note").count() == 90
