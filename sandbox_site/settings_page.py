@@ -134,6 +134,6 @@ def _row(env: StrictEnv, setting: Setting) -> Row:
     if given and setting.name not in env.values:
         # Nothing has checked it, such as the address of a collector that is switched off: it may
         # hold a password.
-        return Row(setting.name, "set, not in force", source, True)
+        return Row(setting.name, "set, not active", source, True)
     found = env.values.get(setting.name, default)
     return Row(setting.name, text_of(found), source, bool(given) and found != default)

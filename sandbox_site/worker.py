@@ -125,7 +125,7 @@ class _Tasks:
         try:
             self._broker.fail(ack_id)
         except Exception:
-            logger.exception("the broker could not be told that a task was dropped")
+            logger.exception("the broker could not be notified that a task was dropped")
 
     def _refuse(self, task: dict[str, Any]) -> None:
         name = repr(task.get("func"))[:200]

@@ -171,7 +171,7 @@ def test_a_javascript_result_that_is_not_json_is_told(
           return {returned}
         }}
     """
-    result = bubblewrap.run(code, "nodejs")
+    result = bubblewrap.run(code, "nodejs", timeout=60)
     assert (result.exit_code, result.stdout, result.has_result) == (1, "kept\n", False)
     assert message in result.stderr
 

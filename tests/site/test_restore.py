@@ -69,13 +69,13 @@ def test_what_waited_is_ended_and_does_not_run_again(data_dir: Path, tmp_path: P
 
 IN_THE_JOURNAL = """
 from executions.models import Execution, Tenant
-from executions.runs import journal_files
+from executions.runs import journal
 from executions.runs.record import Caller, open_record
 from executions.runs.requests import ExecutionRequest
 from django.utils import timezone
 execution, _ = open_record(ExecutionRequest(code="print(1)"), Caller(Tenant.objects.get(slug="demo")))
 values = {"exit_code": 0, "stdout": "kept", "runtime": "none", "finished_at": timezone.now()}
-journal_files.write(journal_files.Ended(execution.pk, Execution.Status.SUCCEEDED, values))
+journal.write(journal.Ended(execution.pk, Execution.Status.SUCCEEDED, values))
 """
 
 

@@ -124,4 +124,4 @@ def test_an_address_that_is_not_in_force_is_not_printed(tmp_path: Path) -> None:
         OTEL_SDK_DISABLED="true",
         OTEL_EXPORTER_OTLP_ENDPOINT="http://user:pass-of-it@collector.internal:4318",
     )
-    assert found["OTEL_EXPORTER_OTLP_ENDPOINT"] == ("set, not in force", "environment")
+    assert found["OTEL_EXPORTER_OTLP_ENDPOINT"] == ("set, not active", "environment")

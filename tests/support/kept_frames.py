@@ -210,5 +210,5 @@ class Rooms:
     def shell(self, script: str, **header: Any) -> str:
         """What a script puts out; it must have succeeded."""
         streams, process = self.follow(self.spawn(shell=script, **header))
-        assert process["exit_code"] == 0, streams
+        assert process["exit_code"] == 0, (streams, process)
         return streams["stdout"].decode("utf-8", "surrogateescape")
