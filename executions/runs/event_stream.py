@@ -1,8 +1,8 @@
 """Following an execution from its first event to its end, wherever it runs.
 
 One of this process is read from its log. Of one elsewhere its process is asked to keep the events
-where they are found (`kept_events`), which takes it up to a second. One that ended without, is told
-from its record.
+where they are found, which takes it up to a second. One that ended without events is read from its
+record.
 
 One poll of the database finds the events, and the ends, for all who wait in this process. A request
 that waits has no thread, and asks the database nothing while it waits. One thread asks for all of

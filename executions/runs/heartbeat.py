@@ -235,8 +235,8 @@ class Heartbeat:
             return self._lease.id
 
     def confirm(self, execution: Execution) -> None:
-        """Raise NotOurs unless the execution is open and this process's. Right before its code is
-        handed over; reads nothing where the lease was just renewed.
+        """Raise OwnershipLost unless the execution is open and this process's. Right before its
+        code is handed over; reads nothing where the lease was just renewed.
         """
         lease, owner = self._lease, execution.process_id
         if owner is None:
@@ -398,7 +398,7 @@ def assert_owner(execution: Execution) -> None:
 
 
 def end() -> bool:
-    """As `Keeper.end`, at the end of a process. If it fails, the process is found dead instead."""
+    """End the lease at the end of a process. If it fails, the process is found dead instead."""
     try:
         return _heartbeat.end()
     except DatabaseFailure as problem:

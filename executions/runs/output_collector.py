@@ -1,4 +1,4 @@
-"""Background processes that this process follows, so that their records end when they do.
+"""Threads that follow background processes, so that their records end when they do.
 
 Each has a thread for as long as it runs, which may be a day: none of those that calls of providers
 are waited for in, which are everybody's. Beyond a tenant's share nobody follows, and the schedule

@@ -142,7 +142,7 @@ def mark_dispatched(execution: Execution, **place: Any) -> None:
 
     `place` is where it runs, by columns, for whoever looks before it has ended. Before this it may
     go back to the queue, and after it never: both are an UPDATE of the row that still has its
-    request, and only one of them finds it. Raises NotOurs where it was too late.
+    request, and only one of them finds it. Raises OwnershipLost where it was too late.
     """
     if not _not_dispatched(execution).update(pending=None, **place):
         raise heartbeat.OwnershipLost(

@@ -569,7 +569,7 @@ def complete_externally(
     """Close what no run of ours closes. As `close_record`.
 
     What runs in the background costs its time until now: nobody measures it but who closes its
-    record. What the rest cost is told, and spent, by who runs it (`late_results`).
+    record. What the rest cost is told, and spent, by who runs it.
     """
     values = {**changes, **_until_now(execution)}
     return close_record(execution, status, values, only_if=only_if)

@@ -243,7 +243,7 @@ class Attempt:
         return Served(result, self.changes["start_ms"], died)
 
     def _hand_over(self) -> None:
-        """Right before the code is out of our hands. Raises NotOurs where it must not be."""
+        """Right before the code is out of our hands. Raises OwnershipLost where it must not be."""
         heartbeat.assert_owner(self.execution)
         self._refuse_when_cancelled()
         place = {name: self.changes[name] for name in PLACE}

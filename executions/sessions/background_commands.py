@@ -1,4 +1,4 @@
-"""What a process of a session puts out, as far as it is kept."""
+"""Background commands of sessions: their output, as far as it is kept, and their end."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """What a tenant may have: its quotas, and how many requests it may send in a minute.
 
-Executions are counted under the tenant's lock. Requests are counted in the database, for all
-processes: one conditional UPDATE takes a place, and changes nothing where there is none. It is
-committed by itself, so no tenant holds a lock that another waits for. Once a tenant was refused,
-this process knows until when, and refuses the rest of a flood without asking.
+Executions are counted under the tenant's lock (`runs/admission`). Requests are counted in the
+database, for all processes: one conditional UPDATE takes a place, and changes nothing where there
+is none. It is committed by itself, so no tenant holds a lock that another waits for. Once a tenant
+was refused, this process knows until when, and refuses the rest of a flood without asking.
 """
 
 from __future__ import annotations

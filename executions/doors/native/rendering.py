@@ -139,7 +139,7 @@ def execution_detail(
     value_of: Callable[[str], Any] = from_json,
 ) -> ExecutionShape:
     """One execution in full. `absolute` makes a path on this service into a URL, and `value_of` the
-    JSON text of what its program made into a value: Written, for `json_text`, reads nothing."""
+    JSON text of its program into a value; `Written` reads nothing."""
     artifacts = execution.artifacts.all() if execution.artifact_count else ()
     omissions = omissions_of(execution)
     return {
