@@ -87,6 +87,8 @@ def test_a_missing_sdk_is_told_with_the_line_that_installs_it(
 
 LEAVE_ONE = """
 import json, os, sys
+import django
+django.setup()
 from providers.aliyun_codeinterpreter.provider import AliyunCodeInterpreterProvider as Aliyun
 provider = Aliyun()
 provider.initialize(Aliyun.check_config(json.loads(sys.argv[1])))

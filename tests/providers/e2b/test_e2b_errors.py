@@ -47,6 +47,8 @@ def test_destroying_fails_loudly_and_what_is_gone_is_no_error(
 
 LEAVE_ONE = """
 import json, os, sys
+import django
+django.setup()
 from providers.e2b.provider import E2BProvider
 provider = E2BProvider()
 provider.initialize(E2BProvider.check_config(json.loads(sys.argv[1])))
