@@ -80,10 +80,10 @@ def test_commands_in_the_background(sandbox: Sandbox) -> None:
 
     killed = sandbox.commands.run("sleep 600", background=True)
     assert killed.kill()
-    assert not killed.kill()
     with pytest.raises(CommandExitException) as ended:
         killed.wait()
     assert ended.value.exit_code == 137
+    assert not killed.kill()
 
 
 def test_a_terminal_has_a_size_and_can_be_connected_to(sandbox: Sandbox) -> None:
