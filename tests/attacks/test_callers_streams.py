@@ -117,4 +117,4 @@ def test_a_stranger_learns_nothing_of_a_run(site: Site) -> None:
         with streamed(site.service, f"{path}/events", "cfd_wrong") as refused:
             assert refused.answer.status == 401
         assert ask(site.service, "GET", path, key=site.alice).json["status"] == "running"
-    wait_until(lambda: site.running() == 0, 30)
+    wait_until(lambda: site.running() == 0, 60)

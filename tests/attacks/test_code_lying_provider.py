@@ -205,7 +205,7 @@ def test_a_run_that_outlasts_its_time_is_answered_all_the_same(
     assert provider_calls._overdue["liar", alice.tenant.slug] == 1
     go.set()
     assert gone.wait(60)
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while provider_calls._overdue["liar", alice.tenant.slug] and time.monotonic() < deadline:
         time.sleep(0.01)
     assert provider_calls._overdue["liar", alice.tenant.slug] == 0
@@ -228,7 +228,7 @@ def test_a_sandbox_that_comes_too_late_is_destroyed(
     assert (response.status_code, last_execution().retryable) == (503, True)
     assert "run" not in liar.calls
     go.set()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while "close" not in liar.calls and time.monotonic() < deadline:
         time.sleep(0.01)
     assert "close" in liar.calls

@@ -92,7 +92,7 @@ def test_what_breaks_the_supervisor_opens_no_breaker(
 
 
 def under_local_gvisor(local: Local, code: str) -> ExecutionResult:
-    return local.survive(code, timeout=20)
+    return local.survive(code, timeout=60)
 
 
 def assert_memory(result: ExecutionResult) -> None:

@@ -30,7 +30,7 @@ from tests.support.web_server import WebServer, answer, redirect
 HURRIED = Bounds(pause_seconds=0.4, file_seconds=0.8, batch_seconds=20)
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 # Far more than any of the bounds above, far less than what an endless answer would take.
-SOON_SECONDS = 30.0
+SOON_SECONDS = 50.0
 
 
 @pytest.fixture

@@ -148,7 +148,7 @@ def two_tenants(
             assert party.post("pass").status == 200, service.output
         yield Scene(service, **parties, data_dir=folder)
         service.process.terminate()
-        service.process.wait(30)
+        service.process.wait(60)
 
 
 @contextmanager

@@ -136,7 +136,7 @@ def ask(tmp_path: Path, live_server: Any, settings: Any) -> Iterator[Ask]:
 
     yield query
     process.terminate()
-    process.wait(30)
+    process.wait(60)
 
 
 def until(condition: Callable[[], Any], told: Callable[[], Any] = str, seconds: float = 90) -> None:

@@ -74,7 +74,7 @@ def test_of_many_workers_on_several_hosts_one_begins_it(scripted: object, alice:
     numbers: list[int] = []
 
     def work() -> None:
-        begin.wait(30)
+        begin.wait(60)
         numbers.append(begin_due())
         connection.close()
 

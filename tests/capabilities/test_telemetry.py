@@ -210,7 +210,7 @@ def test_a_collector_whose_answer_has_no_end_is_not_listened_to(
     settings.TELEMETRY = Telemetry(url, (), "cofferdam", "host1")
     try:
         assert send() is True
-        assert Endless.left.wait(30)
+        assert Endless.left.wait(60)
     finally:
         server.shutdown()
         server.server_close()

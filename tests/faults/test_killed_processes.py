@@ -164,7 +164,7 @@ def test_a_process_that_was_stopped_ends_what_it_ran_when_it_goes_on(
     try:
         watcher = Watcher(dead_seconds=3, held_seconds=3, gap_seconds=60)
         wait_until(lambda: watcher.look(None) == 1, seconds=60)
-        wait_until(lambda: closed(execution), seconds=30)
+        wait_until(lambda: closed(execution), seconds=60)
         assert_lost(execution, "command", stopped.pid)
     finally:
         stopped.send_signal(signal.SIGCONT)

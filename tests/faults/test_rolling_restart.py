@@ -109,14 +109,14 @@ def proxy(folder: Path, first: int, second: int) -> Iterator[int]:
     config.write_text(NGINX.format(folder=folder, port=port, first=first, second=second))
     process = subprocess.Popen([path, "-p", str(folder), "-c", str(config)])
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while not _is_listening(port):
             assert time.monotonic() < deadline
             time.sleep(0.05)
         yield port
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(30)
+        process.wait(60)
 
 
 def _is_listening(port: int) -> bool:

@@ -42,7 +42,7 @@ def did_not(result: object) -> NotFetched:
 
 
 def wait_until_nobody_holds_a_slot() -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while fetching.held() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert fetching.held() == 0
@@ -240,9 +240,9 @@ def test_leaving_early_asks_for_no_more_and_ends_what_goes_on(
         bounds = Bounds(threads=2, pause_seconds=100)
         with pytest.raises(KeyError), fetch_files(urls, "tenant", bounds=bounds) as results:
             next(results)
-            assert begun.wait(30)
+            assert begun.wait(60)
             raise KeyError
-        assert ended.wait(30)
+        assert ended.wait(60)
         wait_until_nobody_holds_a_slot()
         assert server.connections < 20
 
@@ -317,8 +317,8 @@ def test_who_leaves_while_another_thread_waits_for_a_file_wakes_that_thread(
     with fetch_files([pages.url("/silent")] * 20, "tenant") as results:
         waiting = threading.Thread(target=lambda: next(results, None))
         waiting.start()
-        assert asked.wait(30)
-    waiting.join(30)
+        assert asked.wait(60)
+    waiting.join(60)
     assert not waiting.is_alive()
     wait_until_nobody_holds_a_slot()
 
@@ -342,7 +342,7 @@ def test_the_last_release_of_a_slot_holds_no_lock_while_it_gives_back(
     free: list[bool] = []
 
     def other_thread_gets_it() -> None:
-        free.append(fetching._lock.acquire(timeout=5))
+        free.append(fetching._lock.acquire(timeout=60))
         fetching._lock.release()
 
     def give_back(holder: str) -> None:

@@ -37,7 +37,7 @@ def collects_while_it_has(lock: Any) -> bool:
 
     thread = threading.Thread(target=collect, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     return not thread.is_alive()
 
 

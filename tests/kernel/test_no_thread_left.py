@@ -58,17 +58,17 @@ def test_saving() -> None:
     with no_thread_left():
         kept = [saver.submit("alice", lambda: "saved", key=number) for number in range(9)]
     kept.append(saver.submit("bob", lambda: "saved", key="another"))
-    assert [future.result(20) for future in kept] == ["saved"] * 10
+    assert [future.result(60) for future in kept] == ["saved"] * 10
 
 
 def test_what_comes_while_a_thread_is_there_waits_for_that() -> None:
     opens = threading.Event()
     executor = background.Executor("two", threads=2, of_one=1)
-    calls = [executor.submit("alice", lambda: opens.wait(20))]
+    calls = [executor.submit("alice", lambda: opens.wait(60))]
     with no_thread_left():
         calls.append(executor.submit("bob", lambda: True))
     opens.set()
-    assert [each.result(20) for each in calls] == [True, True]
+    assert [each.result(60) for each in calls] == [True, True]
 
 
 def test_a_process_that_nobody_can_follow_takes_no_place() -> None:
@@ -90,7 +90,7 @@ def test_work_that_nobody_waits_for() -> None:
     with no_thread_left():
         assert background.run_once_in_background("counting", done.set) is None
     assert background.run_once_in_background("counting", done.set)
-    assert done.wait(20)
+    assert done.wait(60)
 
 
 def test_figures(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,7 +98,7 @@ def test_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat, "_latest", {})
     with no_thread_left():
         assert heartbeat.latest_figures() == {}
-    wait_until(lambda: heartbeat.latest_figures() == {"found": 1}, seconds=20)
+    wait_until(lambda: heartbeat.latest_figures() == {"found": 1}, seconds=60)
 
 
 def test_checkpoints() -> None:
@@ -113,7 +113,7 @@ def test_checkpoints() -> None:
     with no_thread_left():
         behind.note(SimpleNamespace(sequence=1), None)
     behind.note(SimpleNamespace(sequence=2), None)
-    wait_until(lambda: written == [2], seconds=20)
+    wait_until(lambda: written == [2], seconds=60)
 
 
 def test_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_the_journal(monkeypatch: pytest.MonkeyPatch) -> None:
         start_journal()
     assert not worked.is_set()
     start_journal()
-    assert worked.wait(20)
+    assert worked.wait(60)
 
 
 @pytest.mark.django_db(transaction=True)
@@ -132,7 +132,7 @@ def test_a_lease_that_nobody_would_renew_is_not_taken() -> None:
     with no_thread_left(), pytest.raises(RateLimited, match="thread"):
         keeper.take()
     lease = keeper.take()
-    wait_until(lambda: Process.objects.get(pk=lease).beat > 1, seconds=20)
+    wait_until(lambda: Process.objects.get(pk=lease).beat > 1, seconds=60)
     keeper.stop()
 
 
@@ -144,7 +144,7 @@ def test_deadlines() -> None:
     deadlines.add(0.02, waiting._Awaited(second))
     for future in (first, second):
         with pytest.raises(DeadlinePassed):
-            future.result(20)
+            future.result(60)
 
 
 def test_a_call_to_a_service_is_not_made() -> None:
@@ -158,7 +158,7 @@ def test_a_look_at_code_takes_nobodys_place(monkeypatch: pytest.MonkeyPatch) -> 
         for _ in range(capability.OF_ONE_TENANT + 1):
             with pytest.raises(RateLimited, match="thread"):
                 capability.submit_look("1", {}, "alice")
-    assert capability.submit_look("1", {}, "alice").result(20) == ("looked", [])
+    assert capability.submit_look("1", {}, "alice").result(60) == ("looked", [])
 
 
 def test_what_could_not_be_ended_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -176,7 +176,7 @@ def test_probes(monkeypatch: pytest.MonkeyPatch) -> None:
         assert not probing.doubt("ill")
     CircuitBreaker.objects.update(probed_at=None)
     assert probing.doubt("ill")
-    assert decided.wait(20)
+    assert decided.wait(60)
     probing._end("ill")
 
 

@@ -81,7 +81,7 @@ def test_a_synchronous_provider_is_waited_for_on_another_thread(
     two_threads: WaitingThreads,
 ) -> None:
     future = SynchronousSandbox(here).submit_run(Job("pass"))
-    assert future.result(10).stdout == "provider-wait"
+    assert future.result(60).stdout == "provider-wait"
 
 
 def test_waiting_ends_with_the_outcome_or_at_its_deadline() -> None:
@@ -89,41 +89,41 @@ def test_waiting_ends_with_the_outcome_or_at_its_deadline() -> None:
     slow: Future[str] = Future()
     ends = [within(3600, quick), within(0.05, slow), within(3600, slow)]
     quick.set_result("there")
-    assert ends[0].result(10) == "there"
+    assert ends[0].result(60) == "there"
     with pytest.raises(DeadlinePassed):
-        ends[1].result(10)
+        ends[1].result(60)
     slow.set_result("late")
-    assert ends[2].result(10) == "late"
+    assert ends[2].result(60) == "late"
     with pytest.raises(DeadlinePassed):
-        ends[1].result(10)
+        ends[1].result(60)
 
 
 def test_beyond_the_bound_nothing_begins_but_what_has_begun_goes_on(
     two_threads: WaitingThreads,
 ) -> None:
     free = threading.Event()
-    provider = Synchronous(lambda: str(free.wait(10)))
+    provider = Synchronous(lambda: str(free.wait(60)))
     sandbox = provider.open(SandboxSpec(), "")
     runs = [sandbox.submit_run(Job("pass")) for _ in range(2)]
     with pytest.raises(RateLimited) as refused:
         provider.submit_open(SandboxSpec(), "")
     ended = sandbox.submit_close()
-    assert ended.result(10) is True
+    assert ended.result(60) is True
     free.set()
-    assert [run.result(10).stdout for run in runs] == ["True", "True"]
-    assert provider.submit_open(SandboxSpec(), "").result(10).ref == "one"
+    assert [run.result(60).stdout for run in runs] == ["True", "True"]
+    assert provider.submit_open(SandboxSpec(), "").result(60).ref == "one"
     assert refused.value.retry_after
 
 
 def test_a_call_that_was_cancelled_meanwhile_costs_no_thread(two_threads: WaitingThreads) -> None:
     go_on = threading.Event()
     for _ in range(3):
-        cancelled = two_threads.submit(lambda: go_on.wait(20), may_refuse=False)
+        cancelled = two_threads.submit(lambda: go_on.wait(60), may_refuse=False)
         assert cancelled.cancel()
     go_on.set()
 
     for _ in range(3):
-        assert two_threads.submit(here, may_refuse=False).result(20).startswith("provider-wait")
+        assert two_threads.submit(here, may_refuse=False).result(60).startswith("provider-wait")
 
 
 def test_a_thread_that_is_idle_holds_nothing_of_its_last_call(
@@ -136,8 +136,8 @@ def test_a_thread_that_is_idle_holds_nothing_of_its_last_call(
         weakref.finalize(held, let_go.set)
         return two_threads.submit(lambda: held.close(), may_refuse=False)
 
-    begin().result(20)
-    assert let_go.wait(20)
+    begin().result(60)
+    assert let_go.wait(60)
 
 
 def test_what_a_provider_raises_is_raised_where_its_outcome_is_asked_for(
@@ -148,8 +148,8 @@ def test_what_a_provider_raises_is_raised_where_its_outcome_is_asked_for(
 
     future = SynchronousSandbox(leave).submit_run(Job("pass"))
     with pytest.raises(SystemExit):
-        future.result(10)
-    assert SynchronousSandbox(here).submit_close().result(10) is True
+        future.result(60)
+    assert SynchronousSandbox(here).submit_close().result(60) is True
 
 
 @pytest.mark.django_db
@@ -158,7 +158,7 @@ def test_waiting_threads_hold_no_connection_to_the_database(two_threads: Waiting
         return str(len(connections.all(initialized_only=True)))
 
     future = SynchronousSandbox(count).submit_run(Job("pass"))
-    assert future.result(10).stdout == "0"
+    assert future.result(60).stdout == "0"
 
 
 def test_an_interruption_is_raised_where_the_work_waits_and_lets_it_clear_up() -> None:
@@ -231,7 +231,7 @@ def test_an_answer_that_comes_later_keeps_what_the_middleware_has_set() -> None:
     placeholder.set_cookie("seen", "yes")
     later.go_on(lambda job: job())
     future.set_result("late")
-    final = placeholder.become(later.answer.result(10))
+    final = placeholder.become(later.answer.result(60))
     assert (final.status_code, final.content) == (201, b"late")
     assert (final["X-Frame-Options"], final["Content-Length"]) == ("DENY", "4")
     assert final.cookies["seen"].value == "yes"

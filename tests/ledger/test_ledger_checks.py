@@ -236,7 +236,7 @@ def test_what_this_process_still_reads_is_left_alone(monkeypatch: pytest.MonkeyP
     verify = ledger_checks.verify
 
     def slow(**options: Any) -> Any:
-        may_end.wait(30)
+        may_end.wait(60)
         return verify(**options)
 
     monkeypatch.setattr(ledger_checks, "verify", slow)

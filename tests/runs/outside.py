@@ -70,11 +70,11 @@ def pool_service(data_dir: Path) -> Iterator[str]:
         await keeper.close()
         await runner.cleanup()
 
-    runner, keeper, port = asyncio.run_coroutine_threadsafe(start(), loop).result(30)
+    runner, keeper, port = asyncio.run_coroutine_threadsafe(start(), loop).result(60)
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
-        asyncio.run_coroutine_threadsafe(stop(runner, keeper), loop).result(30)
+        asyncio.run_coroutine_threadsafe(stop(runner, keeper), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
 

@@ -180,7 +180,7 @@ def test_a_flood_of_files_does_not_cost_the_verdict(local: Local) -> None:
         for n in range(4000): open(f"artifacts/many/{n}", "w").close()
         print("done")
     """
-    result = local.survive(code, timeout=20)
+    result = local.survive(code, timeout=60)
     assert (result.exit_code, result.stdout) == (0, "done\n")
     assert len(result.artifacts) == 20
 

@@ -170,10 +170,10 @@ def test_a_run_of_this_process_ends_at_once_and_its_sandbox_with_it(
 
     worker = threading.Thread(target=work)
     worker.start()
-    wait_until(lambda: any(each.handed_over for each in active_runs.runs()), 20)
+    wait_until(lambda: any(each.handed_over for each in active_runs.runs()), 60)
 
     answer = cancel(alice, execution.pk)
-    worker.join(20)
+    worker.join(60)
 
     assert (answer.status_code, answer.json()["status"]) == (200, "cancelled")
     assert answer.json()["provider"] == "local"

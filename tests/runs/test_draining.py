@@ -207,10 +207,10 @@ def test_a_run_at_a_provider_that_does_not_answer_is_ended_too(
 
     caller = threading.Thread(target=carry_out)
     caller.start()
-    assert hanging.began.wait(30)
+    assert hanging.began.wait(60)
     step("_SERVING")  # so that what follows is undone
     active_runs.end_all(30)
-    caller.join(30)
+    caller.join(60)
     assert active_runs.count() == 0
     (outcome,) = outcomes
     record = Execution.objects.get()
@@ -234,10 +234,10 @@ def test_what_a_stopping_worker_has_not_handed_over_is_queued_again(
 
     worker = threading.Thread(target=carry_out)
     worker.start()
-    assert hanging.began.wait(30)
+    assert hanging.began.wait(60)
     step("_SERVING")  # so that what follows is undone
     active_runs.end_all(30)
-    worker.join(30)
+    worker.join(60)
     waiting = Execution.objects.get()
     assert (waiting.pk, waiting.status, waiting.process_id) == (queued.pk, "queued", None)
     assert hanging.asked == ["create"]
@@ -268,7 +268,7 @@ def test_whoever_has_connected_gets_in_and_nobody_else() -> None:
 
 
 def wait_for_readiness(site: Site, status: int) -> Answer:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while (answer := ask(site.service, "GET", "/readyz")).status != status:
         assert time.monotonic() < deadline
     return answer
@@ -325,7 +325,7 @@ def test_connections_are_served_to_their_end(prepared: Prepared, tmp_path: Path)
 
 def wait_until_closed(site: Site) -> None:
     """Until nobody is let in. Whoever was let in before is answered, or let go of."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             connect(site.service).close()

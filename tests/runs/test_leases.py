@@ -181,12 +181,12 @@ def test_a_process_that_lost_its_lease_ends_its_runs_and_takes_another(
     first = lease.mine()
     caller = threading.Thread(target=call)
     caller.start()
-    wait_until(lambda: any(run.handed_over for run in active_runs.runs()), seconds=30)
+    wait_until(lambda: any(run.handed_over for run in active_runs.runs()), seconds=60)
     taken(first)
 
     with caplog.at_level(logging.ERROR):
         lease.renew()
-    caller.join(30)
+    caller.join(60)
 
     assert answers[0].status_code == 503
     assert "lease" in caplog.text
@@ -341,11 +341,11 @@ def kept(transactional_db: None) -> Iterator[Heartbeat]:
 
 def beaten(times: int) -> None:
     beat = Process.objects.get().beat
-    wait_until(lambda: Process.objects.get().beat >= beat + times, seconds=20)
+    wait_until(lambda: Process.objects.get().beat >= beat + times, seconds=60)
 
 
 def test_a_lease_is_kept_without_being_asked_for(kept: Heartbeat) -> None:
-    wait_until(Process.objects.exists, seconds=20)
+    wait_until(Process.objects.exists, seconds=60)
     beaten(3)
     assert Process.objects.get().kind == "worker"
     assert Process.objects.get().draining is False
@@ -355,25 +355,25 @@ def test_a_process_that_stops_is_shown_as_draining(
     kept: Heartbeat, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(draining, "_own", draining._own)
-    wait_until(Process.objects.exists, seconds=20)
+    wait_until(Process.objects.exists, seconds=60)
 
     draining.begin()
 
-    wait_until(lambda: Process.objects.get().draining, seconds=20)
+    wait_until(lambda: Process.objects.get().draining, seconds=60)
 
 
 def test_a_database_that_fails_takes_no_lease_and_is_told_of_once(
     kept: Heartbeat, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wait_until(Process.objects.exists, seconds=20)
+    wait_until(Process.objects.exists, seconds=60)
     mine = kept.mine()
     with caplog.at_level(logging.INFO, "executions.runs.heartbeat"):
         with connection.cursor() as cursor:
             cursor.execute("ALTER TABLE executions_process RENAME TO executions_process_away")
-        wait_until(lambda: "cannot be renewed" in caplog.text, seconds=20)
+        wait_until(lambda: "cannot be renewed" in caplog.text, seconds=60)
         with connection.cursor() as cursor:
             cursor.execute("ALTER TABLE executions_process_away RENAME TO executions_process")
-        wait_until(lambda: "renewed again" in caplog.text, seconds=20)
+        wait_until(lambda: "renewed again" in caplog.text, seconds=60)
     beaten(2)
 
     assert kept.mine() == mine

@@ -317,10 +317,10 @@ def test_the_thread_finds_what_comes_and_goes_when_nobody_waits(
     with poll.joined(reader):
         say(execution, 1, "a")
         ended(execution)
-        reader.ended.result(30)
+        reader.ended.result(60)
     assert numbers(reader) == [1]
-    wait_until(lambda: not poll._loop.is_running, 30)
+    wait_until(lambda: not poll._loop.is_running, 60)
     with poll.joined(waiter := Waiter(execution.pk)):
-        waiter.ended.result(30)
-    wait_until(lambda: not poll._loop.is_running, 30)
+        waiter.ended.result(60)
+    wait_until(lambda: not poll._loop.is_running, 60)
     assert event_log.are_kept(execution.pk)

@@ -106,7 +106,7 @@ def test_one_that_does_not_run_the_program_is_ill(liar: Liar, answer: Any) -> No
 def test_one_that_never_answers_is_ill(liar: Liar, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probing, "DEADLINE_SECONDS", 0.2)
     go = threading.Event()
-    liar.does("open", lambda: go.wait(30))
+    liar.does("open", lambda: go.wait(60))
     error = probing.probe("liar")
     go.set()
     assert error is not None
@@ -150,6 +150,6 @@ def test_it_runs_in_the_background_under_a_name_of_the_services_own(
         lambda provider_id: threading.Thread(target=noting, args=(provider_id,)).start(),
     )
     assert probing.doubt("liar")
-    assert done.wait(20)
+    assert done.wait(60)
     assert state() == ("closed", 0)
     assert ":" in probing.OWNER

@@ -223,17 +223,17 @@ def test_a_tenant_that_another_process_is_busy_with_holds_up_no_other(
     def hold() -> None:
         with tenant_lock(alice.tenant.slug):
             is_held.set()
-            may_end.wait(30)
+            may_end.wait(60)
         connection.close()
 
     holder = threading.Thread(target=hold)
     holder.start()
-    assert is_held.wait(30)
+    assert is_held.wait(60)
     try:
         first = claim_next()
     finally:
         may_end.set()
-        holder.join(30)
+        holder.join(60)
     second = claim_next()
 
     assert [first and first.pk, second and second.pk] == [other.pk, hers.pk]
@@ -270,12 +270,12 @@ def running_threads(number: int) -> Iterator[None]:
     finally:
         going_on.clear()
         for thread in started:
-            thread.join(30)
+            thread.join(60)
     assert not any(thread.is_alive() for thread in started)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.02)

@@ -291,7 +291,7 @@ def test_of_many_workers_one_takes_it(scripted: object, alice: Caller) -> None:
     begin = threading.Barrier(6)
 
     def work() -> None:
-        begin.wait(30)
+        begin.wait(60)
         found = claim_next()
         if found is not None:
             taken.append(found)

@@ -184,7 +184,7 @@ def test_a_sandbox_that_dies_before_the_code_costs_nothing(
 
         def create_and_kill(*args: Any, **options: Any) -> Any:
             future = create(*args, **options)
-            sandbox = provider._lent[future.result(30).ref]
+            sandbox = provider._lent[future.result(60).ref]
             os.kill(sandbox._guest._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
             assert provider._loop is not None
             provider._loop.call(_ended(sandbox))

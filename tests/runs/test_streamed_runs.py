@@ -73,7 +73,7 @@ def test_a_host_that_does_not_read_holds_up_no_deadline(guests: Guests) -> None:
     """The supervisor's own clock tells when the run was over, and it is far from when we read."""
     guest = guests.warm()
     begin(guest, "while True: print('x' * 10_000)", timeout=0.5, output_bytes=4_000_000)
-    wait_until(guests.nothing_runs, seconds=20)
+    wait_until(guests.nothing_runs, seconds=60)
     *_, (header, _) = frames(guest)
 
     assert (header["timed_out"], header["exit_code"]) == (True, None)

@@ -80,7 +80,7 @@ def test_a_cell_that_begins_for_nobody_runs_nothing(
     events.leave()
     later.go_on(lambda job: job())
     waited.set_result(None)
-    later.answer.result(30)
+    later.answer.result(60)
     record = Execution.objects.get(session=made["sandboxID"])
     assert (record.status, record.exit_code) == (Execution.Status.CANCELLED, None)
     assert "left the stream" in record.error_message

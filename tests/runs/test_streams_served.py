@@ -37,7 +37,7 @@ def queue(site: Site, body: dict[str, Any]) -> str:
 
 
 def until_status(site: Site, execution_id: str, *wanted: str) -> None:
-    wait_until(lambda: record(site, execution_id)["status"] in wanted, 30)
+    wait_until(lambda: record(site, execution_id)["status"] in wanted, 60)
 
 
 def test_a_run_is_told_event_by_event_and_ends_with_its_record(site: Site) -> None:

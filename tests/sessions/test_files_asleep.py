@@ -276,7 +276,7 @@ def test_a_storage_that_hangs_holds_no_thread_that_serves(
         on_s3.process.send_signal(signal.SIGCONT)
     for later in laters:
         later.go_on(lambda job: job())
-        assert later.answer.result(30).status_code == 200
+        assert later.answer.result(60).status_code == 200
     assert background.wait_for_keyed_work()
     names = [f"new/{number}" for number in range(14)]
     assert listed(alice, session, depth=2) == sorted(["d", "f", "in", "in/second", "new", *names])

@@ -30,13 +30,13 @@ def test_a_session_that_is_being_opened_makes_no_room_for_another(
     def open_slowly(self: Any, spec: Any, owner: str) -> Any:
         if not is_opening.is_set():
             is_opening.set()
-            assert may_open.wait(20)
+            assert may_open.wait(60)
         return really(self, spec, owner)
 
     monkeypatch.setattr(kept_here.KeptHere, "open", open_slowly)
     answers: list[Any] = []
     first = in_thread(lambda: answers.append(alice.client.post(URL, {})))
-    assert is_opening.wait(20)
+    assert is_opening.wait(60)
     second = bob.client.post(URL, {})
     may_open.set()
     first.join()
@@ -59,7 +59,7 @@ def test_who_opens_a_session_does_not_wait_for_ever_for_the_save_of_another(
 
     def sleep_slowly(*session: Any) -> bool:
         # Longer than the request is to wait, and without an end where it does.
-        assert may_save.wait(20)
+        assert may_save.wait(60)
         return suspend(*session)
 
     monkeypatch.setattr(capacity, "suspend", sleep_slowly)

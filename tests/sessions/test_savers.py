@@ -30,17 +30,17 @@ def here() -> tuple[int, int]:
 
 @pytest.mark.django_db(transaction=True)
 def test_one_save_after_another_has_the_same_connection(savers: Executor) -> None:
-    first = savers.submit("wonderland", here, key="a").result(30)
-    assert savers.submit("wonderland", here, key="b").result(30) == first
+    first = savers.submit("wonderland", here, key="a").result(60)
+    assert savers.submit("wonderland", here, key="b").result(60) == first
 
 
 @pytest.mark.django_db(transaction=True)
 def test_a_saver_without_work_ends_and_the_next_save_has_another() -> None:
     savers = saver_threads(idle_seconds=0.01)
-    saver = savers.submit("wonderland", threading.current_thread, key="a").result(30)
-    saver.join(30)
+    saver = savers.submit("wonderland", threading.current_thread, key="a").result(60)
+    saver.join(60)
     assert not saver.is_alive()
-    assert savers.submit("wonderland", here, key="a").result(30)
+    assert savers.submit("wonderland", here, key="a").result(60)
 
 
 @pytest.mark.only_on("postgresql")
@@ -52,5 +52,5 @@ def test_a_connection_that_was_lost_is_made_anew(savers: Executor) -> None:
         with pytest.raises(Exception, match="closed"):
             here()
 
-    savers.submit("wonderland", lose, key="a").result(30)
-    assert savers.submit("wonderland", here, key="a").result(30)
+    savers.submit("wonderland", lose, key="a").result(60)
+    assert savers.submit("wonderland", here, key="a").result(60)

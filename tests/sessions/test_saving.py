@@ -230,11 +230,11 @@ def test_of_two_who_save_at_once_none_undoes_the_other(
         real(*given)
         if not inside.is_set():
             inside.set()
-            assert go_on.wait(20)
+            assert go_on.wait(60)
 
     monkeypatch.setattr(file_saves, "_take_in", slow)
     slower = in_thread(lambda: file_saves.save(row(session)))
-    assert inside.wait(20)
+    assert inside.wait(60)
     (sandbox,) = kept_here.sandboxes()
     (sandbox.folder / "a").write_text("new")
     (sandbox.folder / "b").write_text("b")

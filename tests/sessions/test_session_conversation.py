@@ -130,7 +130,7 @@ def test_a_service_with_open_sessions_ends_without_a_complaint(
         sandbox = sessions.keep(SandboxSpec(kept=True), "alice")
         assert sandbox.run(Job("print(1)")).stdout == "1\n"
         service.process.terminate()
-        assert service.process.wait(30) == 0
+        assert service.process.wait(60) == 0
         sessions.close()
     assert "Traceback" not in (tmp_path / "log").read_text()
 

@@ -238,7 +238,7 @@ def test_a_sandbox_that_does_not_answer_takes_a_share_of_the_threads_and_no_more
 
     def hang(*_: Any) -> None:
         asked.release()
-        over.wait(30)
+        over.wait(60)
 
     def ask() -> None:
         url = f"{URL}/{session['id']}/files/content?path=f"
@@ -247,8 +247,8 @@ def test_a_sandbox_that_does_not_answer_takes_a_share_of_the_threads_and_no_more
     monkeypatch.setattr(sandbox.files, "stat", hang)
     threads = [in_thread(ask) for _ in range(8)]
     try:
-        assert asked.acquire(timeout=10)
-        assert asked.acquire(timeout=10)
+        assert asked.acquire(timeout=60)
+        assert asked.acquire(timeout=60)
         wait_for(lambda: len(statuses) == 6)
         assert statuses == [429] * 6
         assert cell(charlie, other, "1").status_code == 200

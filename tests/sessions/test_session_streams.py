@@ -49,7 +49,7 @@ class Session:
         path = f"{EXECUTIONS}/{execution_id}"
         return ask(self.site.service, "GET", path, key=self.site.alice).json
 
-    def until_cancelled(self, execution_id: str, seconds: float = 20) -> None:
+    def until_cancelled(self, execution_id: str, seconds: float = 60) -> None:
         wait_until(lambda: self.record(execution_id)["status"] == "cancelled", seconds)
 
 
@@ -137,7 +137,7 @@ def test_a_command_is_told_while_it_runs_and_killed_when_its_client_leaves(
         (process,) = session.get("/processes")["results"]
         return bool(process["exit_code"] == 137)
 
-    wait_until(has_ended, 20)
+    wait_until(has_ended, 60)
     assert session.record(execution_id)["stdout"] == "early\n"
 
 
@@ -228,7 +228,7 @@ def test_who_leaves_ends_the_watch_and_makes_room_for_another(session: Session) 
         with listeners(session) as events:
             return bool(events.answer.status == 200)
 
-    wait_until(is_there_room, 30)
+    wait_until(is_there_room, 60)
 
 
 def test_only_a_folder_of_ones_own_session_is_watched(session: Session) -> None:

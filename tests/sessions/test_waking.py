@@ -265,13 +265,13 @@ def test_a_save_of_the_former_sandbox_changes_nothing_once_its_files_are_restore
 
     def commit_late(*arguments: Any) -> Any:
         uploaded.set()
-        assert may_commit.wait(20)
+        assert may_commit.wait(60)
         return commit(*arguments)
 
     with monkeypatch.context() as patch:
         patch.setattr(file_saves, "_commit", commit_late)
         save = in_thread(lambda: maintenance.saved(row(session).pk))
-        assert uploaded.wait(20)
+        assert uploaded.wait(60)
     mark_lost(row(session), "out of memory")
     former.close()
     in_storage: list[dict[str, bytes | None]] = []
@@ -301,12 +301,12 @@ def test_a_save_of_the_former_sandbox_that_began_before_the_wake_is_not_written_
     def stall(found: Session) -> None:
         if not has_session.is_set():
             has_session.set()
-            assert is_awake.wait(20)
+            assert is_awake.wait(60)
         ensure_not_ended(found)
 
     monkeypatch.setattr(file_saves, "ensure_not_ended", stall)
     save = in_thread(lambda: maintenance.saved(row(session).pk))
-    assert has_session.wait(20)
+    assert has_session.wait(60)
     mark_lost(row(session), "it did not answer")
     # It goes on all the same, and is asked by who knows it still.
     assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "old\n"

@@ -78,7 +78,7 @@ def in_order(gate: Gate, *jobs: tuple[str, str]) -> list[str]:
         handlers.submit("api", partial(do, name), has_begun=bool(owner), owner=owner)
     gate.open.set()
     for _ in jobs:
-        assert done.acquire(timeout=20)
+        assert done.acquire(timeout=60)
     return order
 
 
@@ -155,7 +155,7 @@ def test_every_job_is_done_once_however_many_come_at_once() -> None:
     submitters = [threading.Thread(target=submit, args=(lane,)) for lane in counts for _ in "ab"]
     for submitter in submitters:
         submitter.start()
-    assert done.wait(20)
+    assert done.wait(60)
     for submitter in submitters:
         submitter.join()
     assert counts == {"api": 600, "pages": 600}

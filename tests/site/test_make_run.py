@@ -27,7 +27,7 @@ from tests.support.site import migrated
 VENV = Path(sys.prefix)
 
 # However busy the machine is.
-READY_SECONDS = 60
+READY_SECONDS = 120
 
 
 @pytest.fixture(scope="module")

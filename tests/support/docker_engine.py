@@ -226,7 +226,7 @@ class PrivateEngine:
         ]
         with (folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, process_group=0)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while True:
             try:
                 with self.client() as client:
@@ -254,7 +254,7 @@ class PrivateEngine:
         assert self._process is not None
         self._process.send_signal(signal.SIGHUP)
         with self.client() as client:
-            wait_until(lambda: runtimes.keys() == _added(client.info()["Runtimes"]), seconds=30)
+            wait_until(lambda: runtimes.keys() == _added(client.info()["Runtimes"]), seconds=60)
 
     @contextmanager
     def client(self) -> Iterator[docker.DockerClient]:

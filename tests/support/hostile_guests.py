@@ -39,4 +39,4 @@ async def served(script: str, **changes: Any) -> ExecutionResult:
             await pool.release(await pool.acquire("python"))
     finally:
         await pool.close()
-        wait_until(lambda: not impostors(), seconds=30)
+        wait_until(lambda: not impostors(), seconds=60)

@@ -37,7 +37,7 @@ async def pool_over(launcher: Impostor, **settings: Any) -> AsyncIterator[Pool]:
         assert not guests()
 
 
-async def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.005)

@@ -62,7 +62,7 @@ class Rooms:
         self.send({"id": number, "op": op, **header}, list((parts or {}).items()))
         return number
 
-    def _next(self, number: int, seconds: float = 10) -> tuple[dict[str, Any], dict[str, bytes]]:
+    def _next(self, number: int, seconds: float = 60) -> tuple[dict[str, Any], dict[str, bytes]]:
         """The next frame for an operation."""
         deadline = time.monotonic() + seconds
         while not self._arrived[number]:
@@ -79,7 +79,7 @@ class Rooms:
         """Whether a frame for an operation came beside those that were waited for."""
         return bool(self._arrived[number])
 
-    def event(self, number: int, seconds: float = 10) -> tuple[dict[str, Any], dict[str, bytes]]:
+    def event(self, number: int, seconds: float = 60) -> tuple[dict[str, Any], dict[str, bytes]]:
         """The next event. Raises Failed."""
         header, parts = self._next(number, seconds)
         if header["event"] == "failed":

@@ -27,7 +27,7 @@ from tests.conftest import require
 from tests.support.sandboxes import children
 
 # Longer than anything here takes on a busy machine.
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 LIMITS = {
     "output_bytes": 200_000,

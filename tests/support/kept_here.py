@@ -252,7 +252,7 @@ class Kept(KeptSandbox):
         is_late = not timer.is_alive()
         timer.cancel()
         if self.holds_answers is not None:
-            self.holds_answers.wait(30)
+            self.holds_answers.wait(60)
         if answer is None:
             raise KeptSandboxLost("The sandbox is gone: it ended during a run.", started=True)
         out, err, code = answer

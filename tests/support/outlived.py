@@ -57,7 +57,7 @@ class Place:
     def stop(self, number: signal.Signals) -> None:
         process = self.pool.service.process
         process.send_signal(number)
-        process.wait(30)
+        process.wait(60)
 
     def restart(self, number: signal.Signals) -> None:
         self.stop(number)

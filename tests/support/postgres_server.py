@@ -75,7 +75,7 @@ class PostgresServer:
         if self.process is not None:
             self.resume()
             self.process.send_signal(signal.SIGQUIT)
-            self.process.wait(30)
+            self.process.wait(60)
             self.process = None
 
     def pause(self) -> None:

@@ -26,7 +26,7 @@ from django.db import connection
 from tests.support.processes import ROOT
 from tests.support.required import missing
 
-END_SECONDS = 30
+END_SECONDS = 60
 
 
 @dataclass(frozen=True)

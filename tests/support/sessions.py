@@ -84,7 +84,7 @@ def in_thread(work: Callable[[], object]) -> threading.Thread:
     return thread
 
 
-def wait_for(is_so: Callable[[], bool], seconds: float = 20) -> None:
+def wait_for(is_so: Callable[[], bool], seconds: float = 60) -> None:
     done = threading.Event()
     until = seconds / 0.01
     while not is_so():

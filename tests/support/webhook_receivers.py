@@ -42,7 +42,7 @@ class Receiver:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 receiver.asked += 1
                 if self.path in receiver.holding:
-                    receiver.released.wait(30)
+                    receiver.released.wait(60)
                 headers = {name.lower(): value for name, value in self.headers.items()}
                 receiver.came.append((self.path, headers, body))
                 self.send_response(receiver.statuses.pop(0) if receiver.statuses else 204)

@@ -244,7 +244,7 @@ def test_two_requests_at_once_give_their_files_names_of_their_own(
 
     def page(body: bytes) -> Callable[[socket.socket], None]:
         def serve(client: socket.socket) -> None:
-            both.wait(20)
+            both.wait(60)
             client.sendall(answer(body))
 
         return serve

@@ -78,7 +78,7 @@ class Client:
         self._reader.close()
 
     def wait(self) -> None:
-        self._thread.join(30)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
 

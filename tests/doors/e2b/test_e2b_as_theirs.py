@@ -61,7 +61,7 @@ def test_a_file_that_is_written_is_created_written_and_changed_at_once(sandbox: 
     watch = sandbox.files.watch_dir("events", recursive=True, include_entry=True)
     sandbox.files.write("events/in/new", "12345")
     seen = watch.get_new_events()
-    wait_until(lambda: len(seen) >= 3 or seen.extend(watch.get_new_events()), 20)
+    wait_until(lambda: len(seen) >= 3 or seen.extend(watch.get_new_events()), 60)
     assert [(each.name, each.type) for each in seen] == [
         ("in/new", FilesystemEventType.CREATE),
         ("in/new", FilesystemEventType.WRITE),
@@ -71,7 +71,7 @@ def test_a_file_that_is_written_is_created_written_and_changed_at_once(sandbox: 
     assert {(each.path, each.size) for each in entries} == {("/home/user/events/in/new", 5)}
     sandbox.commands.run("mv events/in/new events/other")
     seen = []
-    wait_until(lambda: len(seen) >= 2 or seen.extend(watch.get_new_events()), 20)
+    wait_until(lambda: len(seen) >= 2 or seen.extend(watch.get_new_events()), 60)
     assert [(each.name, each.type) for each in seen] == [
         ("in/new", FilesystemEventType.RENAME),
         ("other", FilesystemEventType.CREATE),

@@ -273,5 +273,5 @@ def test_who_leaves_a_cell_stops_it_and_keeps_the_context(door: Site, sandbox: S
     sandbox.run_code("kept = 7")
     with pytest.raises(TimeoutException):
         sandbox.run_code("import time; time.sleep(600)", timeout=1)
-    wait_until(lambda: records(door)[0]["status"] == "cancelled", 20)
+    wait_until(lambda: records(door)[0]["status"] == "cancelled", 60)
     assert sandbox.run_code("kept").text == "7"

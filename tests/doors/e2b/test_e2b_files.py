@@ -125,7 +125,7 @@ def test_files_are_reached_wherever_the_sandboxes_user_is(sandbox: Sandbox) -> N
     assert "processor" in files.read("/proc/cpuinfo")
     watch = files.watch_dir("/tmp/b")
     files.write("/tmp/b/new", "x")
-    wait_until(lambda: "new" in {each.name for each in watch.get_new_events()}, 20)
+    wait_until(lambda: "new" in {each.name for each in watch.get_new_events()}, 60)
     watch.stop()
     link = sandbox.download_url("/tmp/a/plot.png", use_signature_expiration=60)
     assert httpx.get(link).text == "plot\n"
@@ -190,9 +190,9 @@ def test_changes_are_told_to_who_asks(sandbox: Sandbox) -> None:
         seen.extend((each.name, each.type) for each in deep.get_new_events())
         return (name, FilesystemEventType.CREATE) in seen
 
-    wait_until(lambda: has_seen("top"), 20)
+    wait_until(lambda: has_seen("top"), 60)
     assert ("deep/new", FilesystemEventType.CREATE) in seen
-    wait_until(lambda: "top" in {each.name for each in flat.get_new_events()}, 20)
+    wait_until(lambda: "top" in {each.name for each in flat.get_new_events()}, 60)
     flat.stop()
     deep.stop()
 
@@ -209,7 +209,7 @@ def test_a_watch_whose_folder_is_gone_is_no_folder_where_nothing_happens(sandbox
             return True
         return False
 
-    wait_until(is_over, 20)
+    wait_until(is_over, 60)
 
 
 def test_links_that_are_signed_need_no_key(door: Site, sandbox: Sandbox) -> None:

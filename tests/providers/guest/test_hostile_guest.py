@@ -53,7 +53,7 @@ def test_a_guest_that_does_not_get_ready_is_a_failed_creation(script: str) -> No
             await pool.close()
 
     error = run(scenario())
-    wait_until(lambda: not impostors(), seconds=30)
+    wait_until(lambda: not impostors(), seconds=60)
     assert error.message.startswith("impostor: sandbox did not start: ")
     assert not error.started
     if "no kernel" in script:
@@ -83,7 +83,7 @@ def test_a_guest_that_never_gets_ready_is_given_up(monkeypatch: pytest.MonkeyPat
         await pool.close()
 
     run(scenario())
-    wait_until(lambda: not impostors(), seconds=30)
+    wait_until(lambda: not impostors(), seconds=60)
 
 
 ANSWERS = {
@@ -173,7 +173,7 @@ def test_a_guest_that_does_not_wait_for_its_turn_is_never_believed(script: str) 
 
     # It is replaced, but not as fast as the machine can start processes.
     assert 2 <= run(scenario()) < 20
-    wait_until(lambda: not impostors(), seconds=30)
+    wait_until(lambda: not impostors(), seconds=60)
 
 
 CLAIMS: dict[str, dict[str, Any]] = {
@@ -294,7 +294,7 @@ os.close(1)
 while True: pass
 """
     assert_ended(run(served(script)))
-    wait_until(lambda: not impostors(), seconds=30)
+    wait_until(lambda: not impostors(), seconds=60)
 
 
 def test_an_honest_answer_is_taken_as_it_is() -> None:

@@ -13,7 +13,7 @@ from tests.support.kept_guest import Guests, KeptGuest
 from tests.support.process_bounds import bound_on_processes
 
 # How much later than it must a context may be lost on a busy machine.
-MARGIN = 15.0
+MARGIN = 40.0
 
 
 def other_works(kept: KeptGuest) -> None:
@@ -286,7 +286,7 @@ def test_used_up_memory_costs_the_context_that_uses_it(
     kept = guests.kept(memory_bytes=128 * 2**20)
     kept.ask("context.create", language="python", context="other")
     kept.run("y = 'kept'", context="other")
-    ran = kept.run("x = bytearray(100 * 2**20)\nwhile True: x += bytes(2**20)", timeout=20)
+    ran = kept.run("x = bytearray(100 * 2**20)\nwhile True: x += bytes(2**20)", timeout=60)
 
     assert ran.header["out_of_memory"] is not counted
     assert (ran.exit_code, ran.context_kept) == (137 if counted else None, False)

@@ -37,7 +37,7 @@ def test_nothing_survives_the_owner_of_the_pool(
     require(tool)
     owner = LocalProcess(tmp_path, launcher=launcher, gvisor_platform="ptrace", pool_size=2)
     owner.start(DAEMON, timeout=60)
-    wait_until(lambda: len(family(owner.process.pid)) > 3, seconds=30)
+    wait_until(lambda: len(family(owner.process.pid)) > 3, seconds=60)
     running = family(owner.process.pid)
     owner.process.send_signal(how)
     owner.process.wait()
@@ -59,4 +59,4 @@ def test_what_a_killed_owner_has_left_is_removed_by_the_next(
     left += (tmp_path / "run").glob(f"{launcher}-*")
     with LocalProcess(tmp_path, **config) as following:
         assert following.run("print(1)")["stdout"] == "1\n"
-    wait_until(lambda: not any(path.exists() for path in left), seconds=30)
+    wait_until(lambda: not any(path.exists() for path in left), seconds=60)

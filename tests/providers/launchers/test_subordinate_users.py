@@ -93,7 +93,7 @@ def _users(process: LocalProcess) -> list[int]:
 
 
 def _wait_for_warm(process: LocalProcess, count: int) -> list[int]:
-    wait_until(lambda: len(_users(process)) >= count, seconds=20)
+    wait_until(lambda: len(_users(process)) >= count, seconds=60)
     return _users(process)
 
 
@@ -171,7 +171,7 @@ def test_a_kept_sandbox_is_clean_for_the_owners_next_run(user: int) -> None:
             # Nobody else would have this user so soon: it is the same sandbox.
             return uid in seen[:-1]
 
-        wait_until(meets_a_user_again, seconds=20)
+        wait_until(meets_a_user_again, seconds=60)
 
 
 @pytest.mark.parametrize(

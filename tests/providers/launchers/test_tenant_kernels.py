@@ -93,7 +93,7 @@ def test_a_run_may_end_late_while_libraries_are_imported_for_another(
 
     with ThreadPoolExecutor(1) as thread:
         other = thread.submit(kernels.start, "gina", "python", "decimal")
-        wait_until(lambda: kernel.stream.count == 2 and kernel.is_starting, seconds=30)
+        wait_until(lambda: kernel.stream.count == 2 and kernel.is_starting, seconds=60)
         going.end()
         kernels.loop.call(hear())
         started = other.result()
@@ -151,7 +151,7 @@ def test_it_is_renewed_after_so_many_runs(
 def test_it_ends_when_nobody_uses_it(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tenant_kernel, "IDLE_SECONDS", 0.01)
     kernels.run("bob", "print(1)")
-    wait_until(lambda: "bob" not in kernels.launcher._kernels._current, seconds=30)  # type: ignore[union-attr]
+    wait_until(lambda: "bob" not in kernels.launcher._kernels._current, seconds=60)  # type: ignore[union-attr]
 
 
 def test_idle_kernels_make_room_for_those_of_others(
@@ -176,7 +176,7 @@ def test_a_run_that_breaks_the_protocol_ends_the_trust_in_its_kernel(kernels: Ke
     kernels.loop.call(lie())
     assert "protocol" in liar.result().stderr
     # Warm ones are not used any more, what runs may finish, and the next is in another kernel.
-    wait_until(lambda: not warm.alive, seconds=30)
+    wait_until(lambda: not warm.alive, seconds=60)
     kernels.loop.call(warm.destroy())
     assert going.came is None
     assert kernels.run("alice", "print(1)").stdout == "1\n"

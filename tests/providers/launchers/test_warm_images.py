@@ -59,7 +59,7 @@ class Restoring:
 
         async def run() -> str:
             try:
-                result = await sandbox.run(Job(code, timeout=20))
+                result = await sandbox.run(Job(code, timeout=60))
             finally:
                 await sandbox.destroy()
             assert result.exit_code == 0, result.stderr

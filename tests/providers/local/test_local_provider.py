@@ -111,7 +111,7 @@ def test_destroying_an_instance_ends_what_runs_in_it(local: Local) -> None:
     thread.start()
     wait_until(lambda: any(each.running for each in list(provider._pool._busy)), seconds=60)  # type: ignore[union-attr]
     assert provider.destroy_instance(instance.instance_id)
-    thread.join(30)
+    thread.join(60)
     assert [type(error) for error in errors] == [ProviderUnavailable]
     assert errors[0].started
     local.assert_nothing_is_left()

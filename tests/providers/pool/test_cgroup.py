@@ -125,7 +125,7 @@ def test_a_group_that_was_delegated_to_an_ordinary_user_bounds_its_sandboxes(use
     finally:
         for group, root in zip(delegated, before, strict=True):
             root.write_text(str(os.getpid()))
-            wait_until(lambda group=group: _removed(group), seconds=30)
+            wait_until(lambda group=group: _removed(group), seconds=60)
 
 
 def _removed(group: Path) -> bool:

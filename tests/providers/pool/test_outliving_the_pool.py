@@ -121,7 +121,7 @@ def test_what_a_sandbox_holds_is_there_after_its_pool(place: Place, number: sign
     assert not any(b"sesame" in path.read_bytes() for path in place.folder.rglob("*.json"))
 
     assert sandbox.close()
-    wait_until(lambda: container.id not in [one.id for one in place.containers()], seconds=30)
+    wait_until(lambda: container.id not in [one.id for one in place.containers()], seconds=60)
     assert place.memory.all() == []
 
 
@@ -143,7 +143,7 @@ def test_a_cell_that_runs_when_the_pool_ends_is_told_and_the_next_one_runs(
 
     place.restart(number)
 
-    thread.join(30)
+    thread.join(60)
     (error,) = ends
     assert isinstance(error, ProviderUnavailable)
     assert not isinstance(error, KeptSandboxLost)
@@ -221,12 +221,12 @@ def test_what_was_changed_or_is_a_strangers_is_not_taken_over(runc_place: Place)
     place.memory.save(forged)
     place.start()
 
-    wait_until(lambda: len(place.described()) == 1, seconds=30)
+    wait_until(lambda: len(place.described()) == 1, seconds=60)
     assert fine.run(Job("print(1)")).stdout == "1\n"
     for lost in (changed, replaced, ended):
         with pytest.raises(KeptSandboxLost, match="was restarted"):
             lost.run(Job("print(1)"))
-    wait_until(lambda: len(place.kept_containers()) == 1, seconds=30)
+    wait_until(lambda: len(place.kept_containers()) == 1, seconds=60)
     assert [each.ref for each in place.memory.all()] == [fine.ref]
 
 
@@ -236,10 +236,10 @@ def test_a_lease_goes_on_while_there_is_no_pool(runc_place: Place) -> None:
     short.renew(3)
     long.renew(500)
     left = {sandbox.ref: sandbox for sandbox in (short, long)}
-    wait_until(lambda: {round(each.seconds, -1) for each in place.memory.all()} == {0, 500}, 20)
+    wait_until(lambda: {round(each.seconds, -1) for each in place.memory.all()} == {0, 500}, 60)
     place.stop(signal.SIGKILL)
     stopped = time.monotonic()
-    wait_until(lambda: min(each.left for each in place.memory.all()) < 0, 20)
+    wait_until(lambda: min(each.left for each in place.memory.all()) < 0, 60)
     place.start()
 
     (described,) = place.described()
@@ -247,7 +247,7 @@ def test_a_lease_goes_on_while_there_is_no_pool(runc_place: Place) -> None:
     assert described["expires_in"] < 500 - (time.monotonic() - stopped) + 1
     with pytest.raises(KeptSandboxLost):
         left[short.ref].run(Job("1"))
-    wait_until(lambda: len(place.kept_containers()) == 1, seconds=30)
+    wait_until(lambda: len(place.kept_containers()) == 1, seconds=60)
     assert [each.ref for each in place.memory.all()] == [long.ref]
 
 
@@ -342,7 +342,7 @@ def test_what_was_found_counts_under_the_settings_that_come_later(runc_place: Pl
         assert place.pool.stats()["busy"] == 2
         assert first.close()
         assert second.close()
-        wait_until(lambda: not place.kept_containers(), seconds=30)
+        wait_until(lambda: not place.kept_containers(), seconds=60)
         assert place.pool.stats()["busy"] == 0
 
 

@@ -35,7 +35,7 @@ def test_closing_ends_busy_and_warm_sandboxes_and_tells_who_waits() -> None:
             began = time.monotonic()
             with pytest.raises(SandboxError, match="shutting down"):
                 await pool.acquire("python")
-            assert time.monotonic() - began < 5
+            assert time.monotonic() - began < 20
 
     asyncio.run(scenario())
 

@@ -16,7 +16,7 @@ pytest_plugins = ["tests.support.pool_fixtures"]
 
 
 def assert_nothing_survives(pool: PoolService) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while pool.service.survivors() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert pool.service.survivors() == []
@@ -67,7 +67,7 @@ def test_what_was_lent_can_be_used_when_it_is_told_to_end_and_nothing_more_is_le
 
 
 def wait_until_draining(pool: PoolService) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 60
     while pool.ask("GET", "/healthz").status != 503:
         assert time.monotonic() < deadline
 

@@ -63,7 +63,7 @@ def test_while_one_is_free_a_newcomer_gets_it(capacity: int, asked: list[tuple[s
 
 def test_the_rest_of_a_greedy_owners_callers_wait_beside_a_warm_sandbox() -> None:
     require("bwrap")
-    with WarmPool(PoolSettings(size=1, capacity=5, patience=30)) as pool:
+    with WarmPool(PoolSettings(size=1, capacity=5, patience=60)) as pool:
         held = [pool.acquire("greedy") for _ in range(4)]
         fifth = pool.in_background(pool.acquire, "greedy")
         pool.settle(idle=1, waiting=1)
@@ -76,17 +76,17 @@ def test_the_rest_of_a_greedy_owners_callers_wait_beside_a_warm_sandbox() -> Non
         assert not fifth.done()
 
         pool.release(held.pop())
-        held.append(fifth.result(20))
+        held.append(fifth.result(60))
         for sandbox in held:
             pool.release(sandbox)
 
 
 def test_a_pool_that_grows_serves_who_waited_for_a_share() -> None:
     require("bwrap")
-    with WarmPool(PoolSettings(size=1, capacity=5, patience=30)) as pool:
+    with WarmPool(PoolSettings(size=1, capacity=5, patience=60)) as pool:
         held = [pool.acquire("greedy") for _ in range(4)]
         fifth = pool.in_background(pool.acquire, "greedy")
         pool.settle(idle=1, waiting=1)
-        pool.resize(PoolSettings(size=1, capacity=10, patience=30))
-        for sandbox in [*held, fifth.result(20)]:
+        pool.resize(PoolSettings(size=1, capacity=10, patience=60))
+        for sandbox in [*held, fifth.result(60)]:
             pool.release(sandbox)

@@ -92,7 +92,7 @@ def test_a_sandbox_that_dies_while_idle_is_replaced() -> None:
         assert len(first) == 2
         for pid in first:
             os.kill(pid, signal.SIGKILL)
-        wait_until(lambda: pool.stats()["restarts"] == 2, seconds=30)
+        wait_until(lambda: pool.stats()["restarts"] == 2, seconds=60)
         assert pool.run("print('alive')").stdout == "alive\n"
         pool.settle(idle=2, creating=0, ending=0, restarts=2)
 
@@ -166,7 +166,7 @@ def test_closing_ends_everything_and_refuses_who_waits() -> None:
     sandbox = pool.acquire()
     code = "import time; time.sleep(600)"
     run = pool.in_background(lambda: pool.run_in(sandbox, code, timeout=600))
-    wait_until(lambda: sandbox.running, seconds=30)
+    wait_until(lambda: sandbox.running, seconds=60)
     waiting = pool.in_background(pool.acquire)
     pool.settle(waiting=1)
     tools = started_by(thread_of(pool.loop))

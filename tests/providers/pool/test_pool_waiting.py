@@ -150,7 +150,7 @@ def test_a_launcher_that_fails_is_told_at_once_and_tried_again() -> None:
     launcher = SlowLauncher()
     launcher.error = ProviderUnavailable("The engine is gone.")
     with WarmPool(PoolSettings(size=1, capacity=2, patience=60), launcher=launcher) as pool:
-        wait_until(lambda: len(launcher.attempts) >= 3, seconds=30)
+        wait_until(lambda: len(launcher.attempts) >= 3, seconds=60)
         with pytest.raises(ProviderUnavailable, match="engine is gone") as refusal:
             pool.acquire()
         assert refusal.value.retry_after

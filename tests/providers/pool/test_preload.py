@@ -66,7 +66,7 @@ def test_tenant_runs_find_the_modules_again_each_time(science: WarmPool) -> None
 def test_a_missing_module_fails_the_start_and_is_named() -> None:
     require("bwrap")
     template = Template("python", "python", preload=("json", "no_such_module"))
-    with WarmPool(PoolSettings(size=1, patience=10), {"python": template}) as pool:
+    with WarmPool(PoolSettings(size=1, patience=60), {"python": template}) as pool:
         with pytest.raises(CreationFailed) as failure:
             pool.acquire()
         assert "'no_such_module'" in failure.value.message
@@ -82,7 +82,7 @@ def test_a_template_that_fails_does_not_disturb_another() -> None:
         "python": Template("python", "python"),
         "broken": Template("broken", "python", preload=("no_such_module",)),
     }
-    with WarmPool(PoolSettings(size=1, patience=10), templates) as pool:
+    with WarmPool(PoolSettings(size=1, patience=60), templates) as pool:
         with pytest.raises(CreationFailed):
             pool.acquire(template="broken")
         assert pool.run("print('served')").stdout == "served\n"

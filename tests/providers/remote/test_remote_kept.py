@@ -46,7 +46,7 @@ def begin(sandbox: KeptSandbox, code: str, run: str = "") -> tuple[threading.Thr
         target=lambda: results.append(sandbox.run(Job(code, run=run), lambda event: begun.set()))
     )
     thread.start()
-    assert begun.wait(20)
+    assert begun.wait(60)
     return thread, results
 
 
@@ -54,7 +54,7 @@ def test_an_interrupt_stops_the_cell_and_keeps_the_state(kept: KeptSandbox) -> N
     kept.run(Job("kept = 41"))
     thread, results = begin(kept, "print('begun', flush=True)\nwhile True: pass")
     assert kept.interrupt() is True
-    thread.join(20)
+    thread.join(60)
     (result,) = results
     assert (result.exit_code, result.timed_out) == (130, False)  # type: ignore[attr-defined]
     assert result.metadata["context_kept"] is True  # type: ignore[attr-defined]
@@ -68,7 +68,7 @@ def test_an_interrupt_that_names_another_run_leaves_this_one(kept: KeptSandbox) 
     assert kept.interrupt(run="first") is False
     assert kept.interrupt(run="third") is False
     assert kept.interrupt(run="second") is True
-    thread.join(20)
+    thread.join(60)
     assert results[0].exit_code == 130  # type: ignore[attr-defined]
     with pytest.raises(ProviderUnavailable, match="before it began"):
         kept.run(Job("kept = 0", run="third"))
@@ -113,7 +113,7 @@ def test_runs_of_one_context_follow_one_another_and_others_go_on(kept: KeptSandb
     )
     thread, results = begin(kept, code)
     assert kept.run(Job("open('seen', 'w').close()", context=other.id)).exit_code == 0
-    thread.join(20)
+    thread.join(60)
     assert results[0].exit_code == 0  # type: ignore[attr-defined]
 
 
@@ -214,7 +214,7 @@ def test_a_command_that_somebody_else_has_started_is_followed_and_ended(
     thread.start()
     assert eventually(lambda: e2b_server.requests.count("Connect") == 1)
     again.processes.write(process.pid, b"it\n")
-    thread.join(20)
+    thread.join(60)
     assert b"".join(event.data for event in seen) == b"got it\n"
     with pytest.raises(InvalidConfiguration, match="pid: "):
         open_e2b(e2b_server).attach(kept.ref).processes.follow(process.pid, seen.append)
@@ -262,7 +262,7 @@ def test_what_changes_in_a_folder_is_told(kept: KeptSandbox) -> None:
         return bool(told)
 
     assert eventually(changed, 60)
-    thread.join(20)
+    thread.join(60)
     changes.close()  # type: ignore[attr-defined]
 
 
@@ -306,7 +306,7 @@ def test_the_next_run_says_that_one_which_was_given_up_has_lost_the_context(
         assert eventually(lambda: aliyun_server.requests.count("execute") > executed)  # noqa: B023
         # Nobody waits for it any more.
         assert sandbox.interrupt(context, f"in {context}") is True
-        thread.join(20)
+        thread.join(60)
     for context, folder in (("default", "user"), (named, "below")):
         # Whoever runs next in it is told, once.
         again = aliyun.attach(sandbox.ref)

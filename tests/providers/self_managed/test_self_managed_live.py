@@ -52,12 +52,12 @@ def test_what_is_put_out_comes_before_the_end_and_closing_ends_the_run(sandbox: 
         came.set()
 
     running = sandbox.submit_run(job(WAITS), emit)
-    assert came.wait(30)
+    assert came.wait(60)
     assert not running.done()
     assert text(events, "stdout") == "early\n"
     sandbox.close()
     with pytest.raises(ProviderUnavailable) as failed:
-        running.result(30)
+        running.result(60)
     assert failed.value.started
 
 
