@@ -30,7 +30,7 @@ _START_SECONDS = 30
 @contextmanager
 def running_pool(data_dir: Path) -> Iterator[None]:
     """The service that keeps the local provider's sandboxes, in an empty data directory."""
-    from providers.pool.service.unix_socket import answers, socket_path
+    from providers.runtime.service.unix_socket import answers, socket_path
 
     command = [sys.executable, "manage.py", "pool", "--no-port", "--launcher", "bubblewrap"]
     process = subprocess.Popen(command, cwd=ROOT)

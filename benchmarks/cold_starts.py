@@ -26,11 +26,11 @@ LEVELS = (
 
 async def measure(kind: str, level: str, calls: int, preload: list[str]) -> str:
     """One line of the table. Raises SandboxError where there is no such thing here."""
-    from providers.pool.launcher import Starter, TenantLauncher
-    from providers.pool.requests import make_template
-    from providers.pool.sandbox import Sandbox
-    from providers.pool.service.launchers import LauncherChoice
-    from providers.pool.service.settings import ServiceSettings
+    from providers.runtime.pool.launcher import Starter, TenantLauncher
+    from providers.runtime.pool.requests import make_template
+    from providers.runtime.pool.sandbox import Sandbox
+    from providers.runtime.service.launchers import LauncherChoice
+    from providers.runtime.service.settings import ServiceSettings
     from providers.values import Job, SandboxLimits
 
     with tempfile.TemporaryDirectory(prefix="cofferdam-bench-") as folder:

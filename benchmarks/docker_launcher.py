@@ -18,11 +18,11 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from benchmarks.processors import busy_ms
-from providers.pool.hardening import Hardening
-from providers.pool.launchers.docker import DockerLauncher, DockerSettings
-from providers.pool.launchers.docker_engine import Engine, Recipe
-from providers.pool.requests import make_template
-from providers.pool.sandbox import Sandbox
+from providers.runtime.launchers.docker import DockerLauncher, DockerSettings
+from providers.runtime.launchers.docker_engine import Engine, Recipe
+from providers.runtime.pool.hardening import Hardening
+from providers.runtime.pool.requests import make_template
+from providers.runtime.pool.sandbox import Sandbox
 from providers.values import Job, SandboxLimits
 
 ROUNDS = 6

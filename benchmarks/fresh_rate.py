@@ -64,10 +64,10 @@ def _bare(folder: Path) -> Once:
 
 
 async def _launched(kind: str, folder: Path, held: ExitStack) -> Once:
-    from providers.pool.requests import make_template
-    from providers.pool.sandbox import Sandbox
-    from providers.pool.service.launchers import LauncherChoice
-    from providers.pool.service.settings import ServiceSettings
+    from providers.runtime.pool.requests import make_template
+    from providers.runtime.pool.sandbox import Sandbox
+    from providers.runtime.service.launchers import LauncherChoice
+    from providers.runtime.service.settings import ServiceSettings
     from providers.values import Job, SandboxLimits
 
     (folder / "run").mkdir()

@@ -65,13 +65,13 @@ class Kernels:
     """A launcher and what makes runs with it."""
 
     def __init__(self, folder: Path, gvisor_platform: str) -> None:
-        from providers.pool.launchers.gvisor import GvisorLauncher
+        from providers.runtime.launchers.gvisor import GvisorLauncher
 
         (folder / "run").mkdir()
         self.launcher = GvisorLauncher(folder, gvisor_platform)
 
     async def prepare(self) -> None:
-        from providers.pool.requests import make_template
+        from providers.runtime.pool.requests import make_template
         from providers.values import SandboxLimits
 
         await self.launcher.prepare()
@@ -79,7 +79,7 @@ class Kernels:
 
     async def run(self, owner: str) -> None:
         """One run, from its start until nothing of it is left."""
-        from providers.pool.sandbox import Sandbox
+        from providers.runtime.pool.sandbox import Sandbox
         from providers.values import Job
 
         sandbox = await Sandbox.start(self.launcher.for_owner(owner), self.template)
@@ -97,7 +97,7 @@ class Kernels:
 
 
 async def many_runs(kernels: Kernels, runs: int) -> None:
-    from providers.pool.launchers import tenant_kernel
+    from providers.runtime.launchers import tenant_kernel
 
     # One kernel is to have all of them, however long that takes.
     tenant_kernel.MOST_RUNS, tenant_kernel.MOST_SECONDS = runs * 2, 1e9
@@ -120,7 +120,7 @@ async def many_runs(kernels: Kernels, runs: int) -> None:
 
 
 async def many_tenants(kernels: Kernels, tenants: int, every: float, seconds: float) -> None:
-    from providers.pool.launchers import tenant_kernel
+    from providers.runtime.launchers import tenant_kernel
 
     tenant_kernel.MOST_IDLE = tenants
     durations: list[float] = []

@@ -1,6 +1,6 @@
 """Whether refilling makes the next caller wait: a call every half second, and one every five.
 
-`providers.pool` over a launcher of this machine, without HTTP and record: from asking for a
+`providers.runtime.pool` over a launcher of this machine, without HTTP and record: from asking for a
 sandbox to the answer of a small program. The two kinds of calls take turns in blocks, as the
 machine's speed drifts.
 """
@@ -22,10 +22,10 @@ LAUNCHERS = ("bubblewrap", "runc", "gvisor", "docker")
 
 async def measure(kind: str, calls: int, blocks: int, size: int) -> dict[float, list[float]]:
     """Milliseconds by the seconds between two calls."""
-    from providers.pool.pool import Pool, PoolSettings
-    from providers.pool.requests import make_template
-    from providers.pool.service.launchers import LauncherChoice
-    from providers.pool.service.settings import ServiceSettings
+    from providers.runtime.pool.pool import Pool, PoolSettings
+    from providers.runtime.pool.requests import make_template
+    from providers.runtime.service.launchers import LauncherChoice
+    from providers.runtime.service.settings import ServiceSettings
     from providers.values import Job, SandboxLimits
 
     with tempfile.TemporaryDirectory(prefix="cofferdam-bench-") as folder:

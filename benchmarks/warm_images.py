@@ -30,10 +30,10 @@ def pss(pid: int) -> int:
 
 
 async def measure(rounds: int, preload: list[str], platform: str) -> None:
-    from providers.pool.launchers.gvisor import GvisorLauncher
-    from providers.pool.launchers.warm_images import WarmImages
-    from providers.pool.requests import make_template
-    from providers.pool.sandbox import Sandbox
+    from providers.runtime.launchers.gvisor import GvisorLauncher
+    from providers.runtime.launchers.warm_images import WarmImages
+    from providers.runtime.pool.requests import make_template
+    from providers.runtime.pool.sandbox import Sandbox
     from providers.values import Job, SandboxLimits
 
     # To see what an image without modules would bring.

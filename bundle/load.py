@@ -16,7 +16,7 @@ from pathlib import Path
 # Modules that the service itself does not load in every installation.
 _OTHERS = (
     # They act when they are loaded: one reads a program from descriptor 0 and ends the process.
-    "providers.guest",
+    "providers.runtime.guest",
     # A plugin for the tests of providers' authors, who have pytest.
     "providers.pytest_contract",
     # With requirements-otel.txt alone.

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from providers.guest.names import Omissions
-from providers.guest.wire import (
+from providers.runtime.guest.names import Omissions
+from providers.runtime.guest.wire import (
     MESSAGE_CHARACTERS,
     TRACEBACK_CHARACTERS,
     TYPE_CHARACTERS,

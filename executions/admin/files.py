@@ -28,8 +28,8 @@ from executions.sessions.storage import browse
 from executions.sessions.storage.browse import image_of, preview_of
 from providers.admin_pages import ReadOnly
 from providers.errors import SandboxError
-from providers.guest.names import escape
 from providers.hidden_characters import visible
+from providers.runtime.guest.names import escape
 
 MOST_LISTED = 500
 

@@ -32,8 +32,8 @@ from executions.sessions.models import Session, Snapshot
 from executions.tenants.models import ApiKey, Tenant
 from providers.admin_pages import ReadOnly, choice, once
 from providers.errors import InvalidConfiguration
-from providers.guest.names import escape
 from providers.hidden_characters import visible
+from providers.runtime.guest.names import escape
 from providers.sandbox import FileEntry
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from executions.sessions.storage import quota
 from executions.sessions.storage.carry_over import kept_of
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration, SandboxError
-from providers.guest.names import unescape
+from providers.runtime.guest.names import unescape
 from providers.waiting import submit, within
 
 if TYPE_CHECKING:

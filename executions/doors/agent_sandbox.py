@@ -58,8 +58,8 @@ from executions.sessions.models import Blob, Session
 from executions.sessions.storage.browse import Wanted, links_to
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration, SandboxError
-from providers.guest.display import TEXT_LIMIT
-from providers.guest.names import escape
+from providers.runtime.guest.display import TEXT_LIMIT
+from providers.runtime.guest.names import escape
 
 MAX_URLS, MAX_INPUTS = 200, 1000
 _LONGEST_ID, _LONGEST_URL = 4096, 8192

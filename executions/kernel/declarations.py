@@ -46,7 +46,7 @@ from pydantic_core.core_schema import (
 
 from executions.kernel.text import MOST_FOLDERS, MOST_NAME_BYTES, from_text, is_storable
 from providers.errors import InvalidConfiguration
-from providers.guest.names import unescape
+from providers.runtime.guest.names import unescape
 
 T = TypeVar("T")
 Says = Mapping[str, Any]

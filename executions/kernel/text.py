@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
-from providers.guest import wire
+from providers.runtime.guest import wire
 
 MAX_DEPTH = 200
 

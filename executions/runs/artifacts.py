@@ -15,7 +15,7 @@ from django.core.files.base import ContentFile
 
 from executions.kernel.text import storable
 from executions.runs.models import Artifact, artifact_storage
-from providers.guest.names import MOST_CHARACTERS
+from providers.runtime.guest.names import MOST_CHARACTERS
 from providers.values import ArtifactFile
 
 

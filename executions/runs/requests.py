@@ -48,9 +48,9 @@ from executions.tenants.models import ApiKey, Tenant
 from providers import slices
 from providers.addresses import Allowed
 from providers.errors import ErrorCode, SandboxError
-from providers.guest.names import problem
 from providers.json_reading import Base64
 from providers.languages import normalize_language
+from providers.runtime.guest.names import problem
 from providers.values import Entrypoint, InputFile, RunLimits
 
 MAX_FILES = 100

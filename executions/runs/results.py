@@ -22,9 +22,9 @@ from executions.runs.shapes import (
     VerdictShape,
 )
 from providers.errors import BLOCKED, CreationFailed, ProviderUnavailable, SandboxError
-from providers.guest import advice
-from providers.guest.names import Omissions, problem, too_large, too_many
 from providers.observations import KINDS, OBSERVATIONS, checked, note
+from providers.runtime.guest import advice
+from providers.runtime.guest.names import Omissions, problem, too_large, too_many
 from providers.sandbox import Sandbox
 from providers.values import (
     ARTIFACTS_SKIPPED,

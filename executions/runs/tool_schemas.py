@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 
 from executions.kernel.declarations import STORABLE, STRICT, Body, Members, Rule, declared, refuse
 from executions.kernel.text import to_json, without_surrogates
-from providers.guest.protocol import CALL_ANSWER_BYTES, NAME_BYTES
+from providers.runtime.guest.protocol import CALL_ANSWER_BYTES, NAME_BYTES
 
 MOST_TOOLS = 32
 SCHEMA_BYTES = 16 * 1024

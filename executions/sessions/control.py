@@ -63,8 +63,8 @@ from executions.sessions.storage.wake import ensure_awake, restore_files
 from executions.tenants.models import Tenant
 from providers.base import KEPT
 from providers.errors import KeptSandboxLost, ProviderUnavailable, SandboxError
-from providers.guest.names import escape
 from providers.manager import Lease, manager
+from providers.runtime.guest.names import escape
 from providers.sandbox import DEFAULT_CONTEXT, Context, KeptSandbox
 from providers.services.route_order import planned
 

@@ -29,7 +29,7 @@ from executions.sessions.requests import SessionLost, ensure_not_ended
 from executions.sessions.session_sandbox import OPERATION_SECONDS, lent_sandbox
 from providers import draining
 from providers.errors import KeptSandboxLost, ProviderUnavailable, RateLimited, SandboxError
-from providers.guest.names import escape
+from providers.runtime.guest.names import escape
 from providers.sandbox import FileChange, FileEntry
 from providers.threads import NoThreadLeft, start_thread
 from providers.waiting import within

@@ -25,17 +25,17 @@ from providers.isolation import FIELD, NONE, meets, of_runtime
 from providers.languages import normalize_language, offered_names
 from providers.local.packages import look
 from providers.local.sessions import LocalSessions
-from providers.pool.background import BackgroundLoop
-from providers.pool.cgroup import machine_memory
-from providers.pool.launcher import Launcher
-from providers.pool.launchers.bubblewrap import BubblewrapLauncher
-from providers.pool.launchers.gvisor import GvisorLauncher, find_runsc
-from providers.pool.launchers.unisolated import UnisolatedLauncher
-from providers.pool.levels import Chosen, choose_level
-from providers.pool.pool import Pool, PoolSettings
-from providers.pool.requests import check_job, check_spec, make_template
-from providers.pool.sandbox import Sandbox as WarmSandbox
-from providers.pool.settings import (
+from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
+from providers.runtime.launchers.gvisor import GvisorLauncher, find_runsc
+from providers.runtime.launchers.unisolated import UnisolatedLauncher
+from providers.runtime.pool.background import BackgroundLoop
+from providers.runtime.pool.cgroup import machine_memory
+from providers.runtime.pool.launcher import Launcher
+from providers.runtime.pool.levels import Chosen, choose_level
+from providers.runtime.pool.pool import Pool, PoolSettings
+from providers.runtime.pool.requests import check_job, check_spec, make_template
+from providers.runtime.pool.sandbox import Sandbox as WarmSandbox
+from providers.runtime.pool.settings import (
     FIELDS,
     ISOLATION,
     POOL,
@@ -45,7 +45,7 @@ from providers.pool.settings import (
     default_memory,
     module_names,
 )
-from providers.pool.template import Template
+from providers.runtime.pool.template import Template
 from providers.sandbox import KeptSandbox, Sandbox
 from providers.schema import ConfigField
 from providers.values import (

@@ -10,9 +10,9 @@ from typing import Any
 from django.conf import settings
 
 from providers.errors import InvalidConfiguration, ProviderUnavailable
-from providers.pool.service.apart import LAUNCHERS
-from providers.pool.service.settings import FIELDS
-from providers.pool.service.unix_socket import answers, socket_path
+from providers.runtime.service.apart import LAUNCHERS
+from providers.runtime.service.settings import FIELDS
+from providers.runtime.service.unix_socket import answers, socket_path
 from providers.sandbox import KeptSandbox
 from providers.schema import validate
 from providers.self_managed.client import PoolClient

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from providers.errors import SandboxError
-from providers.guest.names import Omissions, escape, problem, too_large, too_many
 from providers.remote.deadline import DeadlinePassed, call_within
+from providers.runtime.guest.names import Omissions, escape, problem, too_large, too_many
 from providers.values import (
     ARTIFACTS_SKIPPED,
     ArtifactFile,

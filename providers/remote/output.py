@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from providers.guest.names import Omissions, too_large, too_many
-from providers.guest.wire import EXCEPTION_BYTES
+from providers.runtime.guest.names import Omissions, too_large, too_many
+from providers.runtime.guest.wire import EXCEPTION_BYTES
 from providers.values import Emit, Event, RunLimits, Stream, exception_of
 
 _ENVELOPE_BYTES = 1024

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from providers.errors import InvalidConfiguration
-from providers.guest import exceptions, python_runner, wire
 from providers.remote import python_program
+from providers.runtime.guest import exceptions, python_runner, wire
 from providers.values import Entrypoint, RunLimits
 
 JAVASCRIPT = ("javascript", "typescript")

@@ -1,7 +1,7 @@
 """Has the guest's own runner run a program in a remote interpreter. Its source is sent there.
 
-What runs is the text of `providers.guest.python_runner`; here is only what a notebook's kernel
-needs around it. Standard library only.
+What runs is the text of `providers.runtime.guest.python_runner`; here is only what a notebook's
+kernel needs around it. Standard library only.
 """
 
 from __future__ import annotations

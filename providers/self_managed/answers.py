@@ -11,7 +11,7 @@ import urllib3
 from urllib3.exceptions import ConnectTimeoutError, NewConnectionError, SSLError
 
 from providers.errors import ConnectionFailed, ProviderUnavailable, SandboxError
-from providers.pool.service import messages
+from providers.runtime.service import messages
 from providers.self_managed.absence import NotSent
 
 logger = logging.getLogger(__name__)

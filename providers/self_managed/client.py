@@ -16,13 +16,13 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 
 from providers.addresses import rules
 from providers.errors import ProviderUnavailable, RateLimited, SandboxError
-from providers.guest import wire
-from providers.pool.channel import Frame
-from providers.pool.service import messages, operations
-from providers.pool.service.settings import settings_digest
 from providers.remote.checked_urllib3 import check_connections
 from providers.remote.owner import process_tag
 from providers.remote.receiver import Receiver
+from providers.runtime.guest import wire
+from providers.runtime.pool.channel import Frame
+from providers.runtime.service import messages, operations
+from providers.runtime.service.settings import settings_digest
 from providers.sandbox import tell_afterwards
 from providers.self_managed.absence import Absence, NotSent
 from providers.self_managed.answers import Answer, Answers, Unwelcome

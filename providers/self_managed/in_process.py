@@ -8,10 +8,10 @@ from typing import Any
 
 from django.conf import settings as django_settings
 
-from providers.pool.background import BackgroundLoop
-from providers.pool.service.keeper import PoolKeeper
-from providers.pool.service.launchers import LauncherChoice
-from providers.pool.service.settings import ServiceSettings
+from providers.runtime.pool.background import BackgroundLoop
+from providers.runtime.service.keeper import PoolKeeper
+from providers.runtime.service.launchers import LauncherChoice
+from providers.runtime.service.settings import ServiceSettings
 from providers.self_managed.client import Handle
 from providers.values import Emit, ExecutionResult, Job
 

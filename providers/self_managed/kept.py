@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from providers.errors import KeptSandboxLost, before_the_code
-from providers.guest.protocol import CHUNK_BYTES
 from providers.isolation import of_runtime
-from providers.pool import kept_claims
-from providers.pool.channel import Frame
-from providers.pool.service import messages, operations
+from providers.runtime.guest.protocol import CHUNK_BYTES
+from providers.runtime.pool import kept_claims
+from providers.runtime.pool.channel import Frame
+from providers.runtime.service import messages, operations
 from providers.sandbox import (
     DEFAULT_CONTEXT,
     Context,

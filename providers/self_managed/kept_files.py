@@ -9,10 +9,15 @@ from typing import IO, Any
 
 from providers.archives import IN_MEMORY_BYTES
 from providers.errors import InvalidConfiguration, ProviderUnavailable
-from providers.guest import wire
-from providers.guest.protocol import CHOSEN_BYTES, CHUNK_BYTES, KNOWN_CHARACTERS, MOST_CHOSEN
-from providers.pool import kept_claims
-from providers.pool.service import messages
+from providers.runtime.guest import wire
+from providers.runtime.guest.protocol import (
+    CHOSEN_BYTES,
+    CHUNK_BYTES,
+    KNOWN_CHARACTERS,
+    MOST_CHOSEN,
+)
+from providers.runtime.pool import kept_claims
+from providers.runtime.service import messages
 from providers.sandbox import Changes, FileChange, FileEntry, Files
 from providers.self_managed.line import Line
 

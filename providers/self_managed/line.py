@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from providers.guest.protocol import CHUNK_BYTES
-from providers.pool.channel import Frame
-from providers.pool.conversation import Parts
-from providers.pool.service import operations
+from providers.runtime.guest.protocol import CHUNK_BYTES
+from providers.runtime.pool.channel import Frame
+from providers.runtime.pool.conversation import Parts
+from providers.runtime.service import operations
 from providers.self_managed.client import PoolClient
 
 

@@ -19,10 +19,10 @@ from providers.errors import (
     before_the_code,
 )
 from providers.isolation import NAMESPACES, IsolationUnmet, meets, of_runtime
-from providers.pool.requests import check_spec
-from providers.pool.service.settings import FIELDS, ServiceSettings, check_config
-from providers.pool.settings import CONNECTION
 from providers.remote import receiver
+from providers.runtime.pool.requests import check_spec
+from providers.runtime.pool.settings import CONNECTION
+from providers.runtime.service.settings import FIELDS, ServiceSettings, check_config
 from providers.sandbox import KeptSandbox, Sandbox
 from providers.schema import ConfigField
 from providers.self_managed.client import Handle, PoolClient

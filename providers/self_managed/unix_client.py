@@ -10,7 +10,7 @@ import urllib3
 from urllib3.connection import HTTPConnection
 from urllib3.exceptions import NewConnectionError
 
-from providers.pool.service.unix_socket import connect
+from providers.runtime.service.unix_socket import connect
 
 CONNECT_SECONDS = 3.0
 

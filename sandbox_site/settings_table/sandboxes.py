@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from providers.guest.protocol import MOST_KNOWN
 from providers.launcher_names import KINDS
+from providers.runtime.guest.protocol import MOST_KNOWN
 from sandbox_site.settings_table.setting import (
     Group,
     addresses,

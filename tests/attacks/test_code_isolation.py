@@ -12,7 +12,7 @@ from contextlib import ExitStack
 import pytest
 from django.conf import settings
 
-from providers.pool.pool import PoolSettings
+from providers.runtime.pool.pool import PoolSettings
 from tests.conftest import require
 from tests.support.docker_engine import Containers
 from tests.support.sandboxes import Local, LocalProcess

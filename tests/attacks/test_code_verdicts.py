@@ -9,8 +9,8 @@ import pytest
 
 from providers.models import CircuitBreaker
 from providers.named import close_all
-from providers.pool.hardening import Hardening
-from providers.pool.launchers.docker_engine import End
+from providers.runtime.launchers.docker_engine import End
+from providers.runtime.pool.hardening import Hardening
 from providers.services import save_config
 from providers.values import SANDBOX_ENDED, ExecutionResult
 from tests.conftest import Caller, require

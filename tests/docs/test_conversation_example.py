@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from providers.pool.service.unix_socket import answers
+from providers.runtime.service.unix_socket import answers
 from tests.conftest import require
 from tests.support.deployment_pages import blocks_of
 from tests.support.processes import ROOT, Service, started

@@ -19,7 +19,7 @@ from executions.runs.models import Execution
 from executions.runs.requests import ExecutionRequest
 from providers import aes_gcm, key_ring, slices
 from providers.errors import ProviderUnavailable
-from providers.pool.service import messages
+from providers.runtime.service import messages
 from providers.slices import SLICE_BYTES, JSONInSlices, json_text
 from providers.values import ArtifactFile, ExecutionResult, InputFile, Job
 

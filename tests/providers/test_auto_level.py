@@ -12,10 +12,10 @@ import pytest
 from providers.base import SandboxProvider
 from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.local.provider import LocalProvider
-from providers.pool.cgroup import CgroupParent
-from providers.pool.launchers.bubblewrap import BubblewrapLauncher
-from providers.pool.launchers.gvisor import GvisorLauncher
-from providers.pool.levels import Chosen, choose_level
+from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
+from providers.runtime.launchers.gvisor import GvisorLauncher
+from providers.runtime.pool.cgroup import CgroupParent
+from providers.runtime.pool.levels import Chosen, choose_level
 from providers.self_managed.provider import SelfManagedProvider
 from providers.services.health import in_words
 from providers.values import Job, SandboxSpec

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from providers.pool.service import keeper as keeping
-from providers.pool.service.apart import Apart
-from providers.pool.service.keeper import PoolKeeper
-from providers.pool.service.launchers import LauncherChoice
-from providers.pool.service.settings import ServiceSettings
+from providers.runtime.service import keeper as keeping
+from providers.runtime.service.apart import Apart
+from providers.runtime.service.keeper import PoolKeeper
+from providers.runtime.service.launchers import LauncherChoice
+from providers.runtime.service.settings import ServiceSettings
 from tests.conftest import require
 
 SETTINGS = ServiceSettings(pool_size=1, max_sandboxes=4)

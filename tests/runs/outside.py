@@ -13,13 +13,13 @@ from typing import Any
 
 from aiohttp import web
 
-from providers.pool.launcher import Launcher
-from providers.pool.launchers.unisolated import UnisolatedLauncher
-from providers.pool.service.http import Service
-from providers.pool.service.keeper import PoolKeeper
-from providers.pool.service.launchers import LauncherChoice
-from providers.pool.service.messages import CLIENT_HEADER, SETTINGS_HEADER
-from providers.pool.service.settings import ServiceSettings
+from providers.runtime.launchers.unisolated import UnisolatedLauncher
+from providers.runtime.pool.launcher import Launcher
+from providers.runtime.service.http import Service
+from providers.runtime.service.keeper import PoolKeeper
+from providers.runtime.service.launchers import LauncherChoice
+from providers.runtime.service.messages import CLIENT_HEADER, SETTINGS_HEADER
+from providers.runtime.service.settings import ServiceSettings
 from tests.support.wire_server import Answer, Request, WireServer
 
 

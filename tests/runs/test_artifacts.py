@@ -13,7 +13,7 @@ import pytest
 from executions.kernel.text import uuid7
 from executions.runs.artifacts import remove_files, store_files
 from executions.runs.models import Artifact, Execution
-from providers.guest.names import MOST_CHARACTERS
+from providers.runtime.guest.names import MOST_CHARACTERS
 from providers.values import ArtifactFile
 from tests.conftest import Caller
 from tests.support.running import run

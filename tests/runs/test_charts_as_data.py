@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from providers.guest.display import CHART, COLUMNS
+from providers.runtime.guest.display import CHART, COLUMNS
 from tests.conftest import require
 from tests.support.rich import require_module
 from tests.support.warm_pools import WarmPool

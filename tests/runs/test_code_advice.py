@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from providers.errors import InvalidConfiguration
-from providers.guest import advice
-from providers.pool import claims
-from providers.pool.launchers.bubblewrap import BubblewrapLauncher
-from providers.pool.requests import make_template
-from providers.pool.sandbox import Sandbox
+from providers.runtime.guest import advice
+from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
+from providers.runtime.pool import claims
+from providers.runtime.pool.requests import make_template
+from providers.runtime.pool.sandbox import Sandbox
 from providers.self_managed.provider import SelfManagedProvider
 from providers.values import ExecutionResult, Job, SandboxLimits
 from tests.conftest import require

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from providers.errors import RateLimited, SandboxError
-from providers.guest import wire
 from providers.models import CircuitBreaker
-from providers.pool.launcher import start_failure
-from providers.pool.launchers.bubblewrap import BubblewrapLauncher
-from providers.pool.requests import make_template
-from providers.pool.sandbox import Sandbox
+from providers.runtime.guest import wire
+from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
+from providers.runtime.pool.launcher import start_failure
+from providers.runtime.pool.requests import make_template
+from providers.runtime.pool.sandbox import Sandbox
 from providers.services import breaker
 from providers.values import Job, SandboxLimits
 from tests.conftest import require

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from providers.pool.launchers.bubblewrap import BubblewrapLauncher
-from providers.pool.requests import make_template
-from providers.pool.sandbox import Sandbox
+from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
+from providers.runtime.pool.requests import make_template
+from providers.runtime.pool.sandbox import Sandbox
 from providers.values import ExecutionResult, Job, SandboxLimits
 from tests.conftest import require
 

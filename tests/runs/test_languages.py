@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from pygments.lexers import get_lexer_by_name
 
-from providers.guest.job import PROGRAMS
 from providers.languages import (
     OURS,
     TABLE,
@@ -19,6 +18,7 @@ from providers.languages import (
     probe_of,
     version_of,
 )
+from providers.runtime.guest.job import PROGRAMS
 from providers.services.trial import EXPECTED
 from providers.values import Job, SandboxSpec
 from tests.support.docker_engine import Containers

@@ -18,9 +18,9 @@ from providers.errors import ProviderUnavailable
 from providers.isolation import LEVELS, IsolationUnmet, meets, of_runtime, of_sandbox, strictest
 from providers.models import CircuitBreaker, Route
 from providers.named import lease_of
-from providers.pool.background import BackgroundLoop
-from providers.pool.service.launchers import LauncherChoice
-from providers.pool.service.settings import ServiceSettings
+from providers.runtime.pool.background import BackgroundLoop
+from providers.runtime.service.launchers import LauncherChoice
+from providers.runtime.service.settings import ServiceSettings
 from providers.services import breaker, save_config
 from providers.services.trial import try_provider
 from tests.conftest import Caller, require

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from providers.guest import missing
+from providers.runtime.guest import missing
 from providers.values import Event, Job, SandboxSpec
 from tests.conftest import require
 from tests.support.environments import environment_with

@@ -17,9 +17,9 @@ from executions.runs.models import Execution
 from executions.runs.results import kinds_in
 from executions.tenants.service import AUDITOR
 from providers.observations import KINDS, OBSERVATIONS
-from providers.pool.cgroup import Evidence
-from providers.pool.engine_cgroup import ProcessLimit
-from providers.pool.observing import observed
+from providers.runtime.pool.cgroup import Evidence
+from providers.runtime.pool.engine_cgroup import ProcessLimit
+from providers.runtime.pool.observing import observed
 from tests.conftest import Caller
 from tests.support.docker_engine import Containers
 from tests.support.execution_rows import LIST, make_rows, shown

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from providers.guest.display import CHART
-from providers.pool import outputs
-from providers.pool.outputs import read_outputs
+from providers.runtime.guest.display import CHART
+from providers.runtime.pool import outputs
+from providers.runtime.pool.outputs import read_outputs
 from providers.values import RunLimits
 from tests.conftest import require
 from tests.support.rich import image_size, require_module

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from providers.errors import InvalidConfiguration, ProviderUnavailable
-from providers.guest import wire
-from providers.guest.protocol import MOST_CHOSEN
-from providers.pool.service import operations
-from providers.pool.service.settings import FIELDS
+from providers.runtime.guest import wire
+from providers.runtime.guest.protocol import MOST_CHOSEN
+from providers.runtime.service import operations
+from providers.runtime.service.settings import FIELDS
 from providers.schema import validate
 from providers.self_managed import kept_files
 from providers.self_managed.client import PoolClient

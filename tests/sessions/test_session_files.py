@@ -15,7 +15,7 @@ import pytest
 from executions.kernel import background
 from executions.sessions import capacity
 from executions.sessions.files import range_of
-from providers.guest import names as guest_names
+from providers.runtime.guest import names as guest_names
 from providers.sandbox import FileEntry
 from tests.conftest import Caller
 from tests.support import kept_here

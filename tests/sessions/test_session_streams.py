@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from providers.guest.files_worker import MOST_WATCHES
+from providers.runtime.guest.files_worker import MOST_WATCHES
 from tests.support.raw_http import ask
 from tests.support.sandboxes import wait_until
 from tests.support.site import EXECUTIONS, Site

@@ -25,11 +25,11 @@ import docker
 import pytest
 import requests
 
-from providers.pool.background import BackgroundLoop
-from providers.pool.launchers.docker import DockerLauncher, DockerSettings
-from providers.pool.launchers.docker_owner import POOL_LABEL
-from providers.pool.requests import make_template
-from providers.pool.sandbox import Sandbox
+from providers.runtime.launchers.docker import DockerLauncher, DockerSettings
+from providers.runtime.launchers.docker_owner import POOL_LABEL
+from providers.runtime.pool.background import BackgroundLoop
+from providers.runtime.pool.requests import make_template
+from providers.runtime.pool.sandbox import Sandbox
 from providers.values import ExecutionResult, Job, SandboxLimits
 from tests.support.required import missing, require
 from tests.support.sandboxes import wait_until

@@ -6,8 +6,8 @@ import os
 import time
 from typing import Any
 
-from providers.pool.pool import Pool, PoolSettings
-from providers.pool.template import Template
+from providers.runtime.pool.pool import Pool, PoolSettings
+from providers.runtime.pool.template import Template
 from providers.values import ExecutionResult, Job
 from tests.support.impostors import MARK, Impostor
 from tests.support.sandboxes import children, command, wait_until

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from providers.pool.pool import Pool, PoolSettings
-from providers.pool.sandbox import Sandbox
-from providers.pool.template import Template
+from providers.runtime.pool.pool import Pool, PoolSettings
+from providers.runtime.pool.sandbox import Sandbox
+from providers.runtime.pool.template import Template
 from providers.values import Job
 from tests.support.impostors import MARK, Impostor
 from tests.support.sandboxes import children, command

@@ -7,8 +7,8 @@ import textwrap
 from dataclasses import dataclass, field
 
 from providers.errors import CreationFailed
-from providers.pool.launcher import Guest, ProcessGuest
-from providers.pool.template import Template
+from providers.runtime.pool.launcher import Guest, ProcessGuest
+from providers.runtime.pool.template import Template
 
 PRELUDE = """
 import json, os, struct, sys, time

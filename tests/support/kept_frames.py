@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from providers.guest import protocol, wire
+from providers.runtime.guest import protocol, wire
 from tests.support.kept_guest import Guests
 
 

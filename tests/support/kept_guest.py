@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from providers.guest import wire
-from providers.guest.protocol import CREDIT
-from providers.pool.launcher import Launcher
-from providers.pool.launchers.bubblewrap import BubblewrapLauncher
-from providers.pool.launchers.gvisor import GvisorLauncher
-from providers.pool.requests import make_template
+from providers.runtime.guest import wire
+from providers.runtime.guest.protocol import CREDIT
+from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
+from providers.runtime.launchers.gvisor import GvisorLauncher
+from providers.runtime.pool.launcher import Launcher
+from providers.runtime.pool.requests import make_template
 from providers.values import SandboxLimits
 from tests.conftest import require
 from tests.support.sandboxes import children

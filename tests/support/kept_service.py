@@ -17,7 +17,7 @@ from executions.sessions.ending import release
 from executions.sessions.models import Session
 from providers.manager import manager
 from providers.named import close_all
-from providers.pool.service.unix_socket import answers, socket_path
+from providers.runtime.service.unix_socket import answers, socket_path
 from tests.support.processes import ROOT, Service, clean_environment, free_port, started
 from tests.support.required import require
 from tests.support.running import LOCAL, activate

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from providers.guest import wire
-from providers.pool.cgroup import Evidence
-from providers.pool.channel import GuestChannel
-from providers.pool.sandbox import Sandbox
-from providers.pool.template import Template
+from providers.runtime.guest import wire
+from providers.runtime.pool.cgroup import Evidence
+from providers.runtime.pool.channel import GuestChannel
+from providers.runtime.pool.sandbox import Sandbox
+from providers.runtime.pool.template import Template
 from providers.values import Job, RunLimits
 
 READY = wire.pack({"type": "ready"}, [])

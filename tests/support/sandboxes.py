@@ -18,7 +18,7 @@ import pytest
 from providers.local.provider import LocalProvider
 from providers.manager import manager
 from providers.named import close_all
-from providers.pool.background import BackgroundLoop
+from providers.runtime.pool.background import BackgroundLoop
 from providers.values import ExecutionResult
 from tests.conftest import require
 

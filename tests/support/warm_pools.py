@@ -11,13 +11,13 @@ from typing import Any
 
 from django.conf import settings
 
-from providers.pool.background import BackgroundLoop
-from providers.pool.launcher import Guest, Launcher
-from providers.pool.launchers.bubblewrap import BubblewrapLauncher
-from providers.pool.pool import Pool, PoolSettings
-from providers.pool.requests import make_template
-from providers.pool.sandbox import Sandbox
-from providers.pool.template import Template
+from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
+from providers.runtime.pool.background import BackgroundLoop
+from providers.runtime.pool.launcher import Guest, Launcher
+from providers.runtime.pool.pool import Pool, PoolSettings
+from providers.runtime.pool.requests import make_template
+from providers.runtime.pool.sandbox import Sandbox
+from providers.runtime.pool.template import Template
 from providers.values import Entrypoint, ExecutionResult, InputFile, Job, RunLimits, SandboxLimits
 from tests.support.sandboxes import wait_until
 

@@ -12,7 +12,7 @@ from executions.capabilities.tools.arguments import MOST_STEPS, read_arguments
 from executions.runs.requests import ExecutionRequest
 from executions.runs.tool_schemas import Tool
 from providers.errors import InvalidConfiguration
-from providers.guest.protocol import CALL_BYTES
+from providers.runtime.guest.protocol import CALL_BYTES
 
 # Within its bound by itself, and not in a list of tools.
 DEEP = json.loads("[" * 199 + "]" * 199)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from providers.pool.kept import Kept
+from providers.runtime.pool.kept import Kept
 from providers.values import ExecutionResult, Job
 from tests.support.docker_engine import Containers
 

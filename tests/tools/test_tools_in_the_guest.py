@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from providers.guest.protocol import MOST_CALLS, MOST_WAITING_CALLS
+from providers.runtime.guest.protocol import MOST_CALLS, MOST_WAITING_CALLS
 from tests.support.kept_guest import KeptGuest
 from tests.tools.guest_tools import answer, answered, begun, calls, until_called
 

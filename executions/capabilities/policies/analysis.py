@@ -81,12 +81,12 @@ def analyse(code: str, rules: Mapping[str, Any]) -> tuple[str, list[Finding]]:
 
 
 def _notebook() -> Any:
-    """`providers.guest.notebook`, which a process of its own finds by its path alone."""
+    """`providers.runtime.guest.notebook`, which a process of its own finds by its path alone."""
     if __name__ != "__main__":
-        from providers.guest import notebook
+        from providers.runtime.guest import notebook
 
         return notebook
-    path = Path(__file__).parents[3] / "providers" / "guest" / "notebook.py"
+    path = Path(__file__).parents[3] / "providers" / "runtime" / "guest" / "notebook.py"
     spec = importlib.util.spec_from_file_location("notebook", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a module.")

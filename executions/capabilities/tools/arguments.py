@@ -20,7 +20,7 @@ from referencing.exceptions import Unresolvable
 
 from executions.kernel.text import from_json, to_json
 from executions.runs.tool_schemas import KEYWORDS, Tool
-from providers.guest.protocol import CALL_BYTES
+from providers.runtime.guest.protocol import CALL_BYTES
 
 # Of one check: a moment of a processor. A step is a keyword that is applied, some values that are
 # looked at for it, a problem that is found, or some of the text that says it.

@@ -53,7 +53,7 @@ from executions.runs.tool_schemas import Tool
 from executions.tenants.models import ApiKey, Tenant
 from providers import waiting
 from providers.fields import DecryptionError
-from providers.guest.protocol import MOST_CALLS, MOST_WAITING_CALLS
+from providers.runtime.guest.protocol import MOST_CALLS, MOST_WAITING_CALLS
 from providers.threads import Loop, NoThreadLeft, reset_after_fork, start_thread
 from providers.values import Event
 

@@ -31,10 +31,10 @@ from executions.sessions.requests import (
 )
 from executions.tenants.models import ApiKey
 from providers.errors import RateLimited, SandboxError
-from providers.guest.names import escape, shorten, unescape
 from providers.json_reading import read_text
 from providers.json_values import TooMuch
-from providers.pool.template import WORKSPACE
+from providers.runtime.guest.names import escape, shorten, unescape
+from providers.runtime.pool.template import WORKSPACE
 from providers.sandbox import below_workspace
 from providers.slices import json_text
 from providers.values import SandboxLimits, SandboxSpec

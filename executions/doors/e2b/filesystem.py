@@ -56,7 +56,7 @@ from executions.sessions.models import Session
 from executions.sessions.requests import MOST_DEPTH, FileListing
 from executions.tenants.models import ApiKey
 from providers.errors import SandboxError
-from providers.guest.names import escape
+from providers.runtime.guest.names import escape
 from providers.sandbox import FileEntry, below_workspace
 from providers.waiting import within
 

@@ -43,8 +43,8 @@ from executions.sessions.queries import has_ended
 from executions.sessions.requests import ContextRequest
 from executions.sessions.session_sandbox import lender_of
 from providers.errors import InvalidConfiguration, SandboxError
-from providers.guest.notebook import is_quiet, plain
 from providers.languages import normalize_language
+from providers.runtime.guest.notebook import is_quiet, plain
 from providers.sandbox import DEFAULT_CONTEXT
 
 _FIELDS = {
@@ -62,7 +62,7 @@ _FIELDS = {
     "e2b/data": "data",
     "e2b/chart": "chart",
     # What our own interpreter makes of figures, data frames, lists and dicts
-    # (providers/guest/display.py).
+    # (providers/runtime/guest/display.py).
     "application/vnd.cofferdam.columns+json": "data",
     "application/vnd.cofferdam.chart+json": "chart",
     "application/vnd.cofferdam.listed+json": "json",

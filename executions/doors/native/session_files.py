@@ -37,7 +37,7 @@ from executions.sessions.requests import (
     named_as,
 )
 from providers.errors import InvalidConfiguration, SandboxError
-from providers.guest.names import escape
+from providers.runtime.guest.names import escape
 from providers.sandbox import FileEntry
 
 _COPIED_BYTES = 256 * 1024

@@ -28,9 +28,9 @@ from executions.sessions.storage.tree import Edit, Tree, entry_of, parts_of, ref
 from executions.sessions.storage.wake import DEAD_AFTER
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration, ProviderUnavailable
-from providers.guest.archive import READABLE
-from providers.guest.paths import shown
 from providers.remote.deadline import DeadlinePassed
+from providers.runtime.guest.archive import READABLE
+from providers.runtime.guest.paths import shown
 from providers.sandbox import FileEntry
 from providers.waiting import within
 

@@ -12,7 +12,7 @@ from executions.sessions.models import Session, StoredTotal, Workspace
 from executions.tenants.quotas import Quota, bound_on_storage
 from providers import registry
 from providers.errors import InvalidConfiguration, RateLimited
-from providers.guest.protocol import KNOWN_CHARACTERS
+from providers.runtime.guest.protocol import KNOWN_CHARACTERS
 
 
 class QuotaExceeded(RateLimited):

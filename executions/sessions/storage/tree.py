@@ -19,8 +19,8 @@ from executions.sessions.models import Blob, Workspace, WorkspaceFile
 from executions.sessions.storage import drafts, quota
 from executions.sessions.storage.blobs import by_number
 from providers.errors import InvalidConfiguration
-from providers.guest.kept import Refused
-from providers.guest.paths import parse
+from providers.runtime.guest.kept import Refused
+from providers.runtime.guest.paths import parse
 from providers.sandbox import FileEntry, is_internal
 
 AT_ONCE = 500

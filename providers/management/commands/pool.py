@@ -12,17 +12,17 @@ from providers.addresses import is_loopback
 from providers.errors import SandboxError
 from providers.launcher_names import KINDS
 from providers.options import use_options
-from providers.pool.remembered import Memory
-from providers.pool.service.gate import AllowedAddresses
-from providers.pool.service.launchers import LauncherChoice
-from providers.pool.service.serve import ServiceOptions, serve
-from providers.pool.service.settings import (
+from providers.runtime.pool.remembered import Memory
+from providers.runtime.service.gate import AllowedAddresses
+from providers.runtime.service.launchers import LauncherChoice
+from providers.runtime.service.serve import ServiceOptions, serve
+from providers.runtime.service.settings import (
     ServiceSettings,
     parse_size,
     parse_span,
     usual_capacity,
 )
-from providers.pool.service.unix_socket import socket_path
+from providers.runtime.service.unix_socket import socket_path
 
 
 class Command(BaseCommand):

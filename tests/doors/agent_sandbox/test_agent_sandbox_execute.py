@@ -10,7 +10,7 @@ from django.test import Client
 
 from executions.runs.models import Execution
 from executions.sessions.models import Session
-from providers.guest.display import TEXT_LIMIT
+from providers.runtime.guest.display import TEXT_LIMIT
 from providers.values import RunLimits
 from tests.conftest import Caller
 from tests.support.agent_sandbox import content, download_url, execute, listed, output

@@ -15,7 +15,7 @@ from e2b import (
 )
 from e2b_code_interpreter import Sandbox
 
-from providers.guest.commands import MOST_KERNEL_PID, Commands
+from providers.runtime.guest.commands import MOST_KERNEL_PID, Commands
 from tests.support.e2b_door import opened
 from tests.support.sandboxes import wait_until
 

@@ -8,7 +8,7 @@ from e2b import SandboxException, SandboxNotFoundException, SandboxQuery, Sandbo
 from e2b.exceptions import AuthenticationException
 from e2b_code_interpreter import Sandbox
 
-from providers.pool.cgroup import CgroupParent
+from providers.runtime.pool.cgroup import CgroupParent
 from tests.support.e2b_door import native_of, opened
 from tests.support.raw_http import ask
 from tests.support.sandboxes import wait_until

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from providers.guest import wire
-from providers.pool.channel import Frame
-from providers.pool.kept import Kept
-from providers.pool.sandbox import Sandbox
-from providers.pool.template import Template
+from providers.runtime.guest import wire
+from providers.runtime.pool.channel import Frame
+from providers.runtime.pool.kept import Kept
+from providers.runtime.pool.sandbox import Sandbox
+from providers.runtime.pool.template import Template
 from tests.support.puppets import READY, PuppetGuest, PuppetLauncher
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from providers.guest import notices
-from providers.guest.file_changes import Memory
+from providers.runtime.guest import notices
+from providers.runtime.guest.file_changes import Memory
 
 
 @pytest.fixture(params=["none", "on a file system that is not the workspace's alone"])

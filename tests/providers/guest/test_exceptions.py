@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from providers.guest.wire import EXCEPTION_BYTES, MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS
-from providers.pool import claims
+from providers.runtime.guest.wire import EXCEPTION_BYTES, MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS
+from providers.runtime.pool import claims
 from providers.values import exception_of
 from tests.conftest import require
 from tests.support.kept_guest import Cell, Guests, KeptGuest

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from providers.errors import CreationFailed, KeptSandboxLost
-from providers.guest import wire
-from providers.pool import lasting
-from providers.pool.channel import GuestChannel
-from providers.pool.kept import Kept
-from providers.pool.lasting import find_again
-from providers.pool.launchers.docker_stream import After
-from providers.pool.remembered import Remembered, boot, now
-from providers.pool.template import Template
+from providers.runtime.guest import wire
+from providers.runtime.launchers.docker_stream import After
+from providers.runtime.pool import lasting
+from providers.runtime.pool.channel import GuestChannel
+from providers.runtime.pool.kept import Kept
+from providers.runtime.pool.lasting import find_again
+from providers.runtime.pool.remembered import Remembered, boot, now
+from providers.runtime.pool.template import Template
 from tests.providers.guest.kept_puppet import Answers, Puppet
 from tests.support.puppets import PuppetGuest, pass_seconds
 

@@ -17,10 +17,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from providers.guest import advice, wire
-from providers.guest.request import Run, answer
-from providers.pool.answer import read_answer
-from providers.pool.cgroup import Evidence
+from providers.runtime.guest import advice, wire
+from providers.runtime.guest.request import Run, answer
+from providers.runtime.pool.answer import read_answer
+from providers.runtime.pool.cgroup import Evidence
 from providers.values import SANDBOX_ENDED, ExecutionResult, RunLimits
 from tests.support.sandboxes import Local, command, family, wait_until
 

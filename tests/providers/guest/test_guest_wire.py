@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from providers.guest.wire import (
+from providers.runtime.guest.wire import (
     HEADER_LIMIT,
     FrameError,
     Parser,

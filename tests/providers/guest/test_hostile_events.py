@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from executions.runs.results import validate_result
-from providers.guest import wire
-from providers.pool.sandbox import Sandbox
+from providers.runtime.guest import wire
+from providers.runtime.pool.sandbox import Sandbox
 from providers.values import SANDBOX_ENDED, Event, ExecutionResult, RunLimits
 from tests.support.puppets import REQUEST, PuppetGuest, answer, numbered, play
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from providers.errors import CreationFailed, ProviderUnavailable
-from providers.guest.names import shorten
-from providers.pool import sandbox as sandbox_module
-from providers.pool import shelf
-from providers.pool.pool import Pool, PoolSettings
+from providers.runtime.guest.names import shorten
+from providers.runtime.pool import sandbox as sandbox_module
+from providers.runtime.pool import shelf
+from providers.runtime.pool.pool import Pool, PoolSettings
 from providers.values import SANDBOX_ENDED, ExecutionResult, RunLimits
 from tests.support.hostile_guests import TEMPLATES, impostors, request, served
 from tests.support.impostors import Impostor

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from providers.guest.capture import ORDER_LIMIT, Order
-from providers.guest.protocol import STOP_SECONDS
+from providers.runtime.guest.capture import ORDER_LIMIT, Order
+from providers.runtime.guest.protocol import STOP_SECONDS
 from tests.support.kept_guest import Guests, KeptGuest
 from tests.support.process_bounds import bound_on_processes
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from providers.guest import protocol
-from providers.guest.paths import METADATA_BYTES
+from providers.runtime.guest import protocol
+from providers.runtime.guest.paths import METADATA_BYTES
 from tests.support.kept_frames import Failed, Rooms
 from tests.support.kept_guest import Guests
 

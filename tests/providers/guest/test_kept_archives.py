@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from providers.guest import protocol
+from providers.runtime.guest import protocol
 from tests.support.kept_frames import Failed, Rooms
 
 pytest_plugins = ["tests.providers.guest.room_fixtures"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from providers.guest import file_changes, protocol
+from providers.runtime.guest import file_changes, protocol
 from tests.providers.guest.files_worker import worker
 from tests.providers.guest.kept_changes import THOROUGH, settled
 from tests.support.kept_frames import Failed, Rooms

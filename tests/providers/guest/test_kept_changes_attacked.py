@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from providers.guest import protocol
-from providers.guest.paths import MOST_DEPTH
+from providers.runtime.guest import protocol
+from providers.runtime.guest.paths import MOST_DEPTH
 from tests.providers.guest.kept_changes import THOROUGH, listed, replay, settled
 from tests.support.kept_frames import Failed, Rooms
 

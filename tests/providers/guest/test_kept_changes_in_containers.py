@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from providers.pool.kept import Kept
+from providers.runtime.pool.kept import Kept
 from providers.values import Job
 from tests.support.docker_engine import Containers
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import pytest
 
-from providers.guest import chosen_files, protocol
+from providers.runtime.guest import chosen_files, protocol
 from tests.providers.guest.files_worker import worker
 from tests.support.kept_frames import Failed, Rooms
 

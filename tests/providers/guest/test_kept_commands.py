@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from providers.guest import protocol, wire
+from providers.runtime.guest import protocol, wire
 from tests.support.kept_frames import Failed, Rooms
 from tests.support.processes import ROOT
 
@@ -331,7 +331,7 @@ def test_so_many_processes_and_no_more(open_rooms: Callable[..., Rooms]) -> None
 TOO_FEW_DESCRIPTORS = """
 import os
 from unittest.mock import Mock
-from providers.guest import command
+from providers.runtime.guest import command
 before = os.listdir("/proc/self/fd")
 wanted = command.Wanted()
 wanted.stdin, wanted.pty = True, {pty}

@@ -12,14 +12,14 @@ from typing import Any, cast
 import pytest
 
 from providers.errors import KeptSandboxLost
-from providers.guest.protocol import CHUNK_BYTES, CREDIT
-from providers.pool.channel import GuestChannel
-from providers.pool.kept import Kept
-from providers.pool.remembered import Memory, Remembered, boot, now
-from providers.pool.service import keeping as keeping_module
-from providers.pool.service.keeping import Keeping
-from providers.pool.service.outliving import Outliving
-from providers.pool.sessions import Session
+from providers.runtime.guest.protocol import CHUNK_BYTES, CREDIT
+from providers.runtime.pool.channel import GuestChannel
+from providers.runtime.pool.kept import Kept
+from providers.runtime.pool.remembered import Memory, Remembered, boot, now
+from providers.runtime.pool.sessions import Session
+from providers.runtime.service import keeping as keeping_module
+from providers.runtime.service.keeping import Keeping
+from providers.runtime.service.outliving import Outliving
 from providers.values import Job
 from tests.providers.guest.kept_puppet import Answers, Puppet, play
 from tests.support.impostor_pools import until

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from providers.guest import files, protocol
+from providers.runtime.guest import files, protocol
 from tests.providers.guest.files_worker import worker
 from tests.support.kept_frames import Failed, Rooms
 

@@ -6,8 +6,8 @@ import ctypes
 
 import pytest
 
-from providers.guest.protocol import CREDIT
-from providers.pool.kept import Kept
+from providers.runtime.guest.protocol import CREDIT
+from providers.runtime.pool.kept import Kept
 from providers.values import ExecutionResult, Job
 from tests.support.docker_engine import Containers
 from tests.support.kept_guest import KeptGuest

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from providers.pool.channel import Frame
-from providers.pool.service.relay import MOST_WAITING, Outbox
+from providers.runtime.pool.channel import Frame
+from providers.runtime.service.relay import MOST_WAITING, Outbox
 
 
 def taken(outbox: Outbox) -> list[tuple[object, dict[str, bytes]]]:

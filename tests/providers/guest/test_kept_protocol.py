@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from providers.guest import wire
-from providers.guest.protocol import EVENT_COST, MOST_CONTEXTS
+from providers.runtime.guest import wire
+from providers.runtime.guest.protocol import EVENT_COST, MOST_CONTEXTS
 from tests.support.kept_guest import Guests, KeptGuest
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from providers.guest import wire
-from providers.guest.protocol import CREDIT, MOST_OPERATIONS
-from providers.pool.launchers.docker_stream import After
+from providers.runtime.guest import wire
+from providers.runtime.guest.protocol import CREDIT, MOST_OPERATIONS
+from providers.runtime.launchers.docker_stream import After
 from tests.support.kept_guest import Cell, Guests, KeptGuest
 
 MARKER = secrets.token_bytes(32)

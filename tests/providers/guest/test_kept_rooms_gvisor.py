@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from providers.guest import protocol
+from providers.runtime.guest import protocol
 from tests.support.kept_frames import Failed, Rooms
 from tests.support.kept_guest import Guests
 

@@ -16,9 +16,9 @@ from providers.errors import (
     ProviderUnavailable,
     RateLimited,
 )
-from providers.guest import wire
-from providers.pool.service import operations
-from providers.pool.service.settings import FIELDS
+from providers.runtime.guest import wire
+from providers.runtime.service import operations
+from providers.runtime.service.settings import FIELDS
 from providers.sandbox import KeptSandbox
 from providers.schema import validate
 from providers.self_managed.client import PoolClient

@@ -10,9 +10,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from providers.errors import InvalidConfiguration
-from providers.guest.names import MOST_OMISSIONS, Omissions, escape, problem, shorten, unescape
-from providers.pool.requests import check_files
-from providers.pool.service import messages
+from providers.runtime.guest.names import (
+    MOST_OMISSIONS,
+    Omissions,
+    escape,
+    problem,
+    shorten,
+    unescape,
+)
+from providers.runtime.pool.requests import check_files
+from providers.runtime.service import messages
 from providers.values import InputFile, Job
 
 SIGNS = st.sampled_from(

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from providers.guest.notebook import is_quiet, plain
+from providers.runtime.guest.notebook import is_quiet, plain
 from tests.support.kept_guest import KeptGuest
 
 

@@ -9,11 +9,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-from providers.pool.background import BackgroundLoop
-from providers.pool.launchers.docker import DockerLauncher
-from providers.pool.launchers.gvisor import GvisorLauncher
-from providers.pool.requests import make_template
-from providers.pool.sandbox import Sandbox
+from providers.runtime.launchers.docker import DockerLauncher
+from providers.runtime.launchers.gvisor import GvisorLauncher
+from providers.runtime.pool.background import BackgroundLoop
+from providers.runtime.pool.requests import make_template
+from providers.runtime.pool.sandbox import Sandbox
 from providers.values import Event, ExecutionResult, Job, SandboxLimits
 
 # Longer than anything here takes on a busy machine.

@@ -13,9 +13,9 @@ import docker
 import pytest
 
 from providers.errors import CreationFailed, ProviderUnavailable, RateLimited, SandboxError
-from providers.pool.launchers.docker import DockerLauncher, DockerSettings
-from providers.pool.pool import Pool, PoolSettings
-from providers.pool.requests import make_template
+from providers.runtime.launchers.docker import DockerLauncher, DockerSettings
+from providers.runtime.pool.pool import Pool, PoolSettings
+from providers.runtime.pool.requests import make_template
 from providers.values import SANDBOX_ENDED, ExecutionResult, Job, SandboxLimits
 from tests.support.docker_engine import (
     SMALL_IMAGE,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from providers.pool.hardening import GVISOR, RUNC, Hardening
+from providers.runtime.pool.hardening import GVISOR, RUNC, Hardening
 from tests.support.docker_engine import Containers
 
 # Number of the call on x86-64 by name; all of them with arguments that mean nothing.

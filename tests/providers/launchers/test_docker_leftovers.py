@@ -12,8 +12,8 @@ from typing import Any
 import docker
 import pytest
 
-from providers.pool.launchers.docker_engine import Engine
-from providers.pool.launchers.docker_owner import OWNER_LABEL
+from providers.runtime.launchers.docker_engine import Engine
+from providers.runtime.launchers.docker_owner import OWNER_LABEL
 from providers.values import SandboxLimits
 from tests.support.docker_engine import (
     Containers,
@@ -24,9 +24,9 @@ from tests.support.processes import ROOT
 
 HOLDER = """
 import asyncio, sys
-from providers.pool.launchers.docker import DockerLauncher, DockerSettings
-from providers.pool.requests import make_template
-from providers.pool.sandbox import Sandbox
+from providers.runtime.launchers.docker import DockerLauncher, DockerSettings
+from providers.runtime.pool.requests import make_template
+from providers.runtime.pool.sandbox import Sandbox
 from providers.values import Job, SandboxLimits
 
 async def main():

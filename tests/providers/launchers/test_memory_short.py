@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from providers.pool.launcher import Launcher
-from providers.pool.launchers.bubblewrap import BubblewrapLauncher
-from providers.pool.launchers.gvisor import GvisorLauncher
-from providers.pool.launchers.runc import RuncLauncher
-from providers.pool.requests import make_template
-from providers.pool.sandbox import Sandbox
+from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
+from providers.runtime.launchers.gvisor import GvisorLauncher
+from providers.runtime.launchers.runc import RuncLauncher
+from providers.runtime.pool.launcher import Launcher
+from providers.runtime.pool.requests import make_template
+from providers.runtime.pool.sandbox import Sandbox
 from providers.values import Job, SandboxLimits
 from tests.conftest import require
 from tests.support.sandboxes import family, started_by

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from providers.pool.launchers.docker import DockerLauncher, DockerSettings
-from providers.pool.pool import PoolSettings
-from providers.pool.template import Template
+from providers.runtime.launchers.docker import DockerLauncher, DockerSettings
+from providers.runtime.pool.pool import PoolSettings
+from providers.runtime.pool.template import Template
 from tests.conftest import require
 from tests.providers.launchers.random_numbers import DRAW, PRELOADED, assert_all_different
 from tests.support.processes import ROOT
@@ -77,7 +77,7 @@ sys.more = {
     "what comes of a library's generator": lambda: Library.generator.spawn(1)[0].random(),
     "a library's bare bits": lambda: int(Library.bits.random_raw()),
 }
-from providers.guest import reseed
+from providers.runtime.guest import reseed
 reseed.find_generators()
 # As a zygote does, of which each sandbox looks for its own template's again.
 gc.freeze()
@@ -109,7 +109,7 @@ def test_generators_that_a_library_keeps_are_seeded_anew() -> None:
 def test_nothing_is_imported_for_it() -> None:
     code = """
 import sys
-from providers.guest import reseed
+from providers.runtime.guest import reseed
 before = set(sys.modules)
 reseed.find_generators()
 reseed.reseed()

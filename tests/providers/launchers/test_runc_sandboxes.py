@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from providers.errors import ProviderUnavailable
-from providers.pool.launchers.runc import RuncLauncher, find_tool
-from providers.pool.pool import PoolSettings
-from providers.pool.template import Template
+from providers.runtime.launchers.runc import RuncLauncher, find_tool
+from providers.runtime.pool.pool import PoolSettings
+from providers.runtime.pool.template import Template
 from providers.values import SandboxLimits
 from tests.support.cgroups import groups_named
 from tests.support.warm_pools import WarmPool

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from providers.pool import etc_folder
-from providers.pool.pool import PoolSettings
-from providers.pool.template import Template
+from providers.runtime.pool import etc_folder
+from providers.runtime.pool.pool import PoolSettings
+from providers.runtime.pool.template import Template
 from tests.conftest import require
 from tests.support.docker_engine import Containers
 from tests.support.rich import require_module

@@ -9,13 +9,13 @@ import docker
 import pytest
 
 from providers.errors import ProviderUnavailable
-from providers.pool.hardening import GVISOR
-from providers.pool.launchers import docker_kernel
-from providers.pool.launchers.docker import DEFAULT_IMAGES, DockerLauncher, DockerSettings
-from providers.pool.launchers.docker_engine import Started
-from providers.pool.launchers.docker_owner import POOL_LABEL
-from providers.pool.levels import choose_level
-from providers.pool.requests import make_template
+from providers.runtime.launchers import docker_kernel
+from providers.runtime.launchers.docker import DEFAULT_IMAGES, DockerLauncher, DockerSettings
+from providers.runtime.launchers.docker_engine import Started
+from providers.runtime.launchers.docker_owner import POOL_LABEL
+from providers.runtime.pool.hardening import GVISOR
+from providers.runtime.pool.levels import choose_level
+from providers.runtime.pool.requests import make_template
 from providers.values import SandboxLimits
 from tests.conftest import require
 from tests.providers.launchers.tenant_kernels import Going, Kernels

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from providers.pool.launchers.docker import DockerLauncher, DockerSettings
+from providers.runtime.launchers.docker import DockerLauncher, DockerSettings
 from tests.attacks.test_code_isolation import MAKING
 from tests.conftest import require
 from tests.providers.launchers.tenant_kernels import Going, Kernels

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from providers.errors import CreationFailed, ProviderUnavailable, RateLimited
-from providers.pool.launcher import Starter, TenantLauncher
-from providers.pool.launchers.bubblewrap import BubblewrapLauncher
-from providers.pool.launchers.gvisor import GvisorLauncher
-from providers.pool.pool import PoolSettings
-from providers.pool.shelves import Shelves
-from providers.pool.template import Template
+from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
+from providers.runtime.launchers.gvisor import GvisorLauncher
+from providers.runtime.pool.launcher import Starter, TenantLauncher
+from providers.runtime.pool.pool import PoolSettings
+from providers.runtime.pool.shelves import Shelves
+from providers.runtime.pool.template import Template
 from providers.self_managed.provider import SelfManagedProvider
 from providers.services import breaker
 from providers.values import Job, SandboxSpec

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from providers.errors import ProviderUnavailable, SandboxError
-from providers.guest import lanes
-from providers.pool.lanes import Lane
-from providers.pool.launchers import tenant_kernel
-from providers.pool.sandbox import Sandbox
+from providers.runtime.guest import lanes
+from providers.runtime.launchers import tenant_kernel
+from providers.runtime.pool.lanes import Lane
+from providers.runtime.pool.sandbox import Sandbox
 from tests.conftest import require
 from tests.providers.launchers.tenant_kernels import Kernels
 from tests.support.processes import ROOT
@@ -199,7 +199,7 @@ def test_a_run_that_breaks_the_protocol_ends_the_trust_in_its_kernel(kernels: Ke
 )
 def test_a_kernel_that_breaks_the_protocol_is_ended(kernels: Kernels, message: bytes) -> None:
     """A run that has broken out into gVisor's kernel speaks to us by its stream."""
-    from providers.pool.lanes import Lanes
+    from providers.runtime.pool.lanes import Lanes
 
     async def speak() -> tuple[bool, bool]:
         stream = Lanes(lambda: None)
@@ -253,7 +253,7 @@ def test_a_kernel_that_is_gone_complains_of_nobody_else(kernels: Kernels) -> Non
 
 def test_a_kernel_that_is_not_gvisor_makes_no_run(kernels: Kernels) -> None:
     """The right to mount is gVisor's own there, and would be the machine's anywhere else."""
-    code = "import sys; sys.path.insert(0, sys.argv[1]); from providers.guest import tenant_kernel; sys.argv[1:] = ['{}']; tenant_kernel.main()"
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from providers.runtime.guest import tenant_kernel; sys.argv[1:] = ['{}']; tenant_kernel.main()"
 
     async def start() -> bytes:
         process = await asyncio.create_subprocess_exec(

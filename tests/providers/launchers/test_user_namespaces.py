@@ -10,9 +10,9 @@ import pytest
 
 from providers.errors import ProviderUnavailable
 from providers.manager import manager
-from providers.pool import user_namespaces
-from providers.pool.launchers import bubblewrap
-from providers.pool.user_namespaces import remedy_for
+from providers.runtime.launchers import bubblewrap
+from providers.runtime.pool import user_namespaces
+from providers.runtime.pool.user_namespaces import remedy_for
 from providers.services.this_machine import abilities
 from tests.conftest import Caller, require
 from tests.support.processes import ROOT

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from providers.errors import CreationFailed
-from providers.pool.background import BackgroundLoop
-from providers.pool.launchers import warm_images
-from providers.pool.launchers.gvisor import GvisorLauncher
-from providers.pool.launchers.warm_images import WarmImages
-from providers.pool.sandbox import Sandbox
-from providers.pool.template import Template
+from providers.runtime.launchers import warm_images
+from providers.runtime.launchers.gvisor import GvisorLauncher
+from providers.runtime.launchers.warm_images import WarmImages
+from providers.runtime.pool.background import BackgroundLoop
+from providers.runtime.pool.sandbox import Sandbox
+from providers.runtime.pool.template import Template
 from providers.values import Job, SandboxLimits
 from tests.conftest import require
 from tests.providers.launchers.random_numbers import DRAW, PRELOADED, assert_all_different

@@ -25,8 +25,8 @@ from providers.errors import (
     SandboxError,
 )
 from providers.local.provider import LocalProvider
-from providers.pool.guest_files import find_python
-from providers.pool.launchers.gvisor import GvisorLauncher
+from providers.runtime.launchers.gvisor import GvisorLauncher
+from providers.runtime.pool.guest_files import find_python
 from providers.values import SANDBOX_ENDED, Job, SandboxSpec
 from tests.conftest import require
 from tests.support.sandboxes import Local, family, wait_until, wait_until_gone
@@ -336,7 +336,7 @@ def test_an_interpreter_that_lies_anywhere_is_seen_whole(
         folder.chmod(0o755)
     (folder_outside / "private").chmod(0o700)
     monkeypatch.setattr(
-        "providers.pool.launchers.own_programs.find_python", lambda _: str(interpreter)
+        "providers.runtime.launchers.own_programs.find_python", lambda _: str(interpreter)
     )
     local = Local(launcher, pool_size=1)
     try:

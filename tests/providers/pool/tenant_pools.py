@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from providers.pool.pool import PoolSettings
+from providers.runtime.pool.pool import PoolSettings
 from tests.support.warm_pools import WarmPool
 
 SHARED = PoolSettings(size=1, capacity=4, isolation="tenant", patience=60)

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from providers.pool.cgroup import Cgroup, CgroupParent, Evidence, memory_keeper, own_groups
+from providers.runtime.pool.cgroup import Cgroup, CgroupParent, Evidence, memory_keeper, own_groups
 from tests.conftest import require
 from tests.support.cgroups import groups_named
 from tests.support.lent_users import COUNT, ordinary_user
@@ -184,7 +184,7 @@ def test_groups_of_who_has_process_ids_of_its_own_stay_too() -> None:
     """As of another container on this machine, whose groups are seen and whose processes are not."""
     ours = CgroupParent.create()
     assert ours is not None
-    code = "from providers.pool.cgroup import CgroupParent as P; print(bool(P.create()))"
+    code = "from providers.runtime.pool.cgroup import CgroupParent as P; print(bool(P.create()))"
     other = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
     assert subprocess.run(other, check=True, capture_output=True).stdout == b"True\n"
     group = ours.new(1 << 20)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from providers.pool.launchers.docker_engine import Listed
-from providers.pool.launchers.docker_owner import (
+from providers.runtime.launchers.docker_engine import Listed
+from providers.runtime.launchers.docker_owner import (
     ABSENT_SECONDS,
     OWNER_LABEL,
     Owner,
 )
-from providers.pool.remembered import GRACE_SECONDS, Memory, Remembered, boot, now
+from providers.runtime.pool.remembered import GRACE_SECONDS, Memory, Remembered, boot, now
 
 CONTAINER = "b" * 64
 NOW = 1e9

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from providers.local.provider import LocalProvider, by_machine
-from providers.pool import cgroup
-from providers.pool.cgroup import machine_memory
-from providers.pool.service import settings as service
-from providers.pool.service.settings import FIELDS, ServiceSettings
+from providers.runtime.pool import cgroup
+from providers.runtime.pool.cgroup import machine_memory
+from providers.runtime.service import settings as service
+from providers.runtime.service.settings import FIELDS, ServiceSettings
 from providers.schema import validate
 from tests.conftest import require
 from tests.support.docker_engine import missing

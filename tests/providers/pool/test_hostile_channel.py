@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
-from providers.guest import wire
-from providers.pool.sandbox import Sandbox
+from providers.runtime.guest import wire
+from providers.runtime.pool.sandbox import Sandbox
 from providers.values import SANDBOX_ENDED, ExecutionResult, Job
 from tests.support.puppets import READY, REQUEST, PuppetGuest, answer, play
 from tests.support.puppets import numbered as numbered

@@ -15,15 +15,15 @@ import pytest
 from providers.errors import ProviderUnavailable
 from providers.launcher_names import KINDS
 from providers.local import provider as local
-from providers.pool import guest_files
-from providers.pool.launcher import Launcher, ProcessGuest
-from providers.pool.launchers import own_programs
-from providers.pool.launchers.gvisor import GvisorLauncher
-from providers.pool.levels import try_out
-from providers.pool.service.keeper import PoolKeeper
-from providers.pool.service.launchers import LauncherChoice
-from providers.pool.service.lines import open_line
-from providers.pool.service.settings import ServiceSettings
+from providers.runtime.launchers import own_programs
+from providers.runtime.launchers.gvisor import GvisorLauncher
+from providers.runtime.pool import guest_files
+from providers.runtime.pool.launcher import Launcher, ProcessGuest
+from providers.runtime.pool.levels import try_out
+from providers.runtime.service.keeper import PoolKeeper
+from providers.runtime.service.launchers import LauncherChoice
+from providers.runtime.service.lines import open_line
+from providers.runtime.service.settings import ServiceSettings
 from tests.conftest import require
 from tests.support.impostor_pools import until
 from tests.support.impostors import Impostor

@@ -25,7 +25,7 @@ from providers.errors import (
     RateLimited,
     SandboxError,
 )
-from providers.guest import wire
+from providers.runtime.guest import wire
 from providers.sandbox import KeptSandbox
 from providers.values import Command, Event, Job, SandboxSpec
 from tests.support.outlived import Place, opened_place

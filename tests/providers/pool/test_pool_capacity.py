@@ -8,7 +8,7 @@ import time
 import pytest
 
 from providers.errors import RateLimited
-from providers.pool.pool import PoolSettings
+from providers.runtime.pool.pool import PoolSettings
 from tests.support.impostor_pools import guests, idle, pool_over, until, use
 from tests.support.impostors import Impostor
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from providers.errors import CreationFailed, SandboxError
-from providers.pool.launcher import Launcher, ProcessGuest
-from providers.pool.launchers.gvisor import GvisorGuest, GvisorLauncher
-from providers.pool.launchers.unisolated import UnisolatedLauncher, _UnisolatedGuest
-from providers.pool.sandbox import Sandbox
-from providers.pool.template import Template
+from providers.runtime.launchers.gvisor import GvisorGuest, GvisorLauncher
+from providers.runtime.launchers.unisolated import UnisolatedLauncher, _UnisolatedGuest
+from providers.runtime.pool.launcher import Launcher, ProcessGuest
+from providers.runtime.pool.sandbox import Sandbox
+from providers.runtime.pool.template import Template
 from providers.values import SANDBOX_ENDED
 from tests.conftest import require
 from tests.support.impostor_pools import REQUEST, guests, idle, pool_over, until, use

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from providers.errors import ProviderUnavailable
-from providers.pool.service.keeper import PoolKeeper
-from providers.pool.service.launchers import LauncherChoice
-from providers.pool.service.settings import ServiceSettings
+from providers.runtime.service.keeper import PoolKeeper
+from providers.runtime.service.launchers import LauncherChoice
+from providers.runtime.service.settings import ServiceSettings
 from providers.values import Job
 from tests.conftest import require
 from tests.support.docker_engine import eventually

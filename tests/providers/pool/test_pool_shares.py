@@ -7,8 +7,8 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
-from providers.pool.pool import PoolSettings
-from providers.pool.shares import Shares
+from providers.runtime.pool.pool import PoolSettings
+from providers.runtime.pool.shares import Shares
 from tests.conftest import require
 from tests.support.warm_pools import WarmPool
 

@@ -8,8 +8,8 @@ import signal
 import pytest
 
 from providers.errors import ProviderUnavailable
-from providers.pool.pool import PoolSettings
-from providers.pool.template import Template
+from providers.runtime.pool.pool import PoolSettings
+from providers.runtime.pool.template import Template
 from tests.conftest import require
 from tests.support.sandboxes import (
     children,

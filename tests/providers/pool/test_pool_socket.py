@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from providers.errors import ConnectionFailed, InvalidConfiguration
-from providers.pool.service import unix_socket
-from providers.pool.service.settings import FIELDS
+from providers.runtime.service import unix_socket
+from providers.runtime.service.settings import FIELDS
 from providers.schema import validate
 from providers.self_managed.client import PoolClient
 

@@ -10,11 +10,11 @@ import pytest
 from django.conf import settings as django_settings
 
 from providers.errors import CreationFailed, ProviderUnavailable, RateLimited
-from providers.pool.launcher import Guest
-from providers.pool.launchers.bubblewrap import BubblewrapLauncher
-from providers.pool.pool import PoolSettings
-from providers.pool.template import Template
-from providers.pool.waiting import Line, LineFull, Place
+from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
+from providers.runtime.pool.launcher import Guest
+from providers.runtime.pool.pool import PoolSettings
+from providers.runtime.pool.template import Template
+from providers.runtime.pool.waiting import Line, LineFull, Place
 from tests.conftest import require
 from tests.support.sandboxes import wait_until
 from tests.support.warm_pools import SlowLauncher, WarmPool

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from providers.errors import CreationFailed
-from providers.pool.pool import PoolSettings
-from providers.pool.template import Template
+from providers.runtime.pool.pool import PoolSettings
+from providers.runtime.pool.template import Template
 from tests.conftest import require
 from tests.support.rich import require_module
 from tests.support.warm_pools import WarmPool

@@ -11,9 +11,9 @@ import docker
 import pytest
 from django.conf import settings
 
-from providers.pool.launcher import Launcher
-from providers.pool.launchers.docker import DockerLauncher, DockerSettings
-from providers.pool.launchers.gvisor import GvisorLauncher
+from providers.runtime.launchers.docker import DockerLauncher, DockerSettings
+from providers.runtime.launchers.gvisor import GvisorLauncher
+from providers.runtime.pool.launcher import Launcher
 from providers.values import InputFile
 from tests.conftest import require
 from tests.providers.pool.tenant_pools import SHARED, Pair

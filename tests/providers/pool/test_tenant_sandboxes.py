@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from django.conf import settings
 
-from providers.pool.launchers.unisolated import UnisolatedLauncher
-from providers.pool.pool import PoolSettings
+from providers.runtime.launchers.unisolated import UnisolatedLauncher
+from providers.runtime.pool.pool import PoolSettings
 from tests.conftest import require
 from tests.providers.pool.tenant_pools import SHARED, Pair
 from tests.support.warm_pools import WarmPool, languages
@@ -126,7 +126,7 @@ def test_other_languages_share_as_well(pool: WarmPool) -> None:
 
 def test_without_isolation_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
     # Its guest never says that it is clean, for which each release waits.
-    monkeypatch.setattr("providers.pool.sandbox.RENEWAL_SECONDS", 0.2)
+    monkeypatch.setattr("providers.runtime.pool.sandbox.RENEWAL_SECONDS", 0.2)
     with WarmPool(SHARED, launcher=UnisolatedLauncher(settings.DATA_DIR)) as pool:
         pair = Pair(pool, "alice")
         pair.run("print(1)")

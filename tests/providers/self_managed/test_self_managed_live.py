@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from providers.errors import ProviderUnavailable
-from providers.pool.service import operations
+from providers.runtime.service import operations
 from providers.sandbox import Sandbox
 from providers.self_managed.provider import SelfManagedProvider
 from providers.values import Event, Job, RunLimits, SandboxSpec

@@ -1,0 +1,409 @@
+"""Sandboxes in Docker containers, under runc or gVisor, reached over their attach streams."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+
+from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
+from providers.languages import OURS, TABLE, version_in
+from providers.runtime.launchers.docker_again import attach_again
+from providers.runtime.launchers.docker_engine import PARALLEL_CALLS, End, Engine, Recipe, Started
+from providers.runtime.launchers.docker_guest import DockerGuest
+from providers.runtime.launchers.docker_kernel import (
+    DockerSentry,
+    kernel_argument,
+    kernel_recipe,
+)
+from providers.runtime.launchers.docker_owner import Owner
+from providers.runtime.launchers.docker_reaper import Reaper
+from providers.runtime.launchers.docker_settings import (
+    ALONE_SECONDS,
+    BUILD_COMMAND,
+    DEFAULT_IMAGES,
+    GVISOR_REMEDY,
+    DockerSettings,
+    Image,
+)
+from providers.runtime.launchers.docker_sources import node_runner, sources, text_of
+from providers.runtime.launchers.tenant_kernel import TenantKernels
+from providers.runtime.pool.guest_files import interpreter_options
+from providers.runtime.pool.hardening import GVISOR, RUNC, Hardening
+from providers.runtime.pool.launcher import Guest, Starter
+from providers.runtime.pool.seccomp import build_filter
+from providers.runtime.pool.template import WORKSPACE, Template
+from providers.values import SandboxLimits
+
+__all__ = ["BUILD_COMMAND", "DEFAULT_IMAGES", "DockerLauncher", "DockerSettings"]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class DockerLauncher:
+    """Starts each sandbox as a container of its own. The guest's code travels over its stdin.
+
+    Every call to the engine happens in a thread when a container is started or destroyed; a run
+    touches nothing but the attach stream.
+    """
+
+    def __init__(self, settings: DockerSettings) -> None:
+        self.runtime = RUNC
+        self.rest_seconds = 0.06
+        self.enforced_by: dict[str, str] = {}
+        self._settings = settings
+        self._engine = Engine(settings.base_url)
+        self._engine_runtime = "runc"
+        self._hardening = Hardening.of(RUNC)
+        self._seccomp = self._filter_of_runs = b""
+        self._images: dict[str, Image] = {}
+        self._owner = Owner(settings.pool_id, settings.memory)
+        self._threads = ThreadPoolExecutor(PARALLEL_CALLS, "docker")
+        self._reaper = Reaper(self._engine, self._owner, self._threads)
+        self._watch_memory = False
+        self._maps_users = False
+        self._processors = 1
+        self._kernels: TenantKernels | None = None
+
+    async def prepare(self) -> None:
+        """Find runtime and images, remove what predecessors left, and keep doing so.
+
+        Raises ProviderUnavailable when the engine does not answer, has none of the images, or
+        lacks the runtime that is demanded.
+        """
+        await self._in_thread(self._prepare)
+        if self.runtime == GVISOR:
+            self._kernels = TenantKernels(self._start_kernel, self.enforced_by, self._image_of)
+        await self.reap_orphans()
+        self._reaper.go_on()
+
+    def languages(self) -> list[str]:
+        return [name for name in OURS if self.interpreter(name)]
+
+    def interpreter(self, language: str) -> str | None:
+        image = self._images.get(self._image_key(language, language))
+        return image.interpreters.get(language) if image else None
+
+    def version(self, language: str, template: str) -> str:
+        image = self._images.get(self._image_key(template, language))
+        return version_in(language, image.versions.get(language, "")) if image else ""
+
+    def node_runner(self) -> list[str]:
+        return node_runner()
+
+    def hurry(self, *, is_wanted: bool) -> None:
+        """The engine's processes are not ours to weigh."""
+
+    def for_owner(self, owner: str) -> Starter:
+        if self._kernels is None:
+            raise ProviderUnavailable(
+                f"isolation: tenant-kernel needs gVisor, and the engine's containers are under "
+                f"{self.runtime}. {GVISOR_REMEDY}",
+                field="isolation",
+            )
+        return self._kernels.of(owner)
+
+    def close(self) -> None:
+        if self._kernels:
+            self._kernels.close()
+        self._reaper.close()
+        self._owner.release()
+        self._threads.shutdown(wait=False)
+        self._engine.close()
+
+    async def start(self, template: Template) -> Guest:
+        image = self._find_image(template)
+        name = self._reaper.new_name()
+        making = asyncio.ensure_future(self._in_thread(self._start, name, image, template))
+        try:
+            started = await asyncio.shield(making)
+        except asyncio.CancelledError:
+            # The engine makes it all the same.
+            with contextlib.suppress(SandboxError):
+                made = await making
+                made.stream.close()
+                await self.destroy(name, made.id)
+            self._reaper.forget(name)
+            raise
+        except BaseException:
+            # If the engine makes it after all, it is an orphan.
+            self._reaper.forget(name)
+            raise
+        return self._guest(name, started, {"image_digest": image.digest})
+
+    def _start_kernel(self, template: Template, _: int) -> DockerSentry:
+        """A container that has runs made in it later. Raises CreationFailed."""
+        image = self._find_image(template)
+        name = self._reaper.new_name()
+        return DockerSentry(
+            make=partial(self._in_thread, self._make_kernel, name, image, template),
+            remove=partial(self.destroy, name, name),
+            remove_now=partial(self._threads.submit, self._remove_now, name),
+            template=template,
+            facts={"image_digest": image.digest},
+        )
+
+    def _make_kernel(self, name: str, image: Image, template: Template) -> Started:
+        command = self._command(image, kernel_argument(self._filter_of_runs))
+        recipe = self._recipe(image.id, command, template.limits, self._engine_runtime)
+        try:
+            return self._start_guest(name, image, kernel_recipe(recipe, template, self._processors))
+        except BaseException:
+            self._reaper.forget(name)
+            raise
+
+    def _remove_now(self, name: str) -> None:
+        with contextlib.suppress(SandboxError):
+            self._engine.remove(name)
+        self._reaper.forget(name)
+
+    async def adopt(
+        self, container: str, runtime: str, found: Mapping[str, Any], echo: bytes
+    ) -> Guest:
+        name = self._reaper.new_kept_name()
+        try:
+            started = await self._in_thread(
+                attach_again, self._engine, self._owner, name, container, runtime, found["shape"]
+            )
+        except BaseException:
+            self._reaper.forget(name)
+            raise
+        return self._guest(name, started, dict(found["facts"]), echo)
+
+    async def end(self, container: str) -> None:
+        await self.destroy("", container)
+
+    def _guest(
+        self, name: str, started: Started, facts: dict[str, Any], echo: bytes = b""
+    ) -> DockerGuest:
+        return DockerGuest(
+            started,
+            facts,
+            destroy=partial(self.destroy, name, started.id),
+            end_of=partial(self.end_of, started.id),
+            stay=partial(self._stay, name, started.id),
+            echo=echo,
+        )
+
+    async def _stay(self, name: str, identifier: str) -> None:
+        """Give a container the name by which other pools know that it may outlive this process."""
+        kept = self._reaper.new_kept_name(name)
+        await self._in_thread(self._engine.rename, identifier, kept)
+
+    async def reap_orphans(self) -> int:
+        """Remove the containers that nobody owns any more. Returns how many."""
+        return await self._in_thread(self._reaper.reap)
+
+    async def destroy(self, name: str, identifier: str) -> None:
+        """Remove a container. One that cannot be removed now is left to the reaper."""
+        try:
+            await self._in_thread(self._engine.remove, identifier)
+        except SandboxError as error:
+            logger.warning("container not removed", extra={"reason": error.message})
+        finally:
+            self._reaper.forget(name)
+
+    async def end_of(self, identifier: str) -> End:
+        """The engine's own record, empty when it cannot be asked."""
+        try:
+            return await self._in_thread(self._engine.end_of, identifier)
+        except SandboxError:
+            return End()
+
+    async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, function, *arguments)
+
+    def _find_image(self, template: Template) -> Image:
+        image = self._images.get(self._image_key(template.name, template.language))
+        if image is None:
+            raise CreationFailed(
+                f"Docker: there is no image for {template.name!r}. Build it: {BUILD_COMMAND}"
+            )
+        return image
+
+    def _image_of(self, template: Template) -> str:
+        """What tells the kernels of one owner apart."""
+        return self._find_image(template).id
+
+    def _image_key(self, name: str, language: str) -> str:
+        """Shells run in the Python image when they have none of their own."""
+        for key in (name, language):
+            if key in self._settings.images:
+                return key
+        return "python"
+
+    def _prepare(self) -> None:
+        info = self._engine.info()
+        self._maps_users = any(
+            option.startswith(("name=userns", "name=rootless"))
+            for option in info.get("SecurityOptions") or ()
+        )
+        described = {key: self._engine.image(name) for key, name in self._settings.images.items()}
+        missing = [self._settings.images[key] for key, found in described.items() if not found]
+        present = {key: found for key, found in described.items() if found}
+        if not present:
+            raise ProviderUnavailable(
+                f"The engine has no image {', '.join(missing)}. Build it: {BUILD_COMMAND}"
+            )
+        if missing:
+            logger.warning("images are missing", extra={"images": missing})
+        self._processors = max(1, int(info.get("NCPU") or 1))
+        first = next(iter(present.values()))
+        self._choose_runtime(info, first)
+        # Without a filter of ours the program, which may be the supervisor's user, still cannot
+        # take that one's limits away.
+        program = build_filter(
+            info.get("Architecture"),
+            shared_kernel=self.runtime != GVISOR,
+            supervisor_only=not self._settings.filter_system_calls,
+        )
+        self._seccomp = program or b""
+        # Whatever the settings: to the runs in it a tenant's kernel is a shared one.
+        self._filter_of_runs = build_filter(info.get("Architecture")) or b""
+        version = info.get("CgroupVersion") or "1"
+        calls = "seccomp" if self._seccomp else "the engine's seccomp alone"
+        if self.runtime == GVISOR:
+            calls = "gVisor"
+        self.enforced_by = {
+            "memory": f"cgroup v{version} of the engine",
+            "cpu_seconds": "cgroup where the engine is on this machine, else supervisor",
+            "processes": f"cgroup v{version} of the engine",
+            "users": "gVisor's kernel" if self.runtime == GVISOR else "uid per container",
+            "system_calls": calls,
+        }
+        probed: dict[str, Image] = {}
+        for key, found in present.items():
+            if found["Id"] not in probed:
+                probed[found["Id"]] = self._inspect(found)
+            self._images[key] = probed[found["Id"]]
+
+    def _choose_runtime(self, info: Mapping[str, Any], image: Mapping[str, Any]) -> None:
+        """Settle on the first wanted runtime in which a container of `image` runs."""
+        wanted = self._settings.runtime
+        present = info.get("Runtimes") or {}
+        candidates = [name for name in ("runsc", "runc") if name in present]
+        if wanted != "auto":
+            candidates = [name for name in (wanted,) if name in present]
+        reason = f"the engine has no runtime {'runsc' if wanted == 'auto' else wanted}"
+        for name in candidates:
+            try:
+                is_gvisor = self._try_runtime(name, image)
+            except CreationFailed as error:
+                reason = f"the runtime {name} does not work: {error.message}"
+                logger.warning("runtime unavailable", extra={"reason": reason})
+                continue
+            if is_gvisor or not self._settings.require_gvisor:
+                self._engine_runtime = name
+                self.runtime = GVISOR if is_gvisor else RUNC
+                self._hardening = Hardening.of(self.runtime)
+                return
+        remedy = "" if wanted not in ("auto", "runsc") else f" {GVISOR_REMEDY}"
+        demand = "gVisor is required, but " if self._settings.require_gvisor else ""
+        raise ProviderUnavailable(f"{demand}{reason}.{remedy}")
+
+    def _try_runtime(self, name: str, image: Mapping[str, Any]) -> bool:
+        """Whether a container under this runtime sees gVisor's kernel."""
+        answer = self._probe(name, image, {})
+        return bool(answer["gvisor"])
+
+    def _inspect(self, image: Mapping[str, Any]) -> Image:
+        name = (image.get("RepoTags") or [image["Id"]])[0]
+        if (image.get("Config") or {}).get("Volumes"):
+            raise ProviderUnavailable(
+                f"The image {name} declares volumes, which could be written to. "
+                "Build it without VOLUME."
+            )
+        answer = self._probe(self._engine_runtime, image, sources())
+        digests = image.get("RepoDigests") or []
+        return Image(
+            id=image["Id"],
+            digest=digests[0].rpartition("@")[2] if digests else image["Id"],
+            interpreters=answer["interpreters"],
+            versions=answer["versions"],
+            modules=base64.b64decode(answer["modules"]),
+            user_processes=answer["user_processes"],
+        )
+
+    def _probe(
+        self, runtime: str, image: Mapping[str, Any], sources: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        wanted = {each.name: each.interpreters for each in TABLE if each.interpreters}
+        command = ["python3", "-I", "-c", text_of("probe.py"), json.dumps(wanted)]
+        # The stricter of the two declarations will do for what only looks around.
+        recipe = replace(
+            self._recipe(image["Id"], command, SandboxLimits(), runtime), ends_with_stream=True
+        )
+        name = self._reaper.new_name()
+        try:
+            output = self._engine.run_once(name, recipe, json.dumps(sources).encode())
+            answer: dict[str, Any] = json.loads(output)
+        except ValueError as error:
+            raise CreationFailed(f"Docker: the probe printed no JSON: {output[:200]!r}") from error
+        finally:
+            self._reaper.forget(name)
+        return answer
+
+    def _recipe(
+        self, image: str, command: list[str], limits: SandboxLimits, runtime: str
+    ) -> Recipe:
+        user = self._hardening.choose_user(maps_users=self._maps_users)
+        return Recipe(
+            image,
+            command,
+            self._hardening.container(user),
+            {**self._hardening.host(limits, user), "Runtime": runtime},
+            self._owner.labels,
+        )
+
+    def _start(self, name: str, image: Image, template: Template) -> Started:
+        hardening = self._hardening
+        argument = replace(
+            template,
+            limits=replace(template.limits, processes=self._user_processes(image, template)),
+        ).guest_argument(
+            workspace=WORKSPACE,
+            watch_memory=self._watch_memory,
+            uid=hardening.program_uid,
+            alone_seconds=ALONE_SECONDS,
+        )
+        command = self._command(image, argument)
+        recipe = self._recipe(image.id, command, template.limits, self._engine_runtime)
+        return self._start_guest(name, image, recipe, self._seccomp)
+
+    def _command(self, image: Image, argument: str) -> list[str]:
+        python = image.interpreters["python"] or "python3"
+        return [*interpreter_options(python), text_of("boot.py"), argument]
+
+    def _start_guest(
+        self, name: str, image: Image, recipe: Recipe, program: bytes = b""
+    ) -> Started:
+        """Start a container, and give it its modules and this filter of system calls."""
+        started = self._engine.start(name, recipe)
+        try:
+            for part in (image.modules, program):
+                started.stream.sendall(len(part).to_bytes(4, "big") + part)
+        except OSError as error:
+            started.stream.close()
+            self._engine.remove(started.id)
+            raise CreationFailed(f"Docker: the container ended at once: {error}") from error
+        return started
+
+    def _user_processes(self, image: Image, template: Template) -> int:
+        """How many processes the program's user may have.
+
+        gVisor's kernel counts those of its own container. What is too many there must fail inside:
+        the engine's limit ends the whole container. The host's kernel counts over all containers of
+        the same user, so that one could starve another, and the engine's limit is the only one.
+        """
+        if self.runtime == GVISOR:
+            return min(image.user_processes, template.limits.processes)
+        return image.user_processes

@@ -1,0 +1,273 @@
+"""The few calls to a Docker engine that the launcher needs. All of them block."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import docker
+import requests
+from docker.errors import APIError, DockerException, ImageNotFound, NotFound
+from docker.utils import kwargs_from_env
+
+from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
+from providers.runtime.launchers.docker_shape import shape_of
+from providers.runtime.launchers.docker_stream import Demultiplexer
+
+# How long the engine may take to know how a container ended, and the exit code of one that was
+# killed, which is for memory unless somebody else did it.
+END_SECONDS = 1.0
+_KILLED = 137
+
+# No answer in this time counts as a refusal. A container takes 0.3 s, on a busy engine 3.
+CALL_SECONDS = 25
+
+PARALLEL_CALLS = 16
+
+REMEDY = "Start the Docker engine, or point DOCKER_HOST to one that this user may use."
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One entry of the engine's list of containers. `created` is a Unix time."""
+
+    id: str
+    name: str
+    labels: dict[str, str]
+    created: float
+    is_running: bool = True
+
+
+@dataclass(frozen=True)
+class Started:
+    """A running container: its attach stream, its first process as the host sees it, and what the
+    engine says of how it was made."""
+
+    id: str
+    stream: socket.socket
+    pid: int
+    shape: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class End:
+    """How a container ended, as the engine has it. No exit code: it does not know that it has."""
+
+    out_of_memory: bool = False
+    exit_code: int | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a container is made from. `settings` and `host` are as the engine takes them.
+
+    With `ends_with_stream` its standard input ends with the first stream that it is attached to.
+    """
+
+    image: str
+    command: list[str]
+    settings: Mapping[str, Any]
+    host: Mapping[str, Any]
+    labels: Mapping[str, str]
+    ends_with_stream: bool = False
+
+
+class Engine:
+    """A connection to one engine, for any number of threads."""
+
+    def __init__(self, base_url: str | None = None) -> None:
+        """`base_url` is what DOCKER_HOST takes; None is DOCKER_HOST or the usual socket."""
+        self._base_url = base_url
+        self._client: docker.APIClient | None = None
+        self._lock = threading.Lock()
+
+    def info(self) -> dict[str, Any]:
+        """The engine's description of itself. Raises ProviderUnavailable, with the remedy."""
+        try:
+            answer: dict[str, Any] = self._api().info()
+        except (DockerException, requests.RequestException, OSError) as error:
+            raise ProviderUnavailable(
+                f"The Docker engine does not answer: {error}. {REMEDY}"
+            ) from error
+        return answer
+
+    def image(self, name: str) -> dict[str, Any] | None:
+        """The engine's description of an image, None when there is none of that name."""
+        with _told_as(ProviderUnavailable):
+            try:
+                answer: dict[str, Any] = self._api().inspect_image(name)  # type: ignore[no-untyped-call]
+            except ImageNotFound:
+                return None
+        return answer
+
+    def start(self, name: str, recipe: Recipe) -> Started:
+        """Create, attach to and start a container. Raises CreationFailed; then nothing is left."""
+        with _told_as(CreationFailed):
+            api = self._api()
+            created = api.create_container(
+                recipe.image,
+                name=name,
+                # As the entry point, so that nothing of the image's own is put before or after it.
+                entrypoint=recipe.command,
+                stdin_open=True,
+                detach=not recipe.ends_with_stream,
+                healthcheck={"test": ["NONE"]},
+                host_config=dict(recipe.host),
+                labels=dict(recipe.labels),
+                **recipe.settings,
+            )
+            identifier: str = created["Id"]
+            try:
+                # Before the start, so that no output is missed.
+                stream = self._attach(identifier)
+                try:
+                    api.start(identifier)
+                    inspected = api.inspect_container(identifier)
+                except BaseException:
+                    stream.close()
+                    raise
+            except BaseException:
+                with contextlib.suppress(SandboxError):
+                    self.remove(identifier)
+                raise
+        return Started(identifier, stream, inspected["State"]["Pid"], shape_of(inspected))
+
+    def inspect(self, identifier: str) -> dict[str, Any] | None:
+        """The engine's description of a container, None when there is none."""
+        with _told_as(ProviderUnavailable):
+            try:
+                answer: dict[str, Any] = self._api().inspect_container(identifier)
+            except NotFound:
+                return None
+        return answer
+
+    def attach(self, inspected: Mapping[str, Any]) -> Started:
+        """Attach to a running container, as the engine described it. Raises ProviderUnavailable."""
+        identifier = inspected["Id"]
+        with _told_as(ProviderUnavailable):
+            stream = self._attach(identifier)
+        return Started(identifier, stream, inspected["State"]["Pid"], shape_of(inspected))
+
+    def rename(self, identifier: str, name: str) -> None:
+        """Raises ProviderUnavailable."""
+        with _told_as(ProviderUnavailable):
+            self._api().rename(identifier, name)
+
+    def run_once(self, name: str, recipe: Recipe, stdin: bytes) -> bytes:
+        """What a container prints that is given `stdin` and then ends.
+
+        Raises CreationFailed, with what it complained of when it printed nothing.
+        """
+        started = self.start(name, recipe)
+        try:
+            stream = started.stream
+            stream.settimeout(CALL_SECONDS)
+            demultiplexer = Demultiplexer()
+            output = b""
+            with _told_as(CreationFailed):
+                stream.sendall(stdin)
+                stream.shutdown(socket.SHUT_WR)
+                while data := stream.recv(1 << 16):
+                    output += demultiplexer.feed(data)
+            if not output:
+                raise CreationFailed(demultiplexer.complaint or "the container printed nothing")
+            return output
+        finally:
+            started.stream.close()
+            self.remove(started.id)
+
+    def runtime(self, identifier: str) -> str:
+        """The runtime a container was made with."""
+        with _told_as(CreationFailed):
+            found: str = self._api().inspect_container(identifier)["HostConfig"]["Runtime"]
+        return found
+
+    def end_of(self, identifier: str) -> End:
+        """How a container of ours ended that has just closed its stream.
+
+        The engine notes the end a moment after it, and that memory was the reason as late again.
+        """
+        deadline = time.monotonic() + END_SECONDS
+        while True:
+            with _told_as(ProviderUnavailable):
+                try:
+                    state = self._api().inspect_container(identifier)["State"]
+                except NotFound:
+                    return End()
+            ended = not state.get("Running")
+            end = End(bool(state.get("OOMKilled")), int(state.get("ExitCode", 0)))
+            if ended and (end.out_of_memory or end.exit_code != _KILLED):
+                return end
+            if time.monotonic() > deadline:
+                return end if ended else End()
+            time.sleep(0.02)
+
+    def remove(self, identifier: str) -> None:
+        """End a container and remove it. One that is gone is no error."""
+        with _told_as(ProviderUnavailable):
+            try:
+                self._api().remove_container(identifier, force=True, v=True)
+            except NotFound:
+                return
+            except APIError as error:
+                # Somebody else is at it.
+                if error.status_code != 409:
+                    raise
+
+    def containers(self, label: str) -> list[Listed]:
+        """Every container with this label, whatever its state."""
+        with _told_as(ProviderUnavailable):
+            found = self._api().containers(all=True, filters={"label": label})
+        return [
+            Listed(
+                one["Id"],
+                one["Names"][0].lstrip("/"),
+                one["Labels"],
+                one["Created"],
+                one["State"] in ("running", "created"),
+            )
+            for one in found
+        ]
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+
+    def _api(self) -> docker.APIClient:
+        with self._lock:
+            if self._client is None:
+                options: dict[str, Any] = {**kwargs_from_env()}
+                if self._base_url:
+                    options = {"base_url": self._base_url}
+                self._client = docker.APIClient(
+                    **options, version="auto", timeout=CALL_SECONDS, max_pool_size=PARALLEL_CALLS
+                )
+            return self._client
+
+    def _attach(self, identifier: str) -> socket.socket:
+        wanted = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+        attached: Any = self._api().attach_socket(identifier, params=wanted)
+        raw = getattr(attached, "_sock", attached)
+        if type(raw) is not socket.socket:
+            raise DockerException(
+                "containers can be attached to over unix:// and tcp:// without TLS only"
+            )
+        # A descriptor of our own: the response's is closed with the response.
+        stream = socket.socket(fileno=raw.detach())
+        stream.settimeout(CALL_SECONDS)
+        return stream
+
+
+@contextlib.contextmanager
+def _told_as(kind: type[SandboxError]) -> Iterator[None]:
+    """Turn whatever docker-py and its HTTP client raise into one of our errors."""
+    try:
+        yield
+    except (DockerException, requests.RequestException, OSError) as error:
+        reason = getattr(error, "explanation", None) or str(error) or type(error).__name__
+        raise kind(f"Docker: {reason}") from error

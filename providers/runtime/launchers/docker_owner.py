@@ -1,0 +1,122 @@
+"""Whose container it is: labels by which a pool finds what its predecessors left behind.
+
+A container's labels stay as they were made. One that is kept and outlives its pool has its present
+owner in its name, which the engine lets us change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Mapping
+
+from providers import living
+from providers.runtime.launchers.docker_engine import Listed
+from providers.runtime.pool.remembered import Memory
+
+POOL_LABEL = "cofferdam.pool"
+OWNER_LABEL = "cofferdam.maker"
+# Which pool of this name it is: those of another data directory are others.
+HOME_LABEL = "cofferdam.home"
+
+# A container of our pool whose owner is on another machine, where we cannot look, is an orphan
+# when it is older than any run can be.
+FOREIGN_SECONDS = 3600.0
+# A kept container of another pool whose process is gone, for as long as that may be started again.
+ABSENT_SECONDS = 900.0
+
+_KEPT = re.compile(r"cofferdam-kept-([0-9a-f]{12})-(\d+)-(\d+)-([0-9a-f]{8})-\d+")
+
+# The launchers of this process that are still open.
+_open_here: set[str] = set()
+
+
+class Owner:
+    """One launcher's mark on its containers: its process, and which of the process's launchers."""
+
+    def __init__(self, pool_id: str, memory: Memory | None = None) -> None:
+        """`memory` has what the pool's processes tell one another of what they keep."""
+        self.mark = f"{_machine()}/{os.getpid()}/{living.birth(os.getpid())}/{secrets.token_hex(4)}"
+        self._pool_id = pool_id
+        self._memory = memory
+        self._absent_since: dict[str, float] = {}
+        _open_here.add(self.mark)
+
+    @property
+    def labels(self) -> dict[str, str]:
+        home = {} if self._memory is None else {HOME_LABEL: self._memory.home}
+        return {POOL_LABEL: self._pool_id, OWNER_LABEL: self.mark, **home}
+
+    def kept_name(self, number: int) -> str:
+        """The name of a container that this owner keeps."""
+        _, process = self.mark.split("/", 1)
+        pid, birth, token = process.split("/")
+        return f"cofferdam-kept-{_machine_digest()}-{pid}-{birth}-{token}-{number}"
+
+    def has_made(self, labels: Mapping[str, str]) -> bool:
+        """Whether a process of this very pool made the container with these labels."""
+        if self._memory is None:
+            return False
+        return all(labels.get(name) == self.labels[name] for name in (POOL_LABEL, HOME_LABEL))
+
+    def release(self) -> None:
+        """From now on this owner's containers are orphans."""
+        _open_here.discard(self.mark)
+
+    def is_orphan(self, container: Listed, known: set[str], now: float) -> bool:
+        """Whether nobody will ever ask for this container again. `known` are our own names.
+
+        What a dead process of this machine left is an orphan whichever pool it was of: a pool
+        whose name was its own process's would never find it again.
+        """
+        labels = container.labels
+        mark = labels.get(OWNER_LABEL, "")
+        if (kept := _KEPT.fullmatch(container.name)) and container.is_running:
+            return self._is_orphan_that_was_kept(container, kept, known, now)
+        if mark == self.mark:
+            return container.name not in known
+        machine, _, process = mark.partition("/")
+        if machine == _machine():
+            return not _lives(mark, process)
+        same_pool = container.labels.get(POOL_LABEL) == self._pool_id
+        return same_pool and now - container.created > FOREIGN_SECONDS
+
+    def _is_orphan_that_was_kept(
+        self, container: Listed, kept: re.Match[str], known: set[str], now: float
+    ) -> bool:
+        machine, pid, birth, token = kept.groups()
+        mark = f"{_machine()}/{pid}/{birth}/{token}"
+        if mark == self.mark and container.name in known:
+            return False
+        is_here = machine == _machine_digest()
+        if mark != self.mark and is_here and _lives(mark, f"{pid}/{birth}/{token}"):
+            self._absent_since.pop(container.id, None)
+            return False
+        if self._memory is not None and container.labels.get(HOME_LABEL) == self._memory.home:
+            remembered = self._memory.of_container(container.id)
+            return remembered is None or remembered.is_over
+        if mark == self.mark:
+            return True
+        # Its pool may be on its way. A guest that is not hostile ends by itself, at its lease.
+        since = self._absent_since.setdefault(container.id, now)
+        if is_here:
+            return now - since > ABSENT_SECONDS
+        same_pool = container.labels.get(POOL_LABEL) == self._pool_id
+        return same_pool and now - container.created > FOREIGN_SECONDS
+
+
+def _lives(mark: str, process: str) -> bool:
+    pid, birth, _ = process.split("/")
+    if living.has_ended(int(pid), birth):
+        return False
+    return int(pid) != os.getpid() or mark in _open_here
+
+
+def _machine() -> str:
+    return ":".join(living.here())
+
+
+def _machine_digest() -> str:
+    return hashlib.sha256(_machine().encode()).hexdigest()[:12]

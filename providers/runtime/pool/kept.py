@@ -1,0 +1,385 @@
+"""A sandbox that stays: a warm one that has been told to, and what is done in it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Mapping,
+    Sequence,
+)
+from dataclasses import asdict, replace
+from typing import Any
+from weakref import WeakValueDictionary
+
+from providers.errors import (
+    CreationFailed,
+    InvalidConfiguration,
+    KeptSandboxLost,
+    RateLimited,
+    before_the_code,
+)
+from providers.given_up import GivenUp
+from providers.runtime.guest import wire
+from providers.runtime.guest.protocol import (
+    AHEAD,
+    CHUNK_BYTES,
+    DEFAULT_CONTEXT,
+    MOST_CALLS,
+    MOST_OPERATIONS,
+    STOP_SECONDS,
+)
+from providers.runtime.pool import kept_claims
+from providers.runtime.pool.answer import read_answer
+from providers.runtime.pool.cgroup import Evidence
+from providers.runtime.pool.channel import Frame
+from providers.runtime.pool.conversation import (
+    Allowance,
+    Conversation,
+    ConversationEnded,
+    Operation,
+    Parts,
+    Refused,
+)
+from providers.runtime.pool.kept_operations import GRACE_SECONDS, Operations, left, told
+from providers.runtime.pool.requests import answer_bytes, check_files, parts_of
+from providers.runtime.pool.sandbox import START_SECONDS, Sandbox
+from providers.values import ExecutionResult, Job, RunLimits
+
+logger = logging.getLogger(__name__)
+
+# How long a guest may take for what waits for nobody, and to write or take a piece of a file.
+OPERATION_SECONDS = 60.0
+# How long a process may not read its standard input before its writer gives up.
+STDIN_SECONDS = 30.0
+
+_RUN_EVENTS = frozenset({"stdout", "stderr", "output"})
+_CALLS = frozenset({"call"})
+# Events of the operations that are streams, and of those that take one.
+STREAMS: Mapping[str, frozenset[str]] = {
+    "follow": frozenset({"stdout", "stderr"}),
+    "file.list": frozenset({"entries"}),
+    "file.read": frozenset({"data"}),
+    "file.watch": frozenset({"ready", "changes"}),
+    "file.changes": frozenset({"entries", "removed"}),
+    "file.pack": frozenset({"data", "held", "kept", "dropped"}),
+}
+WRITES = frozenset({"file.write", "file.unpack"})
+_TAKEN = frozenset({"taken"})
+# Those that may be silent for as long as nothing happens.
+_PATIENT = frozenset({"follow", "file.watch"})
+
+OnFrame = Callable[[Frame], None]
+
+
+class Kept:
+    """One kept sandbox and its operations. Lives in one event loop.
+
+    Whatever the guest does that it may not, or not in time, ends it: then every operation raises
+    KeptSandboxLost, and a run has that for its verdict.
+    """
+
+    def __init__(self, sandbox: Sandbox, conversation: Conversation) -> None:
+        self.sandbox = sandbox
+        self._operations = Operations(sandbox, conversation)
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._runs = 0
+        self._named: dict[str, Operation] = {}
+        self._given_up = GivenUp()
+        self._waiting = 0
+        self._oom_kills = sandbox.guest.evidence().oom_kills
+
+    @classmethod
+    async def open(
+        cls,
+        sandbox: Sandbox,
+        environment: Mapping[str, str],
+        commands: Mapping[str, Sequence[str]],
+        lasting: Mapping[str, object] | None = None,
+    ) -> Kept:
+        """Have a warm sandbox stay. Raises SandboxError; nothing has run then.
+
+        `commands` is the argument list of each language's interpreter in this sandbox. `lasting`
+        has its guest outlive this process, as `protocol` says.
+        """
+        keep = {
+            "environment": dict(environment),
+            "memory_bytes": sandbox.template.limits.memory_bytes,
+            "start_seconds": START_SECONDS - GRACE_SECONDS,
+            "commands": {language: list(command) for language, command in commands.items()},
+            **({} if lasting is None else {"lasting": dict(lasting)}),
+        }
+        try:
+            conversation = Conversation(sandbox.keep())
+            kept = cls(sandbox, conversation)
+            await conversation.ask("keep", keep, seconds=START_SECONDS)
+        except (ConversationEnded, wire.FrameError, TimeoutError) as error:
+            reason = str(error) or "it ended"
+            raise CreationFailed(
+                f"The persistent sandbox could not be started: {reason}."
+            ) from error
+        except Refused as refused:
+            raise told(refused) from None
+        return kept
+
+    def lives_for(self, seconds: float) -> None:
+        """Tell one that outlives us until when it may. Nothing where it has ended."""
+        self._operations.conversation.tell({"op": "lease", "seconds": seconds})
+
+    def leave(self) -> None:
+        """Let go of it. What was under way ends, for those who asked; it stays for the next."""
+        self._operations.leave()
+
+    @property
+    def used_at(self) -> float:
+        """When something was last asked of it or came of that, by time.monotonic()."""
+        return self._operations.used_at
+
+    @property
+    def alive(self) -> bool:
+        return self.sandbox.alive and not self.sandbox.destroyed
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is under way that somebody waits for, or that runs code."""
+        return bool(self._runs or self._waiting or self._operations.conversation.under_way)
+
+    async def run(self, job: Job, emit: OnFrame, *, detach: bool = False) -> ExecutionResult:
+        """Run code in its context, after what runs there now.
+
+        `emit` is given the events as they come and must not wait. When this is cancelled the run
+        is interrupted, or goes on where `detach` says so.
+        """
+        job = job if job.run else replace(job, run=secrets.token_hex(8))
+        context = job.context or DEFAULT_CONTEXT
+        with before_the_code():
+            check_files(job)
+            parts = parts_of(job)
+            if self._waiting + self._runs >= MOST_OPERATIONS // 2:
+                raise RateLimited("Too many runs wait for their turn in this sandbox.")
+        turn = self._turns.setdefault(context, asyncio.Lock())
+        self._waiting += 1
+        try:
+            await turn.acquire()
+        finally:
+            self._waiting -= 1
+        task = self._operations.spawn(self._run_and_pass_on(job, context, parts, emit, turn))
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not detach and not task.done():
+                await self.interrupt(context, job.run)
+            raise
+
+    async def interrupt(self, context: str, run: str = "") -> bool:
+        """Stop what runs in a context, or this run of it alone. False when it did not run."""
+        if run:
+            if (operation := self._named.get(run)) is None:
+                self._given_up.note(run)
+                return False
+            self._operations.stop(operation)
+            return True
+        seconds = STOP_SECONDS + GRACE_SECONDS
+        header, _ = await self.ask("interrupt", {"target": context}, seconds=seconds)
+        return header.get("stopped") is True
+
+    def answer(self, run: str, call: int, answer: bytes) -> bool:
+        """Answer a call of a tool, with JSON. False where the run is not under way."""
+        if (operation := self._named.get(run)) is None:
+            return False
+        self._operations.answer(operation, call, answer)
+        return True
+
+    async def usage(self) -> dict[str, object]:
+        """What all in it uses now: memory in bytes, as the kernel says, else as its guest claims;
+        processor time in seconds so far, where the kernel says it; and the disk, as its guest
+        claims.
+        """
+        header, _ = await self.ask("memory", {})
+        seen = self.sandbox.guest.memory_bytes()
+        return {
+            "bytes": kept_claims.count(header.get("bytes")) if seen is None else seen,
+            "cpu_seconds": self.sandbox.guest.evidence().cpu_seconds,
+            "disk": kept_claims.count(header.get("disk")),
+            "disk_total": kept_claims.count(header.get("disk_total")),
+        }
+
+    async def ask(
+        self,
+        name: str,
+        fields: Mapping[str, object],
+        parts: Parts = (),
+        *,
+        seconds: float = OPERATION_SECONDS,
+    ) -> Frame:
+        """An operation that answers once. Raises SandboxError."""
+        with self._operations.failures():
+            return await self._operations.in_time(
+                self._operations.begin(name, fields, parts).answer, seconds
+            )
+
+    async def write_stdin(self, pid: int, data: bytes, *, close: bool) -> None:
+        """To a process. Gives up, without an end of anything, where it does not read."""
+        with self._operations.failures():
+            operation = self._operations.begin(
+                "stdin", {"pid": pid, "close": close}, [("data", data)]
+            )
+            done, _ = await asyncio.wait([operation.answer], timeout=STDIN_SECONDS)
+            if not done:
+                operation.stop()
+            await self._operations.in_time(operation.answer, STOP_SECONDS + GRACE_SECONDS)
+        if not done:
+            raise InvalidConfiguration(
+                f"data: The process has not read its input for {STDIN_SECONDS:g} s.", field="data"
+            )
+
+    async def stream(
+        self, name: str, fields: Mapping[str, object], parts: Parts = ()
+    ) -> AsyncGenerator[Frame, None]:
+        """The events of an operation, and its answer as the last. Raises SandboxError.
+
+        Whoever leaves early has it stopped.
+        """
+        with self._operations.failures():
+            operation = self._operations.begin(name, fields, parts, events=STREAMS[name])
+            patience = None if name in _PATIENT else OPERATION_SECONDS
+            try:
+                while (
+                    event := await self._operations.in_time(operation.next_event(), patience)
+                ) is not None:
+                    self._operations.used_at = time.monotonic()
+                    yield event
+                yield operation.answer.result()
+            finally:
+                self._operations.stop(operation)
+
+    async def write(
+        self, name: str, fields: Mapping[str, object], content: AsyncIterator[bytes]
+    ) -> Frame:
+        """A file or an archive, given in pieces of any size. Raises SandboxError."""
+        with self._operations.failures():
+            operation = self._operations.begin(name, fields, events=_TAKEN)
+            sent = 0
+            try:
+                async for piece in content:
+                    for start in range(0, len(piece), CHUNK_BYTES):
+                        room = operation.room(sent - AHEAD + 1)
+                        await self._operations.in_time(room, OPERATION_SECONDS)
+                        self._operations.send(operation, "data", piece[start : start + CHUNK_BYTES])
+                        sent += 1
+                        await self._operations.conversation.drained()
+                self._operations.send(operation, "end")
+                return await self._operations.in_time(
+                    self._operations.last(operation), OPERATION_SECONDS
+                )
+            finally:
+                self._operations.stop(operation)
+
+    async def destroy(self, why: str = "") -> None:
+        """End it and everything in it."""
+        await self._operations.destroy(why)
+
+    async def _run_and_pass_on(
+        self, job: Job, context: str, parts: Parts, emit: OnFrame, turn: asyncio.Lock
+    ) -> ExecutionResult:
+        self._runs += 1
+        if self._runs == 1:
+            self.sandbox.guest.watch(True)
+        try:
+            return await self._run(job, context, parts, emit)
+        finally:
+            turn.release()
+            self._runs -= 1
+            self._operations.used_at = time.monotonic()
+            if not self._runs:
+                self.sandbox.guest.watch(False)
+
+    async def _run(self, job: Job, context: str, parts: Parts, emit: OnFrame) -> ExecutionResult:
+        limits = job.limits
+        with before_the_code(), self._operations.failures():
+            self._given_up.refuse(job.run)
+            operation = self._operations.conversation.begin(
+                "run",
+                {
+                    "context": context,
+                    "timeout": job.timeout,
+                    "entrypoint": job.entrypoint,
+                    "environment": dict(job.environment),
+                    "limits": asdict(limits),
+                    **({"tools": list(job.tools)} if job.tools else {}),
+                },
+                parts,
+                allowance=_allowance(limits, calls=MOST_CALLS if job.tools else 0),
+                on_event=emit,
+            )
+        began = time.monotonic()
+        self._named[job.run] = operation
+        try:
+            async with asyncio.timeout(job.timeout + STOP_SECONDS + GRACE_SECONDS):
+                answer = await asyncio.shield(operation.answer)
+        except TimeoutError:
+            await self.destroy("a run did not stop at its deadline")
+            return self._lost(began, timed_out=True)
+        except ConversationEnded as error:
+            return self._verdict_of_the_end(error, began)
+        except Refused as refused:
+            # Its word that nothing ran would be no proof.
+            raise told(refused) from None
+        finally:
+            del self._named[job.run]
+        result = read_answer(answer, limits, self._evidence(), self.sandbox.metadata())
+        result.metadata["context_kept"] = answer[0].get("context_kept") is True
+        return result
+
+    def _evidence(self) -> Evidence:
+        """What was seen from outside in this run alone.
+
+        Memory and time are those of all that runs here, so that the guest's figures stand.
+        """
+        seen = self.sandbox.guest.evidence().oom_kills
+        killed, self._oom_kills = seen > self._oom_kills, seen
+        return Evidence(out_of_memory=killed)
+
+    def _verdict_of_the_end(self, error: ConversationEnded, began: float) -> ExecutionResult:
+        if self._operations.is_left:
+            raise left() from error
+        if why := self._operations.end_of_ours:
+            raise KeptSandboxLost(
+                f"The sandbox was ended during the run: {why}.", started=True
+            ) from error
+        if str(error):
+            return self._lost(began, ended=f"It broke the protocol and was ended: {error}")
+        guest = self.sandbox.guest
+        evidence = guest.evidence()
+        if evidence.out_of_memory and (evidence.oom_kills > self._oom_kills or not self._oom_kills):
+            return self._lost(began, out_of_memory=True)
+        if (seen := guest.last_words()) is None:
+            raise KeptSandboxLost(
+                "The connection to the sandbox was lost during the run.", started=True
+            ) from error
+        return self._lost(began, ended=seen)
+
+    def _lost(self, began: float, **verdict: Any) -> ExecutionResult:
+        result = self.sandbox.silent_end(time.monotonic() - began, **verdict)
+        result.metadata["context_kept"] = False
+        return result
+
+
+def _allowance(limits: RunLimits, *, calls: int) -> Allowance:
+    """What a run's guest may send: each byte of output as it comes, and once more at the end."""
+    return Allowance(
+        events=_RUN_EVENTS | _CALLS if calls else _RUN_EVENTS,
+        answer_bytes=answer_bytes(limits),
+        totals={
+            "stdout": limits.output_bytes,
+            "stderr": limits.output_bytes,
+            "output": limits.rich_output_bytes,
+        },
+        count=limits.rich_output_count,
+        calls=calls,
+    )

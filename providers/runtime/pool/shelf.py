@@ -1,0 +1,213 @@
+"""The sandboxes of one template that nobody is using, and how their making goes."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections import deque
+from collections.abc import Collection
+from typing import Any
+
+from providers.errors import CreationFailed, RateLimited, SandboxError
+from providers.runtime.pool.launcher import Starter
+from providers.runtime.pool.sandbox import Sandbox
+from providers.runtime.pool.settings import PoolSettings
+from providers.runtime.pool.template import Template
+
+# A template nobody asked for in this time is no longer kept warm (the first one always is).
+WARM_SECONDS = 300.0
+
+# For so long after a caller had to wait, more are kept warm.
+BURST_SECONDS = 30.0
+
+LONGEST_BACKOFF_SECONDS = 5.0
+
+# In an owner's kernel another one costs little: one is for the next call, more for who has to wait.
+OWNERS_WARM, OWNERS_BURST = 1, 2
+
+# What is made in an owner's kernel and what runs in it are one to the machine, which cannot weigh
+# them: the run goes first for so long.
+OWNERS_REST_SECONDS = 0.03
+
+# A warm sandbox that ends before it is this old counts as a start that failed.
+INFANT_SECONDS = 1.0
+
+# From so many failures in a row on, callers are told at once instead of waiting.
+FAILURES_THAT_COUNT = 3
+
+
+class Shelf:
+    """`idle` sandboxes have run nothing; `kept` ones are clean, and their former owner's alone.
+
+    One with an `owner` has sandboxes made in a kernel of that owner's, by a `starter` of its own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        template: Template,
+        starter: Starter,
+        *,
+        always_warm: bool = False,
+        owner: str = "",
+    ) -> None:
+        self.name = name
+        self.template = template
+        self.starter = starter
+        self.owner = owner
+        self.idle: deque[Sandbox] = deque()
+        self.kept: deque[Sandbox] = deque()
+        self.starting = 0
+        self.started = 0
+        self.failed = 0
+        self.restarts = 0
+        self.not_before = 0.0
+        self.failures = 0
+        # Whether its owner's code has been in the kernel that its sandboxes are made in.
+        self.has_code = False
+        self._doubted = 0
+        self._always_warm = always_warm
+        self._last_asked = self._last_waited = float("-inf")
+        self.creation_seconds: deque[float] = deque(maxlen=100)
+        self._error: SandboxError | None = None
+
+    def asked(self) -> None:
+        """Somebody wants a sandbox of this template."""
+        self._last_asked = time.monotonic()
+
+    def handed_out(self) -> None:
+        """One is of use to somebody, so they do not all end at once."""
+        self._doubted = 0
+
+    def waited(self) -> None:
+        """There was none ready."""
+        self._last_waited = time.monotonic()
+
+    def target(self, settings: PoolSettings) -> int:
+        """How many should be idle now."""
+        now = time.monotonic()
+        pressed = now - self._last_waited < BURST_SECONDS
+        if self.owner:
+            return (OWNERS_BURST if pressed else OWNERS_WARM) if self.is_asked_for else 0
+        if not self._always_warm and not self.is_asked_for:
+            return settings.minimum
+        if settings.isolation == "tenant-kernel":
+            # Those of no tenant and of sessions are made here, and one shows that it can be done.
+            return max(1, settings.minimum)
+        return max(settings.size, settings.minimum) + (settings.burst if pressed else 0)
+
+    @property
+    def is_asked_for(self) -> bool:
+        """Whether somebody wanted one lately."""
+        return time.monotonic() - self._last_asked < WARM_SECONDS
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing here, nor about to be."""
+        return not (self.idle or self.kept or self.starting)
+
+    def take(self, owner: str) -> Sandbox | None:
+        """A living sandbox for this owner: the one it used last, else one that nobody has used."""
+        # The one used last is warmest, and those not needed grow old. The dead are left for who
+        # watches their end.
+        for sandbox in (*reversed(self.kept), *self.idle):
+            if sandbox.owner in ("", owner) and sandbox.silent:
+                self.remove(sandbox)
+                return sandbox
+        return None
+
+    def remove(self, sandbox: Sandbox) -> bool:
+        """Take out this one. False when it is not here."""
+        for place in (self.idle, self.kept):
+            if sandbox in place:
+                place.remove(sandbox)
+                return True
+        return False
+
+    def start_succeeded(self, seconds: float) -> None:
+        self.started += 1
+        # Not forgotten before one has been of use: they may all end as soon as they are there.
+        self._doubted = max(self._doubted, self.failures)
+        self.failures = 0
+        self._error = None
+        self.creation_seconds.append(seconds)
+
+    def start_failed(self, error: SandboxError) -> float:
+        """Seconds until the next attempt, longer each time."""
+        self.failed += 1
+        self.failures += 1
+        self._error = error
+        delay = self._backoff()
+        self.not_before = time.monotonic() + delay
+        return delay
+
+    def _backoff(self) -> float:
+        return min(LONGEST_BACKOFF_SECONDS, 0.1 * 2.0 ** min(self.failures, 10))
+
+    def ended_unused(self, sandbox: Sandbox) -> float:
+        """Seconds until it should be replaced. Several that end at a time count once."""
+        self.restarts += 1
+        now = time.monotonic()
+        if now - sandbox.started_at < INFANT_SECONDS and now >= self.not_before:
+            self.failures = max(self.failures, self._doubted) + 1
+            self.not_before = now + self._backoff()
+            if self.failures >= FAILURES_THAT_COUNT:
+                self._error = CreationFailed("Sandboxes end right after their start.")
+        return max(0.0, self.not_before - now)
+
+    def failure(self) -> SandboxError | None:
+        """Why sandboxes cannot be started, for one caller; None while they can, or may again."""
+        if self._error is None:
+            return None
+        error = copy.copy(self._error)
+        if self.has_code:
+            # The code may have brought it about: nothing that others' provider is judged by.
+            error = RateLimited(
+                f"No sandbox could be started in the tenant's kernel: {error.message}"
+            )
+        error.retry_after = max(1.0, self.not_before - time.monotonic())
+        return error
+
+    @property
+    def is_failing(self) -> bool:
+        """So many starts failed that it would be no use to wait for the next one."""
+        return self.failures >= FAILURES_THAT_COUNT and time.monotonic() < self.not_before
+
+    def stats(self, settings: PoolSettings) -> dict[str, Any]:
+        return {
+            "target": self.target(settings),
+            "idle": len(self.idle),
+            "kept": len(self.kept),
+            "creating": self.starting,
+            "started": self.started,
+            "failed": self.failed,
+            "restarts": self.restarts,
+            "failing": self._error.message if self._error else "",
+            "creation_ms": _milliseconds(self.creation_seconds),
+        }
+
+
+def describe(shelves: Collection[Shelf], settings: PoolSettings) -> dict[str, Any]:
+    """The figures of all shelves together, and of each."""
+    summed = ("idle", "kept", "creating", "started", "failed", "restarts")
+    each: dict[str, dict[str, Any]] = {}
+    for shelf in shelves:
+        stats = shelf.stats(settings)
+        template, _, _ = shelf.name.partition(":")
+        known = each.setdefault(template, stats)
+        if known is not stats:
+            # Of all owners together: who they are is not for everybody.
+            known |= {name: known[name] + stats[name] for name in ("target", *summed)}
+            known["failing"] = known["failing"] or stats["failing"]
+    return {
+        **{name: sum(stats[name] for stats in each.values()) for name in summed},
+        "failing": [name for name, stats in each.items() if stats["failing"]],
+        "creation_ms": _milliseconds([s for shelf in shelves for s in shelf.creation_seconds]),
+        "templates": each,
+    }
+
+
+def _milliseconds(seconds: Collection[float]) -> float | None:
+    """The median, None when there is nothing to take it of."""
+    return round(statistics.median(seconds) * 1000, 1) if seconds else None

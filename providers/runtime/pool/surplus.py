@@ -1,0 +1,42 @@
+"""What a pool has too much of: warm sandboxes that are old, beyond the settings, or in the way."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from providers.runtime.pool.sandbox import Sandbox
+from providers.runtime.pool.settings import PoolSettings
+from providers.runtime.pool.shelf import Shelf
+
+# Of one template, so that it is not without warm sandboxes because all are of the same age.
+MOST_EXPIRED_AT_ONCE = 2
+
+
+def take_least_used(shelves: Collection[Shelf]) -> Sandbox | None:
+    """Take out the one used longest ago, of those kept for an owner while there are any."""
+    kept = [(sandbox, shelf) for shelf in shelves for sandbox in shelf.kept]
+    idle = [(sandbox, shelf) for shelf in shelves for sandbox in shelf.idle]
+    if not (kept or idle):
+        return None
+    sandbox, shelf = min(kept or idle, key=lambda each: each[0].used_at)
+    shelf.remove(sandbox)
+    return sandbox
+
+
+def take_beyond(shelves: Collection[Shelf], settings: PoolSettings) -> Iterator[Sandbox]:
+    """Take out what the settings do not ask for."""
+    for shelf in shelves:
+        while len(shelf.idle) > shelf.target(settings):
+            yield shelf.idle.popleft()
+        if settings.isolation != "tenant":
+            while shelf.kept:
+                yield shelf.kept.popleft()
+
+
+def take_older(shelves: Collection[Shelf], oldest: float) -> Iterator[Sandbox]:
+    """Take out a few that were started before `oldest`, by time.monotonic()."""
+    for shelf in shelves:
+        old = [*shelf.kept, *shelf.idle]
+        for sandbox in [each for each in old if each.started_at < oldest][:MOST_EXPIRED_AT_ONCE]:
+            shelf.remove(sandbox)
+            yield sandbox

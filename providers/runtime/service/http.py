@@ -1,0 +1,243 @@
+"""The service's HTTP: thin handlers over the keeper."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+
+from providers.errors import (
+    ConnectionFailed,
+    InvalidConfiguration,
+    ProviderUnavailable,
+    SandboxError,
+)
+from providers.runtime.service import messages, operations, ragflow
+from providers.runtime.service.keeper import PoolKeeper
+from providers.runtime.service.kept import KeptHandlers, settings_unknown
+from providers.runtime.service.relay import relay_run, relayed
+from providers.runtime.service.settings import ServiceSettings, settings_digest
+
+logger = logging.getLogger(__name__)
+
+LARGEST_BODY = 128 * 1024 * 1024
+
+# Beyond this size JSON and base64 are left to a thread: everybody else would wait for them.
+LARGE = 256 * 1024
+READ_AT_ONCE = 2
+
+OPEN_PATHS = ("/", "/healthz")
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Service:
+    """The handlers. A handler is cancelled when its client disconnects."""
+
+    def __init__(self, keeper: PoolKeeper, token: str) -> None:
+        self.keeper = keeper
+        self._token = token
+        self._pushed: set[str] = set()
+        self._reading = asyncio.Semaphore(READ_AT_ONCE)
+
+    def application(self) -> web.Application:
+        app = web.Application(
+            client_max_size=LARGEST_BODY,
+            middlewares=[_errors_as_json, self._authenticated, _no_browsers],
+        )
+        app.add_routes(
+            [
+                web.get("/", self.health),
+                web.get("/healthz", self.health),
+                web.post("/run", self.ragflow_run),
+                web.post("/v1/instances", self.create),
+                web.post("/v1/instances/{id}/run", self.run),
+                web.delete("/v1/instances/{id}", self.destroy),
+                web.put("/v1/settings", self.change_settings),
+                web.get("/v1/stats", self.stats),
+                *KeptHandlers(self.keeper, self.knows_the_settings).routes(),
+            ]
+        )
+        return app
+
+    async def _read(self, text: bytes, work: Callable[[], Any]) -> Any:
+        """What the work makes of a request's body: of a large one on a thread, a few at once."""
+        if len(text) <= LARGE:
+            return work()
+        async with self._reading:
+            return await asyncio.to_thread(work)
+
+    @web.middleware
+    async def _authenticated(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self._token and request.path not in OPEN_PATHS:
+            given = request.headers.get("Authorization", "").removeprefix("Bearer ")
+            if not hmac.compare_digest(given.encode(), self._token.encode()):
+                error = ConnectionFailed("The pool service demands its bearer token.")
+                return _json(
+                    messages.error_to_json(error), 401, headers={"WWW-Authenticate": "Bearer"}
+                )
+        return await handler(request)
+
+    async def health(self, request: web.Request) -> web.Response:
+        if problem := self.keeper.problem():
+            return _json({"status": "error", "detail": problem}, 503)
+        return _json({"status": "ok"})
+
+    async def stats(self, request: web.Request) -> web.Response:
+        return _json(self.keeper.stats())
+
+    async def change_settings(self, request: web.Request) -> web.Response:
+        config = _as_object(await _body(request), "body")
+        await self.keeper.apply(ServiceSettings.from_config(config))
+        self._pushed.add(settings_digest(config))
+        return _json(self.keeper.stats())
+
+    async def create(self, request: web.Request) -> web.Response:
+        if not self.knows_the_settings(request):
+            return settings_unknown()
+        body = await _body(request)
+        template, owner, config = "python", "", None
+        if isinstance(body, dict):
+            template, owner = body.get("template", template), body.get("owner", owner)
+            config = body.get("settings")
+        if not isinstance(template, str) or not isinstance(owner, str):
+            raise InvalidConfiguration("template and owner must be strings.", field="template")
+        if config is None:
+            instance = await self.keeper.create(template, owner)
+        else:
+            settings = ServiceSettings.from_config(_as_object(config, "settings"))
+            instance = await self.keeper.create_apart(settings, template, owner)
+        instance.client = request.headers.get(messages.CLIENT_HEADER, "")
+        answer = _json(
+            {
+                "instance_id": instance.instance_id,
+                "runtime": instance.runtime,
+                "sharing": instance.sharing,
+                "template": instance.template,
+            },
+            201,
+        )
+        try:
+            await answer.prepare(request)
+            await answer.write_eof()
+        except BaseException:
+            # Nobody has heard of it.
+            self.keeper.destroy(instance.instance_id)
+            raise
+        return answer
+
+    def knows_the_settings(self, request: web.Request) -> bool:
+        """Whether what the client expects to be in force was ever pushed to us."""
+        expected = request.headers.get(messages.SETTINGS_HEADER)
+        return not expected or expected in self._pushed
+
+    async def run(self, request: web.Request) -> web.StreamResponse:
+        text = await request.read()
+        timeout = self.keeper.settings.timeout
+        job = await self._read(
+            text, lambda: messages.job_from_json(messages.loads_request(text), timeout)
+        )
+        instance_id = request.match_info["id"]
+        if request.headers.get("Accept") == operations.MEDIA_TYPE:
+            return await relayed(
+                request,
+                lambda relay: relay_run(
+                    relay,
+                    lambda put: self.keeper.run(
+                        instance_id, job, lambda event: put(operations.frame_of_event(event))
+                    ),
+                ),
+            )
+        try:
+            result = await self.keeper.run(instance_id, job)
+        except SandboxError as error:
+            # Callers run it elsewhere on our word.
+            error.started = error.started or not error.nothing_ran
+            raise
+        size = sum(len(artifact.content) for artifact in result.artifacts) + len(result.stdout)
+        answer = await _large(size, lambda: messages.dumps(messages.result_to_json(result)))
+        return web.Response(body=answer, content_type="application/json")
+
+    async def destroy(self, request: web.Request) -> web.Response:
+        instance_id = request.match_info["id"]
+        if not self.keeper.destroy(instance_id):
+            error = ProviderUnavailable(f"There is no instance {instance_id!r}.")
+            return _json(messages.error_to_json(error), 404)
+        return web.Response(status=204)
+
+    async def ragflow_run(self, request: web.Request) -> web.Response:
+        text = await request.read()
+        timeout = self.keeper.settings.timeout
+        try:
+            job = await self._read(text, lambda: ragflow.parse(text, timeout))
+        except ragflow.Refused as refused:
+            return _json({"detail": [refused.detail]}, 422)
+        try:
+            instance = await self.keeper.create(job.language)
+            result = await self.keeper.run(instance.instance_id, job)
+        except SandboxError as error:
+            return _json(ragflow.failure(error), headers=_retry_after(error))
+        except Exception:
+            logger.exception("a run failed inside the service")
+            return _json(ragflow.unhandled())
+        size = sum(len(artifact.content) for artifact in result.artifacts) + len(result.stdout)
+        answer = await _large(size, lambda: messages.dumps(ragflow.answer(result)))
+        return web.Response(body=answer, content_type="application/json")
+
+
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except InvalidConfiguration as error:
+        body = messages.error_to_json(error)
+        return _json(body | {"errors": error.errors}, error.http_status)
+    except SandboxError as error:
+        return _json(messages.error_to_json(error), error.http_status, headers=_retry_after(error))
+    except web.HTTPException as error:
+        refused = InvalidConfiguration(f"{request.method} {request.path}: {error.reason}.")
+        return _json(messages.error_to_json(refused), error.status)
+    except Exception:
+        logger.exception("%s %s failed inside the service", request.method, request.path)
+        failed = ProviderUnavailable(
+            "The pool service failed. Its log has the reason.", started=True
+        )
+        return _json(messages.error_to_json(failed), 500)
+
+
+@web.middleware
+async def _no_browsers(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A web page must not run code here through its visitor's browser, which always names it."""
+    if "Origin" in request.headers and request.method != "GET":
+        raise web.HTTPForbidden(reason="This service is not for browsers")
+    return await handler(request)
+
+
+async def _body(request: web.Request) -> Any:
+    return messages.loads_small(await request.read() or b"{}")
+
+
+def _as_object(value: Any, name: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidConfiguration(f"{name}: Must be a JSON object.", field=name)
+    return value
+
+
+async def _large(size: int, work: Callable[[], Any]) -> Any:
+    return await asyncio.to_thread(work) if size > LARGE else work()
+
+
+def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(
+        body=messages.dumps(body), status=status, headers=headers, content_type="application/json"
+    )
+
+
+def _retry_after(error: SandboxError) -> dict[str, str]:
+    if error.retry_after is None:
+        return {}
+    return {"Retry-After": str(max(1, round(error.retry_after)))}

@@ -1,0 +1,381 @@
+"""One pool that fits the settings in force, and the instances handed out of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import time
+from collections.abc import Coroutine, Hashable
+from dataclasses import replace
+from typing import Any
+
+from providers.errors import ProviderUnavailable, SandboxError, before_the_code
+from providers.languages import normalize_language, offered_names
+from providers.remote.owner import has_ended_here
+from providers.runtime.pool.kept import Kept
+from providers.runtime.pool.levels import choose_level
+from providers.runtime.pool.requests import check_job
+from providers.runtime.service.apart import Apart
+from providers.runtime.service.instances import Instance
+from providers.runtime.service.keeping import Keeping
+from providers.runtime.service.launchers import LauncherChoice
+from providers.runtime.service.lines import Line, open_line, same_sandboxes, why_not_opened
+from providers.runtime.service.settings import ServiceSettings
+from providers.values import Emit, ExecutionResult, Job
+
+logger = logging.getLogger(__name__)
+
+LONGEST_RETRY_SECONDS = 5.0
+# A caller who has not used what he was lent in this time does not keep a service from ending.
+UNUSED_SECONDS = 10.0
+
+# How often it is looked whether the processes live that instances were lent to.
+CLIENTS_SECONDS = 5.0
+
+# A pool apart stays warm for so long after its last sandbox: a new session is not to wait for a
+# launcher. Another one that is asked for takes its place.
+REST_SECONDS = 600.0
+
+# The ids of so many instances that have run are remembered: a request that somebody on the way has
+# sent twice must not be told that nothing ran.
+SPENT_REMEMBERED = 10_000
+
+
+class PoolKeeper:
+    """Lives in one event loop. What cannot be started yet is tried again until it can."""
+
+    def __init__(self, choice: LauncherChoice, settings: ServiceSettings) -> None:
+        self._choice = choice
+        self._settings = settings
+        self._line: Line | None = None
+        self._retired: set[Line] = set()
+        self._failure: SandboxError | None = None
+        self._instances: dict[str, Instance] = {}
+        self.keeping = Keeping(self, choice.memory)
+        self._apart: dict[Hashable, Line] = {}
+        self._creating = 0
+        self._spent: dict[str, None] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._changing = asyncio.Lock()
+        self._ready = asyncio.Event()
+        self._draining = False
+        self._closing = False
+
+    @property
+    def settings(self) -> ServiceSettings:
+        return self._settings
+
+    def open(self, *, is_apart: bool = False) -> None:
+        """Start warming up, and keep trying while the isolation tool cannot be used.
+
+        `is_apart` has no settings in force: only what is made by settings of its own can be had.
+        """
+        if is_apart:
+            self._failure = ProviderUnavailable("This service only keeps sandboxes for sessions.")
+        else:
+            self._spawn(self._open_until_it_works())
+        self._spawn(self._end_what_the_dead_left())
+        self._spawn(self.keeping.reap())
+        self._spawn(self.keeping.find_again(self._choice.minimum_isolation))
+
+    async def apply(self, settings: ServiceSettings) -> None:
+        """Have the pool fit these settings; what runs is left alone.
+
+        Raises SandboxError when they cannot be had here. Then nothing has changed.
+        """
+        self._refuse_when_draining()
+        async with self._changing:
+            if self._line is None:
+                self._line = await open_line(self._choice, settings)
+                self._ready.set()
+            elif same_sandboxes(settings, self._line.settings):
+                self._line.settings = settings
+                self._line.chosen = await choose_level(self._line.launcher, settings.isolation)
+                await self._line.pool.resize(settings.pool_settings(self._line.chosen.level))
+            else:
+                former, self._line = self._line, await open_line(self._choice, settings, self._line)
+                self.keeping.move_what_was_found(former, self._line)
+                await self._retire(former)
+            self._settings = settings
+            self._failure = None
+
+    async def create(self, template: str, owner: str = "") -> Instance:
+        """A warm sandbox for this owner alone. Raises SandboxError; nothing has run then."""
+        return await self.create_in(await self.current(), template, owner)
+
+    async def create_apart(
+        self, settings: ServiceSettings, template: str, owner: str = ""
+    ) -> Instance:
+        """A sandbox such as these settings ask for, started for this caller. They do not come
+        into force. Raises SandboxError."""
+        self._refuse_when_draining()
+        async with self._changing:
+            line = await open_line(self._choice, settings.for_one(), self._line)
+        line.retired = True
+        self._retired.add(line)
+        return await self.create_in(line, template, owner)
+
+    async def create_in(
+        self, line: Line, template: str, owner: str, *, alone: bool = False
+    ) -> Instance:
+        """One of this pool's sandboxes, handed out; `alone` shares nothing with other runs."""
+        name = normalize_language(template)
+        line.instances += 1
+        line.lent += 1
+        self._creating += 1
+        try:
+            sandbox = await line.pool.acquire(name, owner, alone=alone)
+        except BaseException:
+            line.instances -= 1
+            self.close_if_unused(line)
+            raise
+        finally:
+            self._creating -= 1
+        return self._hold(Instance(secrets.token_urlsafe(12), name, sandbox, line))
+
+    def take_over(self, line: Line, kept: Kept, owner: str) -> Instance:
+        """A sandbox that a former process has kept for this owner."""
+        sandbox = kept.sandbox
+        line.instances += 1
+        line.pool.take_over(sandbox, owner)
+        name = sandbox.template.name
+        token = secrets.token_urlsafe(12)
+        return self._hold(Instance(token, name, sandbox, line, used=True, kept=kept))
+
+    def _hold(self, instance: Instance) -> Instance:
+        self._instances[instance.instance_id] = instance
+        # Whatever ends the sandbox, such as the pool when nobody used it for too long.
+        instance.forget = lambda _: self.end(instance)
+        instance.sandbox.closed.add_done_callback(instance.forget)
+        return instance
+
+    def let_go(self, instance: Instance) -> None:
+        """Forget one whose sandbox outlives this process."""
+        self._instances.pop(instance.instance_id, None)
+        if instance.forget:
+            instance.sandbox.closed.remove_done_callback(instance.forget)
+        instance.line.pool.let_go(instance.sandbox)
+
+    async def line_apart(self, apart: Apart) -> Line:
+        """A pool for kept sandboxes made by these settings. It ends a while after the last."""
+        self._refuse_when_draining()
+        async with self._changing:
+            line = self._apart.get(apart.key)
+            if line is None or line not in self._retired:
+                choice = replace(
+                    self._choice, kind=apart.launcher, gvisor_platform=apart.gvisor_platform
+                )
+                line = await open_line(choice, apart.settings)
+                line.retired = True
+                self._retired.add(line)
+                for other in list(self._apart.values()):
+                    self._close_if_rested(other, other.lent)
+                self._apart[apart.key] = line
+            return line
+
+    async def run(self, instance_id: str, job: Job, emit: Emit | None = None) -> ExecutionResult:
+        """Run the instance's one job, and tell `emit` of it while it runs. When this ends, in
+        whatever way, so has the instance.
+
+        Refused with `started` False when this request cannot have started anything.
+        """
+        instance = self._instances.get(instance_id)
+        with before_the_code():
+            if instance is None or instance.used:
+                raise ProviderUnavailable(
+                    f"There is no unused instance {instance_id!r}: it has run, or it was not used "
+                    f"for {self._settings.max_lifetime:g} s, or the service was restarted.",
+                    started=instance is not None or instance_id in self._spent,
+                )
+            check_job(job, instance.sandbox.template)
+        instance.used = True
+        self._spent[instance_id] = None
+        if len(self._spent) > SPENT_REMEMBERED:
+            del self._spent[next(iter(self._spent))]
+        try:
+            return await instance.sandbox.run(job, emit)
+        finally:
+            self.end(instance)
+
+    def destroy(self, instance_id: str) -> bool:
+        """End an instance and what runs in it. False when it was not there."""
+        instance = self._instances.get(instance_id)
+        if instance is None:
+            return False
+        self.end(instance)
+        return True
+
+    def languages(self) -> list[str]:
+        """What can be run now."""
+        if self._line is None:
+            return []
+        return offered_names(self._line.templates)
+
+    def problem(self) -> str:
+        """Why no run could succeed now, "" when it could."""
+        if self._draining:
+            return "The service is shutting down."
+        if self._line is None:
+            return self._failure.message if self._failure else "The pool is starting."
+        stats = self._line.pool.stats()
+        if stats["idle"] + stats["kept"] + stats["busy"] > 0:
+            return ""
+        for template in stats["templates"].values():
+            if template["failing"]:
+                return f"Sandboxes cannot be started: {template['failing']}"
+        return "" if stats["started"] else "The pool is starting."
+
+    def stats(self) -> dict[str, Any]:
+        """The pool's own figures, what they are about, and what is in force."""
+        line = self._line
+        known = line.pool.stats() if line else {}
+        if line and line.chosen.why:
+            known["enforced_by"] = {"isolation level": line.chosen.why, **known["enforced_by"]}
+        return {
+            **known,
+            "healthy": not self.problem(),
+            "problem": self.problem(),
+            "launcher": line.kind if line else "",
+            "runtime": line.launcher.runtime if line else "",
+            "languages": self.languages(),
+            "instances": len(self._instances),
+            "sessions": len(self.keeping.sessions.all()),
+            "retired_pools": len(self._retired),
+        }
+
+    def drain(self) -> None:
+        """Hand out nothing more. What was handed out may still be used."""
+        self._draining = True
+        self._ready.set()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is used by a caller, is about to be, or on its way to one."""
+        recently = time.monotonic() - UNUSED_SECONDS
+        return not self._creating and not any(
+            instance.kept.busy
+            if instance.kept
+            else instance.used or instance.sandbox.handed_out_at > recently
+            for instance in self._instances.values()
+        )
+
+    async def close(self) -> None:
+        """End every sandbox and wait until all are gone."""
+        self.drain()
+        self._closing = True
+        self._ready.set()
+        self.keeping.leave()
+        for instance in list(self._instances.values()):
+            self.end(instance)
+        lines = [line for line in (self._line, *self._retired) if line]
+        await asyncio.gather(*(line.pool.close() for line in lines), return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for launcher in {id(line.launcher): line.launcher for line in lines}.values():
+            launcher.close()
+
+    async def current(self) -> Line:
+        """The line in force, waited for while it is being opened for the first time."""
+        if self._line is None and self._failure is None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.queue_timeout):
+                    await self._ready.wait()
+        self._refuse_when_draining()
+        if self._line is None:
+            message = self._failure.message if self._failure else "The pool is still starting."
+            raise ProviderUnavailable(message, retry_after=1)
+        return self._line
+
+    def _refuse_when_draining(self) -> None:
+        if self._draining:
+            raise ProviderUnavailable("The pool service is shutting down.", retry_after=5)
+
+    async def _end_what_the_dead_left(self) -> None:
+        """End what was lent to a process that has ended before it used it."""
+        while not self._closing:
+            for instance in list(self._instances.values()):
+                if not instance.used and has_ended_here(instance.client):
+                    logger.info("ending an instance: the process that had it has ended")
+                    self.end(instance)
+            await asyncio.sleep(CLIENTS_SECONDS)
+
+    async def _open_until_it_works(self) -> None:
+        delay = 0.25
+        while not self._closing:
+            try:
+                async with self._changing:
+                    if self._line is None:
+                        self._line = await open_line(self._choice, self._settings)
+                break
+            except Exception as error:
+                failure = why_not_opened(error)
+                if self._failure is None or self._failure.message != failure.message:
+                    unforeseen = None if failure is error else error
+                    logger.error(
+                        "the pool cannot be opened: %s", failure.message, exc_info=unforeseen
+                    )
+                self._failure = failure
+            await asyncio.sleep(delay)
+            delay = min(LONGEST_RETRY_SECONDS, delay * 2)
+        self._failure = None
+        self._ready.set()
+
+    async def _retire(self, line: Line) -> None:
+        """Let what runs in it finish, and keep nothing warm for others."""
+        line.retired = True
+        self._retired.add(line)
+        former = line.settings.pool_settings(line.chosen.level)
+        nothing = replace(former, size=0, minimum=0, burst=0)
+        await line.pool.resize(nothing)
+        self.close_if_unused(line)
+
+    def close_if_unused(self, line: Line) -> None:
+        """End a pool that is not in force once nothing of it is lent."""
+        if self._closing:
+            # Whoever closes all of them closes this one.
+            return
+        if not self._draining and line in self._apart.values():
+            loop = asyncio.get_running_loop()
+            loop.call_later(REST_SECONDS, self._close_if_rested, line, line.lent)
+        else:
+            self._close_if_rested(line, line.lent)
+
+    def _close_if_rested(self, line: Line, lent: int) -> None:
+        """End it where nothing is lent of it, nor was in the meantime."""
+        if self._closing or line.lent != lent:
+            return
+        if line.retired and line.instances == 0 and line in self._retired:
+            self._retired.discard(line)
+            self._apart = {key: each for key, each in self._apart.items() if each is not line}
+            self._spawn(self._close_line(line))
+
+    async def _close_line(self, line: Line) -> None:
+        await line.pool.close()
+        others = (self._line, *self._retired)
+        if not any(other and other.launcher is line.launcher for other in others):
+            line.launcher.close()
+
+    def end(self, instance: Instance) -> None:
+        """Have the pool take it back, whatever runs in it."""
+        if self._instances.pop(instance.instance_id, None) is None:
+            return
+        if instance.forget:
+            # The sandbox may live on for its owner's next instance.
+            instance.sandbox.closed.remove_done_callback(instance.forget)
+        self._spawn(self._release(instance))
+
+    async def _release(self, instance: Instance) -> None:
+        try:
+            await instance.line.pool.release(instance.sandbox)
+        except Exception:
+            logger.exception("instance %s could not be destroyed", instance.instance_id)
+        instance.line.instances -= 1
+        self.close_if_unused(instance.line)
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,106 @@
+"""Pools of the service, each with what it was made for."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from providers.errors import ProviderUnavailable, SandboxError
+from providers.runtime.pool.launcher import Launcher
+from providers.runtime.pool.levels import Chosen, choose_level
+from providers.runtime.pool.pool import Pool
+from providers.runtime.pool.requests import make_template
+from providers.runtime.pool.template import Template
+from providers.runtime.service.launchers import LauncherChoice
+from providers.runtime.service.settings import ServiceSettings
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Line:
+    """One pool and what it was made for. Retired when another one is in force."""
+
+    settings: ServiceSettings
+    kind: str
+    launcher: Launcher
+    pool: Pool
+    templates: Mapping[str, Template]
+    chosen: Chosen
+    instances: int = 0
+    retired: bool = False
+    # How many were ever lent out of it.
+    lent: int = 0
+
+
+async def open_line(
+    choice: LauncherChoice, settings: ServiceSettings, former: Line | None = None
+) -> Line:
+    """A pool for these settings, over the former's launcher if that fits them too."""
+    if former is not None and choice.key(settings) == choice.key(former.settings):
+        chosen = await choose_level(former.launcher, settings.isolation)
+        return _over(former.kind, former.launcher, chosen, settings)
+    kind, launcher, chosen = await choice.open(settings)
+    try:
+        return _over(kind, launcher, chosen, settings)
+    except BaseException:
+        # Nobody else has it yet.
+        launcher.close()
+        raise
+
+
+def _over(kind: str, launcher: Launcher, chosen: Chosen, settings: ServiceSettings) -> Line:
+    wanted = {language: language for language in launcher.languages()}
+    if kind == "docker":
+        wanted |= settings.templates
+    templates = {
+        name: make_template(
+            name,
+            language,
+            launcher,
+            settings.limits,
+            settings.preload,
+            advise=settings.enable_ast_analysis,
+        )
+        for name, language in wanted.items()
+    }
+    pool = Pool(launcher, templates, settings.pool_settings(chosen.level))
+    pool.open()
+    logger.info(
+        "pool opened",
+        extra={"launcher": kind, "runtime": launcher.runtime, "size": settings.pool_size},
+    )
+    return Line(settings, kind, launcher, pool, templates, chosen)
+
+
+def why_not_opened(error: Exception) -> SandboxError:
+    """What is told of a line that cannot be opened. What nobody has foreseen may name files and
+    commands of this machine, which are for its log alone."""
+    if isinstance(error, SandboxError):
+        return error
+    reason = (error.strerror if isinstance(error, OSError) else "") or type(error).__name__
+    return ProviderUnavailable(
+        f"The pool cannot be opened: {reason}. The log of the pool service has the details. The "
+        "service tries again until it works."
+    )
+
+
+def same_sandboxes(one: ServiceSettings, other: ServiceSettings) -> bool:
+    """Whether sandboxes made under the one are what the other asks for."""
+
+    def about(settings: ServiceSettings) -> tuple[Any, ...]:
+        return (
+            settings.memory_bytes,
+            settings.runtime,
+            settings.require_gvisor,
+            settings.isolation in ("tenant-kernel", "auto") and settings.isolation,
+            settings.preload,
+            settings.enable_seccomp,
+            settings.enable_ast_analysis,
+            dict(settings.images),
+            dict(settings.templates),
+        )
+
+    return about(one) == about(other)

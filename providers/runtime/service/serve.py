@@ -1,0 +1,164 @@
+"""The service's life: listen, warm up, serve; on SIGTERM finish, and leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from aiohttp import web
+
+from providers.addresses import is_loopback
+from providers.errors import InvalidConfiguration
+from providers.runtime.service import unix_socket
+from providers.runtime.service.gate import AllowedAddresses, Gate
+from providers.runtime.service.http import Service
+from providers.runtime.service.keeper import PoolKeeper
+from providers.runtime.service.launchers import LauncherChoice
+from providers.runtime.service.settings import ServiceSettings
+
+logger = logging.getLogger(__name__)
+
+# What the end takes once nothing is waited for any more. Together they stay below the time in
+# which the service must be gone then.
+DRAIN_SECONDS = 1.5
+CLOSE_SECONDS = 2.0
+EXIT_SECONDS = 4.5
+LOOK_SECONDS = 0.05
+
+# Longer than clients keep a connection that they do not use, so that it is they who close it.
+KEEPALIVE_SECONDS = 600.0
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """Where to listen and to whom, what to run with, and the settings to begin with.
+
+    `socket` is where it listens for the processes of this installation, besides `port`, or alone
+    where that is 0: then it only keeps sandboxes that are made by settings of their own.
+    """
+
+    host: str
+    port: int
+    choice: LauncherChoice
+    settings: ServiceSettings
+    allowed: AllowedAddresses
+    token: str = field(default="", repr=False)
+    # Seconds in which what was lent may be used after SIGTERM.
+    grace: float = 0.0
+    socket: Path | None = None
+
+
+def check_options(options: ServiceOptions) -> None:
+    """Raises InvalidConfiguration when the service would be open to others without a token."""
+    if options.port and not options.token and not is_loopback(options.host):
+        raise InvalidConfiguration(
+            f"host: {options.host} can be reached from elsewhere. Set POOL_TOKEN, POOL_TOKEN_FILE "
+            "or --token-file, and the same token in the provider's configuration.",
+            field="host",
+        )
+
+
+def serve(options: ServiceOptions, announce: Callable[[str], None]) -> None:
+    """Serve until SIGTERM or SIGINT, and let what was lent be used. SIGQUIT, or another of them,
+    means now.
+
+    `announce` is told where, once connections are taken. Raises InvalidConfiguration for an
+    address that cannot be listened on.
+    """
+    check_options(options)
+    asyncio.run(_serve(options, announce))
+
+
+async def _serve(options: ServiceOptions, announce: Callable[[str], None]) -> None:
+    stop, now = asyncio.Event(), asyncio.Event()
+
+    def told(*, at_once: bool) -> None:
+        if at_once or stop.is_set():
+            now.set()
+        stop.set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+        loop.add_signal_handler(number, partial(told, at_once=number == signal.SIGQUIT))
+    keeper = PoolKeeper(options.choice, options.settings)
+    runner = web.AppRunner(
+        Service(keeper, options.token).application(),
+        access_log=None,
+        handler_cancellation=True,
+        keepalive_timeout=KEEPALIVE_SECONDS,
+        shutdown_timeout=DRAIN_SECONDS,
+    )
+    await runner.setup()
+    listeners: list[asyncio.Server] = []
+    try:
+        if options.socket is not None:
+            listeners.append(await _listen_at(runner, options.socket))
+        if options.port:
+            listeners.append(await _listen(runner, options))
+        keeper.open(is_apart=not options.port)
+        # What is loaded now stays. To walk it in a full collection would hold every run for 50 ms.
+        gc.collect()
+        gc.freeze()
+        shown = f"[{options.host}]" if ":" in options.host else options.host
+        announce(f"http://{shown}:{options.port}" if options.port else str(options.socket))
+        await stop.wait()
+        keeper.drain()
+        await _let_finish(keeper, now, options.grace)
+        _exit_in_time()
+    finally:
+        try:
+            # First, so that whoever waits for a run is told of its end.
+            async with asyncio.timeout(CLOSE_SECONDS):
+                await keeper.close()
+        finally:
+            for listener in listeners:
+                listener.close()
+            await runner.cleanup()
+
+
+async def _let_finish(keeper: PoolKeeper, now: asyncio.Event, grace: float) -> None:
+    """Wait until nothing that was lent is used any more, for as long as there is time."""
+    end = time.monotonic() + grace
+    if lent := keeper.stats()["instances"]:
+        logger.info("stopping: sandboxes in use: %d", lent)
+    while not keeper.is_idle and not now.is_set() and time.monotonic() < end:
+        await asyncio.sleep(LOOK_SECONDS)
+
+
+def _exit_in_time() -> None:
+    """Not even a thread that waits for a container engine may keep the process alive."""
+    timer = threading.Timer(EXIT_SECONDS, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+
+
+async def _listen_at(runner: web.AppRunner, path: Path) -> asyncio.Server:
+    assert runner.server is not None  # noqa: S101  the runner was set up
+    listener = unix_socket.listen(path)
+    return await asyncio.get_running_loop().create_unix_server(runner.server, sock=listener)
+
+
+async def _listen(runner: web.AppRunner, options: ServiceOptions) -> asyncio.Server:
+    server = runner.server
+    assert server is not None  # noqa: S101  the runner was set up
+    try:
+        return await asyncio.get_running_loop().create_server(
+            lambda: Gate(options.allowed, server), options.host, options.port, backlog=1024
+        )
+    except OSError as error:
+        hint = " Choose another with --port." if error.errno == errno.EADDRINUSE else ""
+        raise InvalidConfiguration(
+            f"port: Cannot listen on {options.host} port {options.port}: "
+            f"{error.strerror or error}.{hint}",
+            field="port",
+        ) from None

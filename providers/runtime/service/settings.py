@@ -1,0 +1,358 @@
+"""What may be changed while the pool runs, declared once.
+
+The provider's form and `PUT /v1/settings` both follow from it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from providers.errors import InvalidConfiguration
+from providers.languages import OURS, normalize_language
+from providers.runtime.pool.cgroup import machine_memory
+from providers.runtime.pool.settings import FIELDS as POOL_FIELDS
+from providers.runtime.pool.settings import (
+    IMAGES,
+    ISOLATION,
+    POOL,
+    SANDBOX,
+    Isolation,
+    Level,
+    PoolSettings,
+    default_capacity,
+    module_names,
+)
+from providers.schema import ConfigField, validate
+from providers.values import SandboxLimits
+
+MEMORY_SIZES = ("128m", "256m", "512m", "1g", "2g")
+
+IMAGE_FIELDS = {language: f"base_{language}_image" for language in OURS}
+
+# The engine is never told to pull one, so that none of these makes it ask another host.
+_IMAGE_HINT = "Empty: the image from manage.py build_images."
+
+FIELDS: Mapping[str, ConfigField] = {
+    "pool_size": ConfigField(
+        "integer",
+        "Container Pool Size",
+        default=10,
+        min=1,
+        max=100,
+        description="Idle containers for each language in use.",
+        group=POOL,
+    ),
+    "pool_minimum": ConfigField(
+        "integer",
+        "Min idle containers",
+        default=0,
+        min=0,
+        max=100,
+        description="For each language not in use.",
+        group=POOL,
+    ),
+    "pool_burst": ConfigField(
+        "integer",
+        "Burst",
+        default=0,
+        min=0,
+        max=100,
+        description="Extra idle containers while callers are queued.",
+        group=POOL,
+    ),
+    "max_sandboxes": ConfigField(
+        "integer",
+        "Max containers",
+        min=1,
+        max=1000,
+        placeholder="by memory, up to 32",
+        description="Idle and busy, for all languages. More callers are queued.",
+        group=POOL,
+    ),
+    "max_kept": ConfigField(
+        "integer",
+        "Max session containers",
+        default=0,
+        min=0,
+        max=999,
+        description="The rest is for single runs. 0: half of all containers.",
+        group=POOL,
+    ),
+    "max_memory": ConfigField(
+        "string",
+        "Max Memory per Container",
+        default="256m",
+        options=MEMORY_SIZES,
+        description="All processes and files of a container together. No swap.",
+        group=SANDBOX,
+    ),
+    "timeout": ConfigField(
+        "integer",
+        "Execution Timeout (seconds)",
+        default=30,
+        min=5,
+        max=300,
+        description="Default and maximum for requests.",
+        group=SANDBOX,
+    ),
+    "queue_timeout": ConfigField(
+        "integer",
+        "Queue timeout (seconds)",
+        default=10,
+        min=1,
+        max=300,
+        description="Queued callers get SB008 after this time.",
+        group=POOL,
+    ),
+    "queue_size": ConfigField(
+        "integer",
+        "Max queue length",
+        default=200,
+        min=1,
+        max=10_000,
+        description="Callers get SB008 immediately if the queue is full.",
+        group=POOL,
+    ),
+    "runtime": ConfigField(
+        "string",
+        "Container runtime",
+        default="auto",
+        max=100,
+        address=False,
+        description="auto: gVisor (runsc) if the engine has it, otherwise runc. Or the name of a "
+        "runtime of the engine.",
+        group=ISOLATION,
+    ),
+    "require_gvisor": ConfigField(
+        "boolean",
+        "Require gVisor",
+        default=False,
+        description="Run nothing without gVisor.",
+        group=ISOLATION,
+    ),
+    **POOL_FIELDS,
+    "enable_seccomp": ConfigField(
+        "boolean",
+        "Filter system calls",
+        default=True,
+        description="An additional filter. The profile of the engine always applies.",
+        group=ISOLATION,
+    ),
+    "enable_ast_analysis": ConfigField(
+        "boolean",
+        "Static analysis warnings",
+        default=False,
+        description="Report notable Python imports and calls with each result. Blocks nothing.",
+        group=ISOLATION,
+    ),
+    "base_python_image": ConfigField(
+        "string", "Python image", max=300, address=False, description=_IMAGE_HINT, group=IMAGES
+    ),
+    "base_nodejs_image": ConfigField(
+        "string", "Node.js image", max=300, address=False, description=_IMAGE_HINT, group=IMAGES
+    ),
+    "base_bash_image": ConfigField(
+        "string", "Shell image", max=300, address=False, description=_IMAGE_HINT, group=IMAGES
+    ),
+    "templates": ConfigField(
+        "string",
+        "Additional images",
+        placeholder="science:python=cofferdam/science",
+        max=2000,
+        address=False,
+        description="name:language=image, separated by commas. Requests use the name as language.",
+        group=IMAGES,
+    ),
+    "max_lifetime": ConfigField(
+        "integer",
+        "Idle TTL (seconds)",
+        default=300,
+        min=10,
+        max=86_400,
+        description="Unused containers are destroyed after this time.",
+        group=POOL,
+    ),
+}
+
+_MOST_BY_MEMORY = 32
+_RUNTIME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
+_IMAGE = re.compile(r"[\w][\w.:/@-]*", re.ASCII)
+_TEMPLATE = re.compile(r"([a-z][a-z0-9_-]{0,31}):([a-z]+)=(.+)", re.ASCII)
+_SIZE = re.compile(r"([1-9]\d*)([bkmg])")
+_SIZE_UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+_TIME = re.compile(r"\d+(\.\d+)?|(\d+(\.\d+)?(ms|s|m|h))+", re.ASCII)
+_SPAN = re.compile(r"([\d.]+)(ms|s|m|h|$)", re.ASCII)
+_SPAN_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
+_SMALLEST_MEMORY = 32 << 20
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """The settings in force. Sizes are bytes, times seconds.
+
+    `images` is by language or by template; `templates` are those beyond the plain languages, each
+    with its language.
+    """
+
+    pool_size: int = 10
+    pool_minimum: int = 0
+    pool_burst: int = 0
+    max_sandboxes: int = 32
+    max_kept: int = 0
+    memory_bytes: int = 256 << 20
+    timeout: float = 30
+    queue_timeout: float = 10
+    queue_size: int = 200
+    runtime: str = "auto"
+    require_gvisor: bool = False
+    isolation: Isolation = "execution"
+    preload: tuple[str, ...] = ()
+    enable_seccomp: bool = True
+    enable_ast_analysis: bool = False
+    images: Mapping[str, str] = field(default_factory=dict)
+    templates: Mapping[str, str] = field(default_factory=dict)
+    max_lifetime: float = 300
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ServiceSettings:
+        """Raises InvalidConfiguration naming each refused field."""
+        given = validate(FIELDS, config)
+        check_config(given)
+        templates = _templates(given["templates"])
+        named = {language: given[name] for language, name in IMAGE_FIELDS.items() if given[name]}
+        memory_bytes = parse_size(given["max_memory"])
+        most = given["max_sandboxes"]
+        size = given["pool_size"]
+        capacity = max(most, size) if most else usual_capacity(memory_bytes, size)
+        return cls(
+            pool_size=min(size, capacity),
+            pool_minimum=given["pool_minimum"],
+            pool_burst=given["pool_burst"],
+            max_sandboxes=capacity,
+            max_kept=given["max_kept"],
+            memory_bytes=memory_bytes,
+            timeout=given["timeout"],
+            queue_timeout=given["queue_timeout"],
+            queue_size=given["queue_size"],
+            runtime=given["runtime"],
+            require_gvisor=given["require_gvisor"],
+            isolation=given["isolation"],
+            preload=module_names(given["preload"]),
+            enable_seccomp=given["enable_seccomp"],
+            enable_ast_analysis=given["enable_ast_analysis"],
+            images=named | {name: image for name, (_, image) in templates.items()},
+            templates={name: language for name, (language, _) in templates.items()},
+            max_lifetime=given["max_lifetime"],
+        )
+
+    @property
+    def most_kept(self) -> int:
+        """Never all of them: single runs are not to wait for the end of a session."""
+        return min(self.max_kept or self.max_sandboxes // 2, self.max_sandboxes - 1)
+
+    @property
+    def limits(self) -> SandboxLimits:
+        return SandboxLimits(memory_bytes=self.memory_bytes)
+
+    def for_one(self) -> ServiceSettings:
+        """The same for a single sandbox, and none kept warm."""
+        return replace(self, pool_size=0, pool_minimum=0, pool_burst=0, max_sandboxes=1)
+
+    def pool_settings(self, level: Level) -> PoolSettings:
+        """`level` is what `isolation` comes to with the launcher that is used."""
+        return PoolSettings(
+            size=self.pool_size,
+            capacity=self.max_sandboxes,
+            queue=self.queue_size,
+            patience=self.queue_timeout,
+            minimum=self.pool_minimum,
+            burst=self.pool_burst,
+            isolation=level,
+            max_lifetime=self.max_lifetime,
+        )
+
+
+def usual_capacity(memory_bytes: int, pool_size: int) -> int:
+    """How many sandboxes of so much memory a service has that was told no number: two at least, as
+    one of them may be kept."""
+    most = max(_MOST_BY_MEMORY, pool_size)
+    return max(2, default_capacity(machine_memory(), memory_bytes, most=most))
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Rules beyond the fields' own. Raises InvalidConfiguration."""
+    if config["require_gvisor"] and config["runtime"] == "runc":
+        raise InvalidConfiguration(
+            "require_gvisor: Cannot be combined with the runtime runc.", field="require_gvisor"
+        )
+    if config["isolation"] == "tenant-kernel" and config["runtime"] == "runc":
+        raise InvalidConfiguration(
+            "isolation: tenant-kernel needs gVisor, and the runtime is runc. Choose auto or runsc "
+            "as the runtime, or another isolation.",
+            field="isolation",
+        )
+    if not _RUNTIME.fullmatch(config["runtime"]):
+        raise InvalidConfiguration("runtime: Must be the name of a runtime.", field="runtime")
+    module_names(config["preload"])
+    for name in IMAGE_FIELDS.values():
+        if config[name] and not _IMAGE.fullmatch(config[name]):
+            raise InvalidConfiguration(
+                f"{name}: {config[name]!r} is not the name of an image.", field=name
+            )
+    _templates(config["templates"])
+
+
+def settings_digest(config: Mapping[str, Any]) -> str:
+    """A short name for a configuration as it was pushed: the service knows it, or it does not."""
+    text = json.dumps({key: config.get(key) for key in FIELDS}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _names(text: str | None) -> tuple[str, ...]:
+    return tuple(re.findall(r"[^\s,]+", text or ""))
+
+
+def _templates(text: str | None) -> dict[str, tuple[str, str]]:
+    """Language and image by template. Raises InvalidConfiguration."""
+    found: dict[str, tuple[str, str]] = {}
+    for word in _names(text):
+        match = _TEMPLATE.fullmatch(word)
+        problem = ""
+        if not match or not _IMAGE.fullmatch(match[3]):
+            problem = "is not name:language=image"
+        elif match[2] not in OURS:
+            problem = f"has none of the languages {', '.join(OURS)}"
+        elif match[1] in found or normalize_language(match[1]) in OURS:
+            problem = "has a name that is taken"
+        if not match or problem:
+            raise InvalidConfiguration(f"templates: {word!r} {problem}.", field="templates")
+        found[match[1]] = match[2], match[3]
+    return found
+
+
+def parse_size(text: str) -> int:
+    """Bytes of a size such as 256m or 1g. Raises ValueError."""
+    match = _SIZE.fullmatch(text.strip().lower())
+    size = int(match[1]) * _SIZE_UNITS[match[2]] if match else 0
+    if size < _SMALLEST_MEMORY:
+        raise ValueError(f"{text!r} is not a memory size of at least 32m, such as 256m or 1g")
+    return size
+
+
+def parse_span(text: str) -> float:
+    """Seconds of a time such as 60, 60s, 1m30s or 500ms. Raises ValueError."""
+    text = text.strip().lower()
+    if not _TIME.fullmatch(text):
+        seconds = 0.0
+    else:
+        seconds = sum(float(number) * _SPAN_UNITS[unit] for number, unit in _SPAN.findall(text))
+    if not 0 < seconds <= 86_400:
+        raise ValueError(
+            f"{text!r} is not a time of at most a day, such as 60, 60s, 1m30s or 500ms"
+        )
+    return seconds
