@@ -32,7 +32,7 @@ class ExecutionsConfig(AppConfig):
         from executions.tenants.models import Tenant
         from executions.tenants.service import ensure_roles
         from providers.guarded import Guarded, guard
-        from providers.remote.owner import learn_of_ends
+        from providers.remote.reclaim import learn_of_ends
         from providers.services import touched
         from providers.services.rotation import also_rotate
 

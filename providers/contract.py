@@ -14,8 +14,7 @@ from dataclasses import dataclass
 
 from providers.base import SandboxProvider
 from providers.errors import SandboxError
-from providers.kept_promises import KEPT_CHECKS
-from providers.promised_limits import LIMIT_CHECKS
+from providers.kept_promises import KEPT_CHECKS, LIMIT_CHECKS
 from providers.promises import PROMISES, Broken, Check, Probe
 
 __all__ = ("CHECKS", "Broken", "Check", "Probe", "Verdict", "examine", "is_offered")

@@ -2,18 +2,31 @@
 
 One suite for our own guest, under whatever launcher, and for what services keep: which checks are
 made follows from the capabilities.
+
+What is promised of code that calls tools.
+
+What is promised of a workspace's changes and of archives of single paths, wherever it is.
+
+That a limit a caller names is obeyed or refused, never dropped: one check for each.
+
+A provider may be stricter, never laxer.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from queue import SimpleQueue
+from typing import Any
 
 from providers.base import (
+    ARGUMENTS,
+    ARTIFACTS,
     COMMANDS,
     ENVIRONMENT,
     GUARDED,
@@ -31,11 +44,18 @@ from providers.errors import (
     InvalidConfiguration,
     KeptSandboxLost,
 )
-from providers.promised_calls import calls_tools
-from providers.promised_changes import archives_single_paths, tells_changes
 from providers.promises import Broken, Check, Probe, expect, expect_in, expect_refusal
 from providers.sandbox import DEFAULT_CONTEXT, KeptSandbox, Process
-from providers.values import Command, Event, ExecutionResult, Job, SandboxSpec
+from providers.values import (
+    Command,
+    Event,
+    ExecutionResult,
+    Job,
+    RunLimits,
+    SandboxLimits,
+    SandboxSpec,
+    ToolCall,
+)
 
 KEPT_CHECKS: list[Check] = []
 
@@ -395,3 +415,204 @@ def _followed(sandbox: KeptSandbox, process: Process) -> tuple[Process, bytes, b
         for stream in ("stdout", "stderr")
     )
     return ended, stdout, stderr
+
+
+def calls_tools(sandbox: KeptSandbox, code: str) -> None:
+    """`code` prints what `double` comes to for 1 and for 2."""
+    calls: SimpleQueue[ToolCall | None] = SimpleQueue()
+    told: list[object] = []
+
+    def answer_them() -> None:
+        for call in iter(calls.get, None):
+            asked = json.loads(call.arguments)
+            answer = json.dumps({"result": {"is": asked["n"] * 2}}).encode()
+            told.append((call.name, asked, sandbox.answer("asks", call.number, answer)))
+
+    # Not one of `providers.threads`: it is joined here, and ends with this check.
+    thread = threading.Thread(target=answer_them)
+    thread.start()
+    try:
+        job = Job(code, tools=["double"], run="asks")
+        # Whoever is told of an event must not wait.
+        result = sandbox.run(job, lambda event: calls.put(event.call) if event.call else None)
+    finally:
+        calls.put(None)
+        thread.join()
+    expect("stdout", (result.stdout, result.stderr), ("2\n4\n", ""))
+    expect("calls", told, [("double", {"n": n}, True) for n in (1, 2)])
+    expect("answered without a call", sandbox.answer("asks", 1, b'{"result":0}'), False)
+
+
+_BEFORE = "import os\nopen('kept', 'w').close()\nopen('gone', 'w').close()\nos.mkdir('d')"
+_AFTER = (
+    "open('kept', 'w').write('more')\nopen('d/new', 'w').close()\n"
+    "os.symlink('kept', 'link')\nos.remove('gone')"
+)
+
+
+def tells_changes(sandbox: KeptSandbox) -> None:
+    """What is new, changed and gone since a mark is told, and all where the mark is unknown."""
+    expect("exit code", sandbox.run(Job(_BEFORE)).exit_code, 0)
+    began = sandbox.files.changes()
+    expect("complete without a mark", (began.complete, list(began.removed)), (True, []))
+    known = {entry.path: entry.type for entry in began.entries}
+    for path, kind in (("kept", "file"), ("gone", "file"), ("d", "directory")):
+        expect(f"type of {path}", known.get(path), kind)
+    expect("exit code", sandbox.run(Job(_AFTER)).exit_code, 0)
+    for thorough in (False, True):
+        since = sandbox.files.changes(began.mark, thorough=thorough)
+        told = {entry.path: entry for entry in since.entries}
+        sizes = [told[path].size if path in told else None for path in ("kept", "d/new")]
+        expect("sizes", sizes, [4, 0])
+        expect("the link", "link" in told, True)
+        expect("the removed file, as an entry", "gone" in told, False)
+        expect("the removed file, as removed", "gone" in since.removed, not since.complete)
+    stranger = sandbox.files.changes("an unknown mark")
+    expect("complete with an unknown mark", stranger.complete, True)
+    found = {entry.path for entry in stranger.entries} & {"kept", "gone", "d", "d/new", "link"}
+    expect("all entries", found, {"kept", "d", "d/new", "link"})
+
+
+def archives_single_paths(sandbox: KeptSandbox) -> None:
+    """An archive of single paths has those that are there, and nothing else."""
+    # Too large to be held in memory until it is known to be whole.
+    large = bytes(range(256)) * 8192
+    for name, content in (("a/one", b"1"), ("a/two", b"2"), ("three", large)):
+        sandbox.files.write(name, iter([content]))
+    packed = b"".join(sandbox.files.read_archive("", ["a", "gone", "three", "a/one"]))
+    found: dict[str, bytes | None] = {}
+    with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+        for member in archive:
+            read = archive.extractfile(member)
+            found[member.name] = None if read is None else read.read()
+    expect("names", list(found), ["a", "three", "a/one"])
+    expect("contents", (found["a"], found["three"] == large, found["a/one"]), (None, True, b"1"))
+
+
+MIB = 1 << 20
+
+# For each limit of a sandbox: less than any provider has, and a program that goes beyond BOUND.
+# It prints `beyond` where nothing keeps it from that.
+_SANDBOX: dict[str, tuple[int, str]] = {
+    "memory_bytes": (
+        64 * MIB,
+        # A provider may give its own processes some beside what the program has.
+        "import time\ndata = b'x' * (BOUND * 3 // 2)\ntime.sleep(0.5)\nprint('beyond')",
+    ),
+    "workspace_bytes": (
+        4 * MIB,
+        "piece = b'x' * (1 << 20)\n"
+        "for number in range(BOUND // (1 << 20) + 1):\n"
+        "    with open(f'piece-{number}', 'wb') as file:\n"
+        "        file.write(piece)\n"
+        "print('beyond')",
+    ),
+    "file_bytes": (
+        1 * MIB,
+        "piece = b'x' * (1 << 20)\n"
+        "with open('large', 'wb') as file:\n"
+        "    for _ in range(BOUND // (1 << 20) + 1):\n"
+        "        file.write(piece)\n"
+        "print('beyond')",
+    ),
+    "processes": (
+        8,
+        "import os, signal, time\n"
+        "born = []\n"
+        "try:\n"
+        "    for _ in range(BOUND):\n"
+        "        child = os.fork()\n"
+        "        if child == 0:\n"
+        "            time.sleep(60)\n"
+        "        born.append(child)\n"
+        "    print('beyond')\n"
+        "finally:\n"
+        "    for child in born:\n"
+        "        os.kill(child, signal.SIGKILL)",
+    ),
+    "open_files": (32, "files = [open('/dev/null') for _ in range(BOUND)]\nprint('beyond')"),
+}
+
+
+def _sandbox_check(name: str) -> Check:
+    small, code = _SANDBOX[name]
+
+    def verify(probe: Probe, code: str) -> None:
+        # What is small may be refused; where it is not, it has to hold. The usual one holds anyway,
+        # for whoever names it and for whoever names nothing.
+        usual: int = getattr(SandboxLimits(), name)
+        for bound in (small, usual):
+            try:
+                sandbox = probe.open(SandboxLimits(**{name: bound}))
+            except InvalidConfiguration as refusal:
+                _expect_named(refusal, name)
+                continue
+            sandbox.close()
+            result = probe.run(
+                code.replace("BOUND", str(bound)), within=SandboxLimits(**{name: bound})
+            )
+            if "beyond" in result.stdout:
+                raise Broken(f"{name}: {bound} was requested, and the program had more")
+
+    return Check(f"applies or refuses {name} of a sandbox", {"python": code}, verify)
+
+
+def _expect_named(refusal: InvalidConfiguration, name: str) -> None:
+    if refusal.field not in (name, "limits"):
+        raise Broken(f"{name}: it is refused, but the error names {refusal.field!r}")
+
+
+def _run_check(
+    name: str, bound: int, code: str, fits: Callable[[ExecutionResult], bool], capability: str = ""
+) -> Check:
+    def verify(probe: Probe, code: str) -> None:
+        limits: dict[str, Any] = {name: bound}
+        try:
+            result = probe.run(code, limits=RunLimits(**limits))
+        except InvalidConfiguration as refusal:
+            _expect_named(refusal, name)
+            return
+        if not fits(result):
+            raise Broken(f"{name}: {bound} was requested, and the result is {result!r:.300}")
+
+    return Check(f"applies or refuses {name} of a run", {"python": code}, verify, capability)
+
+
+def _is_refused_value(result: ExecutionResult) -> bool:
+    return not result.has_result and result.exit_code == 1
+
+
+def _files(result: ExecutionResult) -> Sequence[int]:
+    return [len(artifact.content) for artifact in result.artifacts]
+
+
+_THREE_FILES = "for name in 'abc':\n    open(f'artifacts/{name}', 'w').write('x' * 1000)"
+_THREE_OUTPUTS = "for _ in range(3):\n    display('x' * 1000)"
+
+
+def _fits_outputs(result: ExecutionResult, bound: int) -> bool:
+    return sum(len(str(text)) for each in result.outputs for text in each.values()) <= bound
+
+
+LIMIT_CHECKS = [
+    *(_sandbox_check(name) for name in _SANDBOX),
+    _run_check("output_bytes", 500, "print('x' * 1000)", lambda run: len(run.stdout) <= 500),
+    _run_check(
+        "result_bytes", 500, "def main():\n    return 'x' * 1000", _is_refused_value, ARGUMENTS
+    ),
+    _run_check(
+        "artifact_count", 2, _THREE_FILES, lambda run: len(_files(run)) == 2, capability=ARTIFACTS
+    ),
+    _run_check(
+        "artifact_bytes", 999, _THREE_FILES, lambda run: not _files(run), capability=ARTIFACTS
+    ),
+    _run_check(
+        "artifacts_total_bytes",
+        2500,
+        _THREE_FILES,
+        lambda run: sum(_files(run)) == 2000,
+        capability=ARTIFACTS,
+    ),
+    _run_check("rich_output_count", 2, _THREE_OUTPUTS, lambda run: len(run.outputs) <= 2),
+    _run_check("rich_output_bytes", 2500, _THREE_OUTPUTS, lambda run: _fits_outputs(run, 2500)),
+]

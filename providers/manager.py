@@ -1,4 +1,9 @@
-"""Which provider serves now: the active one, in every process, changed without a restart."""
+"""Which provider serves now: the active one, in every process, changed without a restart.
+
+The names that RAGFlow's design has for what the manager does, for code written to it.
+
+From a stored configuration to a provider that is ready.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +11,25 @@ import atexit
 import logging
 import threading
 import time
+import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future, InvalidStateError
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakSet
 
 from django.db import Error as DatabaseFailure
 from django.db.models import QuerySet
+from django.views.decorators.debug import sensitive_variables
 
-from providers import looks
+from providers import looks, registry
+from providers.addresses import AddressRefused, check_resolved
 from providers.base import SandboxProvider
-from providers.errors import NotInitialized, ProviderUnavailable, SandboxError
+from providers.errors import InvalidConfiguration, NotInitialized, ProviderUnavailable, SandboxError
 from providers.fields import DecryptionError
-from providers.manager_names import RagflowNames
 from providers.models import ProviderConfig
-from providers.starting import start_provider
 from providers.threads import NoThreadLeft, reset_after_fork, start_thread
 
 logger = logging.getLogger(__name__)
@@ -77,6 +84,60 @@ class Slot:
         """Let go on whoever waits: for this one, or because another one is in its place."""
         with suppress(InvalidStateError):
             self.ready.set_result(None)
+
+
+class RagflowNames(ABC):
+    """Thin: what serves is what is configured, for every process, and never a process's own."""
+
+    @abstractmethod
+    def lease(self, *, wait: bool = True) -> AbstractContextManager[Lease]: ...
+
+    @abstractmethod
+    def in_force(self) -> str: ...
+
+    @abstractmethod
+    def look_again(self) -> None: ...
+
+    def set_provider(self, name: str, provider: SandboxProvider | None = None) -> None:
+        """Activate the provider that is configured under this name, as the admin does.
+
+        Raises InvalidConfiguration where none is, or where an object of another kind comes along,
+        and NotPermitted under the two-person rule, where somebody else has to agree in the admin.
+        """
+        from providers import registry
+        from providers.services import NotPermitted, activate
+        from providers.services.rule import two_person_rule
+
+        kind = type(registry.get(name))
+        if provider is not None and not isinstance(provider, kind):
+            raise InvalidConfiguration(
+                f"provider: Must be a {kind.__name__}, the class of {name!r}.", field="provider"
+            )
+        if two_person_rule():
+            raise NotPermitted("This needs two-person approval. Request it in the admin.")
+        activate(name)
+        self.look_again()
+
+    def get_provider(self) -> SandboxProvider | None:
+        """The active provider, None where there is none. It may be closed as soon as another one
+        serves: whoever runs something holds a `lease`."""
+        try:
+            with self.lease() as lease:
+                return lease.provider
+        except NotInitialized:
+            return None
+
+    def get_provider_name(self) -> str | None:
+        """Its id, None where none is active."""
+        return self.in_force() or None
+
+    def reload_provider(self) -> None:
+        """Start the active provider anew, as it is configured now. What runs ends as it would have.
+
+        A changed configuration is taken up by itself: this is for what changed beside it.
+        """
+        self.look_again()
+        self.get_provider()
 
 
 class ProviderManager(RagflowNames):
@@ -379,3 +440,53 @@ _inherited: list[set[Slot]] = []
 
 manager = ProviderManager()
 atexit.register(manager.close)
+
+
+@sensitive_variables()
+def start_provider(row: ProviderConfig, *, to_attach: bool = False) -> SandboxProvider:
+    """The provider, initialized. Raises SandboxError, whatever went wrong.
+
+    `to_attach`: only to use what it has opened before with this configuration.
+    """
+    secrets: list[str] = []
+    try:
+        provider_class = registry.get(row.provider_id)
+        secrets = [
+            str(row.config[key])
+            for key, declared in provider_class.config_fields.items()
+            if declared.secret and row.config.get(key)
+        ]
+        config = provider_class.check_config(row.config)
+        check_resolved(provider_class.config_fields, config)
+        provider = provider_class()
+        start = provider.initialize_to_attach if to_attach else provider.initialize
+        if not start(config):
+            raise NotInitialized(f"Provider {row.provider_id!r} did not start.")
+    except InvalidConfiguration as error:
+        # Not the caller's mistake: SB002 would tell him with a 400 that it was.
+        raise NotInitialized(
+            f"The configuration of provider {row.provider_id!r} cannot be used. {error.message}"
+        ) from None
+    except AddressRefused:
+        raise NotInitialized(
+            f"The configuration of provider {row.provider_id!r} names an address that is not "
+            "allowed. The server's log has the details."
+        ) from None
+    except SandboxError:
+        raise
+    except BaseException as error:  # a provider of another package may raise SystemExit
+        if isinstance(error, KeyboardInterrupt) and _is_main_thread():
+            raise
+        report = traceback.format_exc()
+        for secret in secrets:
+            report = report.replace(secret, "••••")
+        logger.error("Provider %r failed to start.\n%s", row.provider_id, report)
+        raise NotInitialized(
+            f"Provider {row.provider_id!r} failed to start ({type(error).__name__}). "
+            "The server's log has the details."
+        ) from None
+    return provider
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -13,10 +13,9 @@ from django.db.models import QuerySet
 
 from providers.base import SandboxProvider
 from providers.errors import NotInitialized, SandboxError
-from providers.manager import Lease, ProviderManager, Slot, StillStarting, manager
+from providers.manager import Lease, ProviderManager, Slot, StillStarting, manager, start_provider
 from providers.models import ConfigVersion, ProviderConfig
 from providers.services.history import config_of
-from providers.starting import start_provider
 
 
 @contextmanager

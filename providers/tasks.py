@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from providers.services import health, leftovers
+from providers.services import health
 
 
 def check_health() -> int:
@@ -10,4 +10,4 @@ def check_health() -> int:
 
 
 def sweep_leftovers() -> int:
-    return leftovers.sweep_leftovers()
+    return health.sweep_leftovers()

@@ -5,7 +5,7 @@ from django.utils import timezone
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
 from providers.fields import EncryptedTextField
-from providers.models.announced import AnnouncedQuerySet
+from providers.models import AnnouncedQuerySet
 
 
 class RecoveryCode(models.Model):

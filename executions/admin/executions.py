@@ -79,7 +79,7 @@ from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxE
 from providers.hidden_characters import visible
 from providers.models import ProviderConfig
 from providers.moments import in_words, shown_moment
-from providers.observations import KINDS
+from providers.values import KINDS
 
 # Of each of two outcomes' aspects side by side; whole, each can be downloaded.
 _MOST_ROWS = 400

@@ -39,7 +39,7 @@ from executions.runs.models import Approval, Execution, Process
 from executions.runs.queue import requeue
 from executions.runs.record import close_record, error_changes, log_execution
 from providers.errors import UNAVAILABLE
-from providers.remote.owner import has_ended_here, lives_here
+from providers.remote.reclaim import has_ended_here, lives_here
 from sandbox_site.standby import HELD_SECONDS
 
 logger = logging.getLogger(__name__)

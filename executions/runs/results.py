@@ -22,16 +22,19 @@ from executions.runs.shapes import (
     VerdictShape,
 )
 from providers.errors import BLOCKED, CreationFailed, ProviderUnavailable, SandboxError
-from providers.observations import KINDS, OBSERVATIONS, checked, note
 from providers.runtime.guest import advice
 from providers.runtime.guest.names import Omissions, problem, too_large, too_many
 from providers.sandbox import Sandbox
 from providers.values import (
     ARTIFACTS_SKIPPED,
+    KINDS,
+    OBSERVATIONS,
     OUTPUTS_SKIPPED,
     ArtifactFile,
     ExecutionResult,
     RunLimits,
+    checked,
+    note,
     note_omissions,
 )
 from providers.values import exception_of as claimed_exception

@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypedDict
 
 from executions.kernel.bodies import Choices, JsonObject, Time, Uri
 from executions.runs.models import Execution
-from providers.observations import KINDS, WITNESSES
+from providers.values import KINDS, WITNESSES
 
 Status = Annotated[str, Choices.of(Execution.Status.values)]
 

@@ -27,7 +27,7 @@ from providers.admin.pages import (
     badge,
     provider_name,
 )
-from providers.admin.picking import asked_for, pick_page
+from providers.admin.routing import asked_for, pick_page
 from providers.admin_pages import SaysWhatHappens
 from providers.base import SandboxProvider
 from providers.errors import InvalidConfiguration

@@ -20,8 +20,8 @@ from uuid import uuid4
 from providers.aliyun_codeinterpreter.machine import HOME
 from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxError
 from providers.remote.deadline import DeadlinePassed
-from providers.remote.kept_output import KeptOutput
-from providers.remote.paths import workspace_path
+from providers.remote.output import KeptOutput
+from providers.remote.sandbox import workspace_path
 from providers.sandbox import Process, Processes
 from providers.threads import start_thread
 from providers.values import Command, Emit, Stream

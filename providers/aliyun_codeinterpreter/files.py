@@ -25,7 +25,7 @@ from providers.errors import (
     SandboxError,
 )
 from providers.remote.bounded import MAX_RESPONSE_BYTES
-from providers.remote.paths import workspace_path
+from providers.remote.sandbox import workspace_path
 from providers.remote.service import REQUEST_SECONDS, Gone
 from providers.sandbox import FileChange, FileEntry, Files
 

@@ -15,9 +15,8 @@ from typing import Any
 
 from providers.aliyun_codeinterpreter import sdk
 from providers.errors import ConnectionFailed, InvalidConfiguration
-from providers.remote.output import Output
+from providers.remote.output import Output, exit_code_of, without_colours
 from providers.remote.service import KEPT_SECONDS, NOTE_CHARACTERS, Cell, Machine, Service
-from providers.remote.text import exit_code_of, without_colours
 from providers.sandbox import Context, Files, Processes
 
 HOME = "/home/user"

@@ -17,7 +17,7 @@ from e2b import CommandExitException, EntryInfo, FilesystemEventType, FileType, 
 from providers.archives import pack
 from providers.e2b.machine import HOME
 from providers.errors import InvalidConfiguration, SandboxError
-from providers.remote.paths import workspace_path
+from providers.remote.sandbox import workspace_path
 from providers.sandbox import FileChange, FileEntry, Files
 
 if TYPE_CHECKING:

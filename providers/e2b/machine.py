@@ -15,11 +15,9 @@ from e2b_code_interpreter import Execution, ExecutionError, Result, Sandbox
 from providers.errors import InvalidConfiguration
 from providers.remote import service as remote_service
 from providers.remote.bounded import BoundedClient, Cut, ResponseTooLarge
-from providers.remote.collected import NOT_REGULAR
 from providers.remote.deadline import DeadlinePassed, call_within
-from providers.remote.output import Output
+from providers.remote.output import NOT_REGULAR, Output, exit_code_of, without_colours
 from providers.remote.service import Cell, Machine, Service
-from providers.remote.text import exit_code_of, without_colours
 from providers.sandbox import Context, Files, Processes
 from providers.values import RunLimits
 

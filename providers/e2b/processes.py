@@ -21,8 +21,8 @@ from protobuf import Oneof
 
 from providers.e2b.machine import HOME
 from providers.errors import ConnectionFailed, InvalidConfiguration, SandboxError
-from providers.remote.kept_output import KeptOutput
-from providers.remote.paths import workspace_path
+from providers.remote.output import KeptOutput
+from providers.remote.sandbox import workspace_path
 from providers.sandbox import Process, Processes
 from providers.threads import start_thread
 from providers.values import Command, Emit

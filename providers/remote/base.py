@@ -25,8 +25,7 @@ from providers.errors import (
     ProviderUnavailable,
     SandboxError,
 )
-from providers.remote.owner import is_known_orphan, process_tag
-from providers.remote.reclaim import end_later
+from providers.remote.reclaim import end_later, is_known_orphan, process_tag
 from providers.remote.sandbox import KeptRemoteSandbox, RemoteSandbox
 from providers.remote.service import KEPT_SECONDS, Gone, Machine, Service, Wanted
 from providers.sandbox import KeptSandbox, Sandbox

@@ -1,4 +1,7 @@
-"""Sandboxes of a remote service, for one run or kept: the same over every service's `Machine`."""
+"""Sandboxes of a remote service, for one run or kept: the same over every service's `Machine`.
+
+Paths of a workspace, before they are told to a service.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from providers.base import ARTIFACTS, FILES, PROCESSES, WORKSPACE
 from providers.errors import (
+    InvalidConfiguration,
     KeptSandboxLost,
     ProviderUnavailable,
     SandboxError,
@@ -18,12 +22,10 @@ from providers.errors import (
 )
 from providers.given_up import GivenUp
 from providers.remote.bounded import Cut
-from providers.remote.collected import collect_artifacts
 from providers.remote.contexts import RemoteContexts
 from providers.remote.deadline import DeadlinePassed
-from providers.remote.output import Output
+from providers.remote.output import Output, collect_artifacts, result_of
 from providers.remote.programs import Program, build_call, build_program, calls_main
-from providers.remote.result import result_of
 from providers.remote.service import Cell, Machine
 from providers.sandbox import (
     DEFAULT_CONTEXT,
@@ -32,6 +34,7 @@ from providers.sandbox import (
     Processes,
     Sandbox,
     SandboxState,
+    below_workspace,
 )
 from providers.threads import NoThreadLeft, start_thread
 from providers.values import Emit, ExecutionResult, Job
@@ -304,3 +307,19 @@ class _Lacking:
 
     def __getattr__(self, name: str) -> Any:
         raise self._provider.lacks(self._what)
+
+
+_LONGEST = 4096
+
+
+def workspace_path(path: str) -> str:
+    """The path without needless parts, "" for the workspace itself. Raises InvalidConfiguration for
+    what is none, and for what lies outside of the workspace."""
+    below = below_workspace(path)
+    parts = (below or "").split("/")
+    if below is None or ".." in path.split("/") or "\0" in path or len(path) > _LONGEST:
+        raise InvalidConfiguration(
+            "path: Must lead below the workspace with this provider, without '..' and NUL.",
+            field="path",
+        )
+    return "/".join(part for part in parts if part not in ("", "."))

@@ -1,32 +1,41 @@
-"""HTTP to the pool service: kept connections, and retries only where nothing can have started."""
+"""HTTP to the pool service: kept connections, and retries only where nothing can have started.
+
+One kept sandbox's operations over the pool service: frames there and back.
+
+HTTP over the socket that the service of this installation listens at.
+"""
 
 from __future__ import annotations
 
 import random
+import socket
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
 import urllib3
+from urllib3.connection import HTTPConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, SSLError
 
 from providers.addresses import rules
 from providers.errors import ProviderUnavailable, RateLimited, SandboxError
 from providers.remote.checked_urllib3 import check_connections
-from providers.remote.owner import process_tag
 from providers.remote.receiver import Receiver
+from providers.remote.reclaim import process_tag
 from providers.runtime.guest import wire
+from providers.runtime.guest.protocol import CHUNK_BYTES
 from providers.runtime.pool.channel import Frame
+from providers.runtime.pool.conversation import Parts
 from providers.runtime.service import messages, operations
 from providers.runtime.service.settings import settings_digest
+from providers.runtime.service.unix_socket import connect
 from providers.sandbox import tell_afterwards
 from providers.self_managed.absence import Absence, NotSent
 from providers.self_managed.answers import Answer, Answers, Unwelcome
-from providers.self_managed.unix_client import UnixPool
 from providers.values import Emit, ExecutionResult, Job, SandboxSpec
 
 CONNECT_SECONDS = 3.0
@@ -350,3 +359,73 @@ def _pause(attempt: int) -> None:
     """Longer each time, and not in step with others who failed at the same moment."""
     delay = min(_LONGEST_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2**attempt)
     time.sleep(delay * random.uniform(0.75, 1.25))  # noqa: S311  no secret
+
+
+class Line:
+    """To the sandbox of this ref. Every method raises SandboxError, KeptSandboxLost included."""
+
+    def __init__(self, client: PoolClient, ref: str) -> None:
+        self.client = client
+        self.ref = ref
+
+    def ask(self, name: str, parts: Parts = (), **fields: Any) -> Frame:
+        """An operation's answer, whatever it sends before."""
+        with self.follow(name, parts, **fields) as frames:
+            for header, received in frames:
+                if header["event"] == "done":
+                    return header, received
+        raise operations.unfinished()
+
+    def follow(
+        self, name: str, parts: Parts = (), *, also_alive: bool = False, **fields: Any
+    ) -> AbstractContextManager[Iterator[Frame]]:
+        """The frames of an operation as they come, the last of which is `done`."""
+        return self.send(operations.frame({"op": name, **fields}, parts), also_alive=also_alive)
+
+    def write(self, name: str, content: Iterable[bytes], **fields: Any) -> dict[str, object]:
+        """The answer to an operation that is given bytes."""
+
+        def body() -> Iterator[bytes]:
+            yield operations.frame({"op": name, **fields})
+            for piece in content:
+                for start in range(0, len(piece), CHUNK_BYTES):
+                    data = piece[start : start + CHUNK_BYTES]
+                    yield operations.frame({"op": "data"}, [("data", data)])
+
+        with self.send(body()) as frames:
+            for header, _ in frames:
+                if header["event"] == "done":
+                    return header
+        raise operations.unfinished()
+
+    @contextmanager
+    def send(
+        self, body: bytes | Iterator[bytes], *, also_alive: bool = False
+    ) -> Iterator[Iterator[Frame]]:
+        """The same for what is packed already."""
+        with self.client.operate(self.ref, body) as frames:
+            yield operations.checked(frames, also_alive=also_alive)
+
+
+class _UnixConnection(HTTPConnection):
+    def __init__(self, path: Path, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._path = path
+
+    def _new_conn(self) -> socket.socket:
+        try:
+            return connect(self._path, CONNECT_SECONDS)
+        except OSError as error:
+            raise NewConnectionError(self, str(error)) from error
+
+
+class UnixPool(urllib3.HTTPConnectionPool):
+    """Connections to the service at `path`, whatever host they are said to go to."""
+
+    def __init__(self, path: Path, maxsize: int) -> None:
+        super().__init__("localhost", maxsize=maxsize, block=False)
+        self._path = path
+
+    def _new_conn(self) -> HTTPConnection:
+        self.num_connections += 1
+        return _UnixConnection(self._path, host="localhost", timeout=self.timeout.connect_timeout)

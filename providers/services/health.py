@@ -1,8 +1,18 @@
-"""Looking at every configured provider in the background, for the badges and for the routes."""
+"""Looking at every configured provider in the background, for the badges and for the routes.
+
+Ending what processes of ours have left behind at the services.
+
+What a provider says of its pool, brought down to numbers and short names.
+
+It is the word of whatever service is asked: only known names are taken, and of them only what is
+of their kind.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
+import re
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -18,12 +28,19 @@ from django.views.decorators.debug import sensitive_variables
 
 from providers import registry
 from providers.addresses import check_resolved
-from providers.errors import ConnectionFailed, ProviderUnavailable, SandboxError
-from providers.figures import figures_of, region_of
+from providers.base import SandboxProvider
+from providers.errors import (
+    ConnectionFailed,
+    InvalidConfiguration,
+    ProviderUnavailable,
+    SandboxError,
+)
 from providers.models import ProviderCheckCount, ProviderConfig, ProviderHealth, RouteStep
+from providers.named import lease_of
+from providers.schema import Schema
 from providers.services import breaker
+from providers.services.breaker import NOT_REACHABLE, STEP_SECONDS, told
 from providers.services.configuration import Unreadable, stored_config
-from providers.services.failures import NOT_REACHABLE, STEP_SECONDS, told
 from providers.threads import NoThreadLeft, start_thread
 
 logger = logging.getLogger(__name__)
@@ -191,3 +208,58 @@ def in_words(enforced_by: object) -> str:
     if not isinstance(enforced_by, Mapping):
         return ""
     return "; ".join(f"{str(name).replace('_', ' ')}: {by}" for name, by in enforced_by.items())
+
+
+def sweep_leftovers() -> int:
+    """End what dead processes have left at every configured service. How many were ended."""
+    ended = 0
+    for provider_id in ProviderConfig.objects.values_list("provider_id", flat=True):
+        try:
+            if registry.get(provider_id).sweep is SandboxProvider.sweep:
+                continue
+            with lease_of(provider_id) as lease:
+                ended += lease.provider.sweep()
+        except InvalidConfiguration:
+            continue
+        except SandboxError as error:
+            logger.warning("provider %s cannot be swept. %s", provider_id, error.message)
+        except BaseException:
+            # The others are swept all the same, whatever a provider of another package raises.
+            logger.exception("provider %s failed to be swept", provider_id)
+    if ended:
+        logger.warning("%d sandboxes of ended processes were destroyed", ended)
+    return ended
+
+
+# Of a pool: what it has now, and what it has counted since it began.
+NUMBERS = (
+    *("capacity", "busy", "idle", "kept", "creating", "ending", "waiting"),
+    *("started", "failed", "restarts", "refused", "creation_ms"),
+)
+_RUNTIME = re.compile(r"[A-Za-z0-9._ -]{1,32}")
+_REGION = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+def figures_of(details: Mapping[str, Any]) -> dict[str, Any]:
+    """Of `Health.details`; empty for what keeps no pool."""
+    found: dict[str, Any] = {}
+    for name in NUMBERS:
+        value = details.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            number = float(value)
+            if math.isfinite(number) and 0 <= number < 2**53:
+                found[name] = value
+    if "capacity" not in found:
+        return {}
+    runtime = details.get("runtime")
+    if isinstance(runtime, str) and _RUNTIME.fullmatch(runtime):
+        found["runtime"] = runtime
+    return found
+
+
+def region_of(fields: Schema, config: Mapping[str, Any]) -> dict[str, str]:
+    """Where a service is, by its configuration, which says so in no secret."""
+    declared, region = fields.get("region"), config.get("region")
+    if declared is None or declared.secret or not isinstance(region, str):
+        return {}
+    return {"region": region} if _REGION.fullmatch(region) else {}

@@ -20,8 +20,8 @@ from providers.isolation import IsolationUnmet, meets, of_sandbox
 from providers.languages import probe_of
 from providers.models import ProviderConfig
 from providers.services.apart import waiting_apart
+from providers.services.breaker import NOT_REACHABLE, STEP_SECONDS, told
 from providers.services.configuration import merged_config, stored_config
-from providers.services.failures import NOT_REACHABLE, STEP_SECONDS, told
 from providers.services.history import SYSTEM
 from providers.signals import configuration_tried
 from providers.threads import start_thread

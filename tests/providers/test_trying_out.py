@@ -15,7 +15,7 @@ from providers import registry
 from providers.errors import InvalidConfiguration
 from providers.models import ProviderHealth
 from providers.services import save_config, trial
-from providers.services.failures import NOT_REACHABLE
+from providers.services.breaker import NOT_REACHABLE
 from providers.services.health import check_all
 from providers.services.trial import try_provider
 from tests.conftest import Caller

@@ -26,7 +26,7 @@ from executions.runs.record import close_record
 from executions.sessions.ending import abort_unfinished
 from executions.sessions.models import Session
 from providers.living import birth
-from providers.remote.owner import process_tag
+from providers.remote.reclaim import process_tag
 from sandbox_site.standby import HELD_SECONDS
 from tests.conftest import Caller
 from tests.support import sessions

@@ -16,10 +16,10 @@ from executions.ledger.verification import verify
 from executions.runs.models import Execution
 from executions.runs.results import kinds_in
 from executions.tenants.service import AUDITOR
-from providers.observations import KINDS, OBSERVATIONS
+from providers.runtime.pool.answer import observed
 from providers.runtime.pool.cgroup import Evidence
 from providers.runtime.pool.engine_cgroup import ProcessLimit
-from providers.runtime.pool.observing import observed
+from providers.values import KINDS, OBSERVATIONS
 from tests.conftest import Caller
 from tests.support.docker_engine import Containers
 from tests.support.execution_rows import LIST, make_rows, shown

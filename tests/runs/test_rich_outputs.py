@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from providers.runtime.guest.display import CHART
-from providers.runtime.pool import outputs
-from providers.runtime.pool.outputs import read_outputs
+from providers.runtime.pool import claims
+from providers.runtime.pool.claims import read_outputs
 from providers.values import RunLimits
 from tests.conftest import require
 from tests.support.rich import image_size, require_module
@@ -273,14 +273,14 @@ def test_the_host_believes_no_claim_unchecked(parts: dict[str, bytes], accepted:
 
 
 def test_values_are_counted_before_any_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs, "MOST_VALUES", 20)
+    monkeypatch.setattr(claims, "MOST_VALUES", 20)
     read: list[bytes] = []
 
     def parse(text: bytes) -> object:
         read.append(text)
         return json.loads(text)
 
-    monkeypatch.setattr(outputs, "parse_json", parse)
+    monkeypatch.setattr(claims, "parse_json", parse)
     few, many = b'["[[[,,,,,,,,,,,,,,,,,,,,,,,,", 1]', b"[" + b",".join([b"[]"] * 12) + b"]"
     parts = {
         "output:0:application/json": many,

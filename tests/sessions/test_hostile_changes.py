@@ -16,10 +16,9 @@ from providers.runtime.guest.protocol import MOST_CHOSEN
 from providers.runtime.service import operations
 from providers.runtime.service.settings import FIELDS
 from providers.schema import validate
-from providers.self_managed import kept_files
-from providers.self_managed.client import PoolClient
-from providers.self_managed.kept_files import ServiceFiles
-from providers.self_managed.line import Line
+from providers.self_managed import kept
+from providers.self_managed.client import Line, PoolClient
+from providers.self_managed.kept import ServiceFiles
 from tests.support.wire_server import Request, WireServer
 
 Frame = tuple[dict[str, object], dict[str, bytes]]
@@ -127,7 +126,7 @@ def test_an_answer_that_cannot_be_one_is_told(
 def test_more_than_a_workspace_can_hold_is_not_taken_in(
     tell: Callable[..., ServiceFiles], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_files, "CHANGES_BYTES", 100_000)
+    monkeypatch.setattr(kept, "CHANGES_BYTES", 100_000)
     names = [f"{n:060}" for n in range(1000)]
     frames = [event("removed", [f"{first}{name}" for name in names]) for first in range(3)]
     assert len(tell(frames[0], DONE).changes().removed) == 1000
@@ -163,7 +162,7 @@ def test_what_was_dropped_is_never_handed_on(tell: Callable[..., ServiceFiles]) 
 def test_a_file_that_is_too_large_to_be_held_back_is_left_out_and_no_other(
     tell: Callable[..., ServiceFiles], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kept_files, "HELD_BYTES", 1 << 20)
+    monkeypatch.setattr(kept, "HELD_BYTES", 1 << 20)
     most = 0
 
     class Counted(SpooledTemporaryFile):  # type: ignore[type-arg]
@@ -173,7 +172,7 @@ def test_a_file_that_is_too_large_to_be_held_back_is_left_out_and_no_other(
             most = max(most, self.tell())
             return written
 
-    monkeypatch.setattr(kept_files, "SpooledTemporaryFile", Counted)
+    monkeypatch.setattr(kept, "SpooledTemporaryFile", Counted)
     frames: list[Frame] = [({"event": "held"}, {"data": bytes(65536)})] * 17
     others = [({"event": "held"}, {"data": b"other"}), event("kept")]
     told = tell(*frames, event("kept"), *others, event("done", count=1)).read_archive("", ["a"])
@@ -185,7 +184,7 @@ def test_a_disk_that_is_full_is_told_as_what_it_is(
     tell: Callable[..., ServiceFiles], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full = Path("/dev/full").open("r+b", buffering=0)  # noqa: SIM115
-    monkeypatch.setattr(kept_files, "SpooledTemporaryFile", lambda most: full)
+    monkeypatch.setattr(kept, "SpooledTemporaryFile", lambda most: full)
     frames: list[Frame] = [({"event": "held"}, {"data": b"x"})]
     with pytest.raises(ProviderUnavailable, match="disk"):
         list(tell(*frames, DONE).read_archive("", ["a"]))

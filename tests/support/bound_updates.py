@@ -19,7 +19,7 @@ from tests.support.processes import ROOT
 
 _OURS = tuple(f"{ROOT / name}/" for name in ("executions", "providers", "sandbox_site"))
 # Tells of its rows itself; and writes what is encrypted anew, of which the ledger has the plain text.
-_KNOWN = ("providers/models/announced.py", "providers/services/rotation.py")
+_KNOWN = ("providers/models/__init__.py", "providers/services/rotation.py")
 
 
 def _writer() -> FrameType | None:

@@ -26,7 +26,7 @@ from providers.services import (
     save_config,
     trial,
 )
-from providers.services.failures import NOT_REACHABLE, told
+from providers.services.breaker import NOT_REACHABLE, told
 from providers.services.health import check_all
 from providers.services.secret_receivers import check_receivers
 from providers.services.trial import try_provider

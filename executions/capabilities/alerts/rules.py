@@ -36,7 +36,7 @@ from providers.models import (
     ProviderConfig,
     ProviderHealth,
 )
-from providers.observations import PROCESS_BURST, PROCESS_LIMIT, SIGSYS
+from providers.values import PROCESS_BURST, PROCESS_LIMIT, SIGSYS
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,9 @@ from executions.sessions.queries import living_session_of
 from executions.sessions.requests import SessionRequest, tenant_of
 from executions.tenants.models import Tenant
 from executions.tenants.service import INTERNAL, ensure_active, internal_tenant
-from providers.manager import Lease, manager
+from providers.manager import Lease, manager, start_provider
 from providers.models import ProviderConfig
 from providers.services.apart import waiting_apart
-from providers.starting import start_provider
 
 RAN, OPENED = "Ran it in the playground.", "Opened it in the playground."
 

@@ -13,7 +13,7 @@ from providers.errors import SandboxError
 from providers.launcher_names import KINDS
 from providers.options import use_options
 from providers.runtime.pool.remembered import Memory
-from providers.runtime.service.gate import AllowedAddresses
+from providers.runtime.service.http import AllowedAddresses
 from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.serve import ServiceOptions, serve
 from providers.runtime.service.settings import (

@@ -38,9 +38,8 @@ from providers.runtime.pool.launcher import (
     start_process,
 )
 from providers.runtime.pool.seccomp import build_filter
-from providers.runtime.pool.subordinate_users import SubordinateUsers
+from providers.runtime.pool.subordinate_users import SubordinateUsers, remedy_for
 from providers.runtime.pool.template import WORKSPACE, Template
-from providers.runtime.pool.user_namespaces import remedy_for
 
 REMEDY = "Install it (Debian, Ubuntu: apt-get install bubblewrap)."
 OLDEST = (0, 8)

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
 from providers.languages import OURS, TABLE, version_in
-from providers.runtime.launchers.docker_again import attach_again
 from providers.runtime.launchers.docker_engine import PARALLEL_CALLS, End, Engine, Recipe, Started
 from providers.runtime.launchers.docker_guest import DockerGuest
 from providers.runtime.launchers.docker_kernel import (
@@ -23,8 +22,7 @@ from providers.runtime.launchers.docker_kernel import (
     kernel_argument,
     kernel_recipe,
 )
-from providers.runtime.launchers.docker_owner import Owner
-from providers.runtime.launchers.docker_reaper import Reaper
+from providers.runtime.launchers.docker_owner import Owner, Reaper, attach_again
 from providers.runtime.launchers.docker_settings import (
     ALONE_SECONDS,
     BUILD_COMMAND,
@@ -32,8 +30,10 @@ from providers.runtime.launchers.docker_settings import (
     GVISOR_REMEDY,
     DockerSettings,
     Image,
+    node_runner,
+    sources,
+    text_of,
 )
-from providers.runtime.launchers.docker_sources import node_runner, sources, text_of
 from providers.runtime.launchers.tenant_kernel import TenantKernels
 from providers.runtime.pool.guest_files import interpreter_options
 from providers.runtime.pool.hardening import GVISOR, RUNC, Hardening

@@ -1,4 +1,10 @@
-"""The few calls to a Docker engine that the launcher needs. All of them block."""
+"""The few calls to a Docker engine that the launcher needs. All of them block.
+
+What a container says on its attach stream.
+
+Without a terminal the engine puts an 8-byte header before each piece of output: the stream (1 is
+stdout, 2 is stderr) and the piece's size. They are taken off here.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +22,7 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.utils import kwargs_from_env
 
 from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
-from providers.runtime.launchers.docker_shape import shape_of
-from providers.runtime.launchers.docker_stream import Demultiplexer
+from providers.runtime.launchers.docker_settings import shape_of
 
 # How long the engine may take to know how a container ended, and the exit code of one that was
 # killed, which is for memory unless somebody else did it.
@@ -271,3 +276,69 @@ def _told_as(kind: type[SandboxError]) -> Iterator[None]:
     except (DockerException, requests.RequestException, OSError) as error:
         reason = getattr(error, "explanation", None) or str(error) or type(error).__name__
         raise kind(f"Docker: {reason}") from error
+
+
+STDERR = 2
+COMPLAINT_BYTES = 2000
+_HEADER_BYTES = 8
+
+
+class Demultiplexer:
+    """Takes the engine's headers off: stdout is passed on, the beginning of stderr is kept."""
+
+    def __init__(self) -> None:
+        self.stderr = b""
+        self._header = b""
+        self._left = 0
+        self._stream = 0
+
+    @property
+    def complaint(self) -> str:
+        """The beginning of what was written to stderr, as text."""
+        return self.stderr.decode("utf-8", "replace").strip()
+
+    def feed(self, data: bytes) -> bytes:
+        """The part of `data` that is stdout."""
+        out = []
+        view = memoryview(data)
+        while view:
+            if self._left == 0:
+                taken = _HEADER_BYTES - len(self._header)
+                self._header += view[:taken]
+                view = view[taken:]
+                if len(self._header) < _HEADER_BYTES:
+                    break
+                self._stream = self._header[0]
+                self._left = int.from_bytes(self._header[4:], "big")
+                self._header = b""
+                continue
+            piece, view = view[: self._left], view[self._left :]
+            self._left -= len(piece)
+            if self._stream != STDERR:
+                out.append(piece)
+            elif len(self.stderr) < COMPLAINT_BYTES:
+                self.stderr += piece[: COMPLAINT_BYTES - len(self.stderr)]
+        return b"".join(out)
+
+
+class After:
+    """Passes on what comes after `mark`, and at once where that is empty.
+
+    What comes before it is dropped as it comes: the rest of a frame that was said to another.
+    """
+
+    def __init__(self, mark: bytes) -> None:
+        self._mark = mark
+        self._last = b""
+        self.is_found = not mark
+
+    def feed(self, data: bytes) -> bytes:
+        if self.is_found:
+            return data
+        _, found, after = (self._last + data).partition(self._mark)
+        if found:
+            self.is_found = True
+            self._last = b""
+            return after
+        self._last = (self._last + data)[1 - len(self._mark) :]
+        return b""

@@ -7,8 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from providers.runtime.launchers.docker_engine import End, Started
-from providers.runtime.launchers.docker_stream import After, Demultiplexer
+from providers.runtime.launchers.docker_engine import After, Demultiplexer, End, Started
 from providers.runtime.pool.cgroup import Evidence
 from providers.runtime.pool.channel import GuestChannel
 from providers.runtime.pool.engine_cgroup import MemoryWatch, find_cgroup, find_process_limit

@@ -9,8 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from providers.runtime.launchers.docker_engine import Recipe, Started
-from providers.runtime.launchers.docker_stream import Demultiplexer
+from providers.runtime.launchers.docker_engine import Demultiplexer, Recipe, Started
 from providers.runtime.launchers.tenant_kernel import KERNEL_BYTES, needed_bytes
 from providers.runtime.pool.cgroup import Evidence
 from providers.runtime.pool.template import Template

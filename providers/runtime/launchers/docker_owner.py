@@ -2,18 +2,31 @@
 
 A container's labels stay as they were made. One that is kept and outlives its pool has its present
 owner in its name, which the engine lets us change.
+
+Removes containers that nobody owns any more, and knows the names of those that we own.
+
+Taking over a container that a former process of the pool has kept.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hashlib
+import itertools
+import logging
 import os
 import re
 import secrets
+import time
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from providers import living
-from providers.runtime.launchers.docker_engine import Listed
+from providers.errors import CreationFailed, SandboxError
+from providers.runtime.launchers.docker_engine import Engine, Listed, Started
+from providers.runtime.launchers.docker_settings import differences, shape_of, weaknesses
 from providers.runtime.pool.remembered import Memory
 
 POOL_LABEL = "cofferdam.pool"
@@ -120,3 +133,111 @@ def _machine() -> str:
 
 def _machine_digest() -> str:
     return hashlib.sha256(_machine().encode()).hexdigest()[:12]
+
+
+logger = logging.getLogger(__name__)
+
+REAP_SECONDS = 15.0
+
+
+class Reaper:
+    """One launcher's. What bears the launcher's mark under a name not known here is an orphan."""
+
+    def __init__(self, engine: Engine, owner: Owner, threads: ThreadPoolExecutor) -> None:
+        self.known: set[str] = set()
+        self._engine = engine
+        self._owner = owner
+        self._threads = threads
+        self._renamed: dict[str, str] = {}
+        self._numbers = itertools.count(1)
+        self._prefix = f"cofferdam-{secrets.token_hex(4)}"
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def new_name(self) -> str:
+        """For a container that is about to be made."""
+        name = f"{self._prefix}-{next(self._numbers)}"
+        self.known.add(name)
+        return name
+
+    def new_kept_name(self, former: str = "") -> str:
+        """For one that may outlive this process, and had the former name."""
+        kept = self._owner.kept_name(next(self._numbers))
+        self.known.add(kept)
+        if former:
+            self._renamed[former] = kept
+        return kept
+
+    def forget(self, name: str) -> None:
+        """It is an orphan if it is still there, whatever it is called now."""
+        self.known.discard(name)
+        self.known.discard(self._renamed.pop(name, name))
+
+    def reap(self) -> int:
+        """Remove what nobody owns any more. Returns how many. Raises SandboxError."""
+        now = time.time()
+        found = self._engine.containers(POOL_LABEL)
+        orphans = [one for one in found if self._owner.is_orphan(one, self.known, now)]
+        removed = 0
+        for one in orphans:
+            logger.warning("removing an orphaned container", extra={"container": one.name})
+            try:
+                self._engine.remove(one.id)
+                removed += 1
+            except SandboxError as error:
+                # One that the engine cannot end now must not keep the others; it is tried again.
+                logger.warning("orphan not removed", extra={"reason": error.message})
+        return removed
+
+    def go_on(self) -> None:
+        """Look for orphans every REAP_SECONDS from now on."""
+        self._loop = asyncio.get_running_loop()
+        self._later()
+
+    def close(self) -> None:
+        """No longer. What is being removed is removed."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _later(self) -> None:
+        if self._loop is not None and not self._closed:
+            self._timer = self._loop.call_later(REAP_SECONDS, self._threads.submit, self._reap_now)
+
+    def _reap_now(self) -> None:
+        try:
+            self.reap()
+        except SandboxError as error:
+            logger.warning("cannot look for orphans", extra={"reason": error.message})
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._later)
+
+
+def attach_again(
+    engine: Engine,
+    owner: Owner,
+    name: str,
+    container: str,
+    runtime: str,
+    shape: Mapping[str, Any],
+) -> Started:
+    """Attach to a container of this pool, by its id, and give it the `name` of its new owner.
+
+    `shape` is how it was made, `runtime` of which class. Raises CreationFailed for one that has
+    ended, is not as it was made, or was not made by this pool, and ProviderUnavailable where the
+    engine cannot be asked.
+    """
+    inspected = engine.inspect(container)
+    if inspected is None or not inspected["State"]["Running"]:
+        raise CreationFailed("It has ended.")
+    seen = shape_of(inspected)
+    wrong = [*differences(seen, shape), *weaknesses(seen, runtime)]
+    if inspected["Id"] != container or not owner.has_made(seen["Labels"] or {}):
+        wrong.append("Labels")
+    if wrong:
+        raise CreationFailed(f"It is not as it was made: {', '.join(dict.fromkeys(wrong))}.")
+    if inspected["Name"].lstrip("/") != name:
+        engine.rename(container, name)
+    return engine.attach(inspected)

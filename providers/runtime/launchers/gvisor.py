@@ -20,7 +20,7 @@ from providers.runtime.launchers.oci_bundle import Seen, make_root, mount, proce
 from providers.runtime.launchers.own_programs import OwnProgramsLauncher
 from providers.runtime.launchers.tenant_kernel import TenantKernels
 from providers.runtime.launchers.warm_images import WarmImages
-from providers.runtime.pool import etc_folder
+from providers.runtime.pool import guest_files
 from providers.runtime.pool.cgroup import Cgroup, Evidence, memory_keeper
 from providers.runtime.pool.launcher import (
     Guest,
@@ -39,7 +39,7 @@ REMEDY = (
 
 # Who user code is inside. gVisor lets a process signal process 1 of the same user, so the guest
 # supervisor is root there, with what it takes to look after its child: gVisor's root, not ours.
-_USER = etc_folder.NOBODY
+_USER = guest_files.NOBODY
 
 # Without a cgroup: gVisor's kernel and file server have some 80 MiB when they have little to do.
 KERNEL_BYTES = 256 << 20

@@ -1,4 +1,7 @@
-"""Reads a guest's answer. All of it is the guest's claim, and is checked before it counts."""
+"""Reads a guest's answer. All of it is the guest's claim, and is checked before it counts.
+
+What is to be noted of a run in a sandbox of ours, from what host and supervisor have seen.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,26 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from providers.observations import note
 from providers.runtime.guest.names import Omissions, problem, too_large, too_many
 from providers.runtime.pool import claims
 from providers.runtime.pool.cgroup import Evidence
 from providers.runtime.pool.channel import Frame
-from providers.runtime.pool.observing import observed
-from providers.runtime.pool.outputs import read_outputs
+from providers.runtime.pool.claims import read_outputs
 from providers.values import (
     ARTIFACTS_SKIPPED,
+    BURST,
+    HOST,
     OUTPUTS_SKIPPED,
+    PROCESS_BURST,
+    PROCESS_LIMIT,
+    SIGSYS,
+    SUPERVISOR,
     ArtifactFile,
     ExecutionResult,
     RunLimits,
+    note,
     note_omissions,
+    observation,
 )
 
 
@@ -107,3 +116,32 @@ def _artifacts(
         mime_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
         found.append(ArtifactFile(name, mime_type, content))
     return found
+
+
+# Of the processes that a sandbox may have, those that our own may take: what is ready for the next
+# run, and the supervisor where it has no user of its own.
+OURS = 2
+
+
+def observed(
+    header: Mapping[str, object], evidence: Evidence, most_processes: int
+) -> list[dict[str, Any]]:
+    """`header` is a guest's answer, empty where it gave none. What the host has seen goes first."""
+    found = []
+    if count := _count(header, "sigsys"):
+        found.append(observation(SIGSYS, SUPERVISOR, count))
+    left = _count(header, "processes_left")
+    if evidence.refused_processes:
+        found.append(observation(PROCESS_LIMIT, HOST, evidence.refused_processes))
+    elif left >= max(most_processes - OURS, 2):
+        found.append(observation(PROCESS_LIMIT, SUPERVISOR, left))
+    count = _count(header, "processes_started")
+    # Of what the kernel refused in a container it had a number already.
+    if count >= BURST and not evidence.refused_processes:
+        found.append(observation(PROCESS_BURST, SUPERVISOR, count))
+    return found
+
+
+def _count(header: Mapping[str, object], name: str) -> int:
+    claimed = header.get(name)
+    return claimed if type(claimed) is int and claimed > 0 else 0

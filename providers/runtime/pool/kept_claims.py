@@ -10,7 +10,7 @@ from providers.errors import ProviderUnavailable
 from providers.runtime.guest.paths import MOST_DEPTH, PATH_BYTES
 from providers.runtime.guest.protocol import CALL_BYTES, MOST_UNSEEN, NAME_BYTES
 from providers.runtime.pool import claims
-from providers.runtime.pool.outputs import read_outputs
+from providers.runtime.pool.claims import read_outputs
 from providers.sandbox import Context, FileChange, FileEntry, Process, is_internal
 from providers.values import RunLimits, ToolCall
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from providers.runtime.guest.protocol import CHUNK_BYTES
 from providers.runtime.guest.wire import FrameError
 from providers.runtime.pool.channel import Frame
-from providers.runtime.pool.outputs import read_outputs
+from providers.runtime.pool.claims import read_outputs
 from providers.values import Emit, Event, RunLimits
 
 

@@ -10,16 +10,14 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from providers.errors import CreationFailed, RateLimited, SandboxError
-from providers.runtime.pool import surplus
-from providers.runtime.pool.demand import missing, without_start
+from providers.runtime.pool import scaling
 from providers.runtime.pool.launcher import Launcher, about, start_failure
 from providers.runtime.pool.sandbox import Sandbox
+from providers.runtime.pool.scaling import missing, without_start
 from providers.runtime.pool.settings import PoolSettings
-from providers.runtime.pool.shares import Shares
-from providers.runtime.pool.shelf import OWNERS_REST_SECONDS, Shelf, describe
-from providers.runtime.pool.shelves import Shelves
+from providers.runtime.pool.shelf import OWNERS_REST_SECONDS, Shelf, Shelves, describe
 from providers.runtime.pool.template import Template
-from providers.runtime.pool.waiting import Line, LineFull, Place
+from providers.runtime.pool.waiting import Line, LineFull, Place, Shares
 
 __all__ = ["Pool", "PoolSettings"]
 
@@ -323,7 +321,7 @@ class Pool:
 
     def _make_room(self) -> bool:
         """End a warm sandbox that nobody waits for, in favour of a caller who waits."""
-        if sandbox := surplus.take_least_used(self._shelves.values()):
+        if sandbox := scaling.take_least_used(self._shelves.values()):
             self._end(sandbox)
         return sandbox is not None
 
@@ -372,7 +370,7 @@ class Pool:
 
     def _trim(self) -> None:
         """End what is beyond the settings and in nobody's use."""
-        for sandbox in surplus.take_beyond(self._shelves.values(), self._settings):
+        for sandbox in scaling.take_beyond(self._shelves.values(), self._settings):
             self._end(sandbox)
         while self._room() + len(self._ending) < 0 and self._make_room():
             continue
@@ -380,7 +378,7 @@ class Pool:
     def _keep_house(self) -> None:
         """End what has been warm, or handed out and unused, for too long; then look again later."""
         oldest = time.monotonic() - self._settings.max_lifetime
-        for sandbox in surplus.take_older(self._shelves.values(), oldest):
+        for sandbox in scaling.take_older(self._shelves.values(), oldest):
             self._expire(sandbox)
         unused = [each for each in self._busy if not (each.running or each.kept)]
         for sandbox in [each for each in unused if each.used_at < oldest]:

@@ -17,9 +17,8 @@ from providers.errors import (
     ProviderUnavailable,
     before_the_code,
 )
-from providers.observations import note
 from providers.runtime.guest import wire
-from providers.runtime.pool.answer import read_answer
+from providers.runtime.pool.answer import observed, read_answer
 from providers.runtime.pool.cgroup import Evidence
 from providers.runtime.pool.channel import ChannelClosed, Frame, GuestChannel
 from providers.runtime.pool.claims import readable
@@ -31,11 +30,10 @@ from providers.runtime.pool.launcher import (
     hurried_when_late,
 )
 from providers.runtime.pool.live import LiveRun
-from providers.runtime.pool.observing import observed
 from providers.runtime.pool.requests import answer_bytes, request_frame
 from providers.runtime.pool.template import Template
 from providers.sandbox import tell_afterwards
-from providers.values import SANDBOX_ENDED, Emit, ExecutionResult, Job
+from providers.values import SANDBOX_ENDED, Emit, ExecutionResult, Job, note
 
 logger = logging.getLogger(__name__)
 

@@ -1,28 +1,30 @@
-"""Sandboxes of the service's pools that stay: taken from them, named, ended when nobody renews."""
+"""Sandboxes of the service's pools that stay: taken from them, named, ended when nobody renews.
+
+What kept sandboxes are made by when it is not what the service is set to.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from providers.errors import ConnectionFailed, KeptSandboxLost
+from providers.errors import ConnectionFailed, InvalidConfiguration, KeptSandboxLost
 from providers.runtime.pool.kept import Kept
 from providers.runtime.pool.lasting import lasting, new_marker
 from providers.runtime.pool.remembered import Memory, Remembered, now
 from providers.runtime.pool.requests import check_limits
 from providers.runtime.pool.sessions import Session, Sessions
-from providers.runtime.service.adopting import adopt_all
-from providers.runtime.service.apart import Apart
-from providers.runtime.service.outliving import Outliving
+from providers.runtime.service.outliving import Outliving, adopt_all
+from providers.runtime.service.settings import ServiceSettings, settings_digest
 from providers.values import SandboxLimits
 
 if TYPE_CHECKING:
-    from providers.runtime.service.instances import Instance
     from providers.runtime.service.keeper import PoolKeeper
-    from providers.runtime.service.lines import Line
+    from providers.runtime.service.lines import Instance, Line
 
 logger = logging.getLogger(__name__)
 
@@ -180,3 +182,40 @@ class Keeping:
     def _end(self, session: Session) -> None:
         self._outliving.ended(session)
         self._keeper.end(self._instances.pop(session.kept))
+
+
+LAUNCHERS = ("bubblewrap", "gvisor")
+PLATFORMS = ("systrap", "ptrace", "kvm")
+
+
+@dataclass(frozen=True)
+class Apart:
+    """The local provider's sandboxes: its settings, and which of its launchers."""
+
+    settings: ServiceSettings
+    launcher: str
+    gvisor_platform: str
+    key: Hashable
+
+    @classmethod
+    def from_json(cls, given: object) -> Apart:
+        """Raises InvalidConfiguration naming the field at fault."""
+        if not isinstance(given, Mapping):
+            raise InvalidConfiguration("apart: Must be an object.", field="apart")
+        config: Any = given.get("settings")
+        launcher, platform = given.get("launcher"), given.get("gvisor_platform")
+        if not isinstance(config, Mapping):
+            raise InvalidConfiguration("settings: Must be an object.", field="settings")
+        if launcher not in LAUNCHERS:
+            raise InvalidConfiguration(
+                f"launcher: Must be one of: {', '.join(LAUNCHERS)}.", field="launcher"
+            )
+        if platform not in PLATFORMS:
+            raise InvalidConfiguration(
+                f"gvisor_platform: Must be one of: {', '.join(PLATFORMS)}.", field="gvisor_platform"
+            )
+        settings = ServiceSettings.from_config(config)
+        if settings.isolation in ("auto", "tenant-kernel"):
+            # No session is ever in a tenant's kernel.
+            settings = replace(settings, isolation="execution")
+        return cls(settings, launcher, platform, (launcher, platform, settings_digest(config)))

@@ -20,8 +20,8 @@ from providers.runtime.pool.channel import Frame
 from providers.runtime.pool.kept import STREAMS, WRITES, Kept
 from providers.runtime.pool.sessions import LEASE_SECONDS, Session, lease
 from providers.runtime.service import messages, operations
-from providers.runtime.service.apart import Apart
 from providers.runtime.service.keeper import PoolKeeper
+from providers.runtime.service.keeping import Apart
 from providers.runtime.service.relay import Incoming, Relay, relay_run, relayed
 
 logger = logging.getLogger(__name__)

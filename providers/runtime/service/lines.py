@@ -1,17 +1,23 @@
-"""Pools of the service, each with what it was made for."""
+"""Pools of the service, each with what it was made for.
+
+The sandboxes of the service that callers have in their hands.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from providers.errors import ProviderUnavailable, SandboxError
+from providers.runtime.pool.kept import Kept
 from providers.runtime.pool.launcher import Launcher
 from providers.runtime.pool.levels import Chosen, choose_level
 from providers.runtime.pool.pool import Pool
 from providers.runtime.pool.requests import make_template
+from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.template import Template
 from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.settings import ServiceSettings
@@ -104,3 +110,25 @@ def same_sandboxes(one: ServiceSettings, other: ServiceSettings) -> bool:
         )
 
     return about(one) == about(other)
+
+
+@dataclass(eq=False)
+class Instance:
+    """A sandbox in a caller's hands. It runs one job, then it is gone."""
+
+    instance_id: str
+    template: str
+    sandbox: Sandbox
+    line: Line
+    client: str = ""
+    used: bool = False
+    kept: Kept | None = None
+    forget: Callable[[asyncio.Future[None]], None] | None = None
+
+    @property
+    def runtime(self) -> str:
+        return self.sandbox.runtime
+
+    @property
+    def sharing(self) -> str:
+        return self.sandbox.sharing

@@ -19,7 +19,7 @@ from executions.tenants.models import ApiKey
 from providers import registry
 from providers.models import ConfigVersion, PendingChange, ProviderConfig
 from providers.services import save_config
-from providers.services.failures import NOT_REACHABLE
+from providers.services.breaker import NOT_REACHABLE
 from tests.conftest import Caller, require
 from tests.support.provider_package import Packages, install_probe
 

@@ -10,7 +10,7 @@ from django.urls import reverse
 
 from providers.models import ProviderConfig
 from providers.services import save_config
-from providers.services.failures import NOT_REACHABLE
+from providers.services.breaker import NOT_REACHABLE
 from tests.admin.pages.provider_pages import GOOD, TOKEN, admin, as_posted, packages, page_of, staff
 
 __all__ = ("admin", "packages")

@@ -11,7 +11,7 @@ import pytest
 
 from providers.errors import CreationFailed, KeptSandboxLost
 from providers.runtime.guest import wire
-from providers.runtime.launchers.docker_stream import After
+from providers.runtime.launchers.docker_engine import After
 from providers.runtime.pool import lasting
 from providers.runtime.pool.channel import GuestChannel
 from providers.runtime.pool.kept import Kept

@@ -21,8 +21,7 @@ from providers.runtime.service import operations
 from providers.runtime.service.settings import FIELDS
 from providers.sandbox import KeptSandbox
 from providers.schema import validate
-from providers.self_managed.client import PoolClient
-from providers.self_managed.line import Line
+from providers.self_managed.client import Line, PoolClient
 from providers.self_managed.provider import SelfManagedProvider
 from providers.values import Event, Job, SandboxLimits, SandboxSpec
 from tests.support.pool_service import PoolService, provider_of, running
@@ -296,7 +295,7 @@ def test_a_configuration_of_before_is_attached_with_and_changes_nothing(
 def test_a_folder_that_holds_more_than_is_listed_is_refused_and_goes_on(
     provider: SelfManagedProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("providers.self_managed.kept_files.LISTED_BYTES", 200_000)
+    monkeypatch.setattr("providers.self_managed.kept.LISTED_BYTES", 200_000)
     sandbox = keep(provider)
     assert sandbox.run(Job(MANY_FILES)).exit_code == 0
     with pytest.raises(InvalidConfiguration) as refused:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from providers import living
-from providers.remote import owner
+from providers.remote import reclaim
 from tests.support.processes import ROOT
 
 HIDDEN = """
@@ -24,24 +24,24 @@ SEES = Path(living.__file__).read_text() + (
 
 
 def tag_of(pid: int) -> str:
-    return f"{owner.process_tag().split('-')[0]}-{pid}-{living.birth(pid)}"
+    return f"{reclaim.process_tag().split('-')[0]}-{pid}-{living.birth(pid)}"
 
 
 def test_one_that_was_killed_has_ended_before_and_after_its_parent_has_looked() -> None:
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     tag = tag_of(process.pid)
-    assert (owner.has_ended_here(tag), owner.lives_here(tag)) == (False, True)
+    assert (reclaim.has_ended_here(tag), reclaim.lives_here(tag)) == (False, True)
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-    assert (owner.has_ended_here(tag), owner.lives_here(tag)) == (True, False)
+    assert (reclaim.has_ended_here(tag), reclaim.lives_here(tag)) == (True, False)
     process.communicate()
-    assert (owner.has_ended_here(tag), owner.lives_here(tag)) == (True, False)
+    assert (reclaim.has_ended_here(tag), reclaim.lives_here(tag)) == (True, False)
 
 
 def test_another_one_with_its_number_is_not_it() -> None:
-    host, pid, born = owner.process_tag().split("-")
-    assert owner.has_ended_here(f"{host}-{pid}-{int(born) - 1}") is True
-    assert owner.has_ended_here(owner.process_tag()) is False
+    host, pid, born = reclaim.process_tag().split("-")
+    assert reclaim.has_ended_here(f"{host}-{pid}-{int(born) - 1}") is True
+    assert reclaim.has_ended_here(reclaim.process_tag()) is False
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,9 @@ def test_another_one_with_its_number_is_not_it() -> None:
     ["", "x", "0-1-2-3", "{host}-{gone}", "{host}-x-1", "{host}-{long}-1", "elsewhere-{gone}-1"],
 )
 def test_of_what_is_not_known_nothing_is_said(tag: str) -> None:
-    host = owner.process_tag().split("-")[0]
+    host = reclaim.process_tag().split("-")[0]
     said = tag.format(host=host, gone=2**22, long=2**70)
-    assert (owner.has_ended_here(said), owner.lives_here(said)) == (False, False)
+    assert (reclaim.has_ended_here(said), reclaim.lives_here(said)) == (False, False)
 
 
 def test_one_that_was_started_at_no_known_time_has_ended_when_its_number_is_free() -> None:
@@ -93,10 +93,10 @@ def test_one_whose_first_thread_has_ended_lives_as_long_as_the_others() -> None:
         tag = tag_of(process.pid)
         assert process.stdout is not None
         assert process.stdout.readline() == b"alone\n"
-        assert owner.has_ended_here(tag) is False
+        assert reclaim.has_ended_here(tag) is False
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert owner.has_ended_here(tag) is True
+        assert reclaim.has_ended_here(tag) is True
 
 
 TOLD = """

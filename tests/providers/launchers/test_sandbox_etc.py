@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from providers.runtime.pool import etc_folder
+from providers.runtime.pool import guest_files
 from providers.runtime.pool.pool import PoolSettings
 from providers.runtime.pool.template import Template
 from tests.conftest import require
@@ -52,7 +52,7 @@ def test_it_names_nothing_that_is_hidden(tmp_path: Path) -> None:
         (ours / "alternatives" / name).symlink_to(target)
     folder = tmp_path / "made"
     folder.mkdir()
-    etc_folder.write(folder, [Path("/usr/local")], ours)
+    guest_files.write_etc(folder, [Path("/usr/local")], ours)
     assert [path.name for path in (folder / "alternatives").iterdir()] == ["a"]
     assert (folder / "ld.so.conf").read_text() == "/usr/lib\n"
     for path in folder.rglob("*"):

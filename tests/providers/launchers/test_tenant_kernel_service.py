@@ -13,7 +13,7 @@ from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
 from providers.runtime.launchers.gvisor import GvisorLauncher
 from providers.runtime.pool.launcher import Starter, TenantLauncher
 from providers.runtime.pool.pool import PoolSettings
-from providers.runtime.pool.shelves import Shelves
+from providers.runtime.pool.shelf import Shelves
 from providers.runtime.pool.template import Template
 from providers.self_managed.provider import SelfManagedProvider
 from providers.services import breaker

@@ -11,8 +11,8 @@ import pytest
 from providers.errors import ProviderUnavailable
 from providers.manager import manager
 from providers.runtime.launchers import bubblewrap
-from providers.runtime.pool import user_namespaces
-from providers.runtime.pool.user_namespaces import remedy_for
+from providers.runtime.pool import subordinate_users
+from providers.runtime.pool.subordinate_users import remedy_for
 from providers.services.this_machine import abilities
 from tests.conftest import Caller, require
 from tests.support.processes import ROOT
@@ -28,7 +28,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "sys"
     put(folder, "user/max_user_namespaces", "96365")
     put(folder, "kernel/apparmor_restrict_unprivileged_userns", "0")
-    monkeypatch.setattr(user_namespaces, "SETTINGS", folder)
+    monkeypatch.setattr(subordinate_users, "SETTINGS", folder)
     return folder
 
 

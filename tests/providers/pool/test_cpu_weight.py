@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
-from providers.runtime.pool.cgroup import CgroupParent
-from providers.runtime.pool.cpu_weight import Weights
+from providers.runtime.pool.cgroup import CgroupParent, Weights
 from providers.runtime.pool.pool import PoolSettings
 from tests.support.sandboxes import require
 from tests.support.warm_pools import WarmPool

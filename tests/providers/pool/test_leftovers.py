@@ -13,8 +13,8 @@ from executions.runs.models import Process
 from providers import registry
 from providers.base import SandboxProvider
 from providers.manager import manager
-from providers.remote import owner
-from providers.remote.owner import process_tag
+from providers.remote import reclaim
+from providers.remote.reclaim import process_tag
 from providers.services import save_config
 from providers.tasks import sweep_leftovers
 from providers.values import SandboxSpec
@@ -76,7 +76,7 @@ def test_what_processes_of_other_hosts_have_is_left_until_they_are_known_to_have
     opened = {}
     for host in ("a" * 12, "b" * 12, "c" * 12):
         with monkeypatch.context() as there:
-            there.setattr(owner, "_host", lambda host=host: host)
+            there.setattr(reclaim, "_host", lambda host=host: host)
             opened[host[0]] = provider.open(SandboxSpec(), "wonderland").ref, process_tag()
     dead, living = (
         Process.objects.create(instance="web", kind="web", pid=1, tag=opened[host][1])

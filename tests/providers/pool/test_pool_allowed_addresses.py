@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 from django.core.exceptions import ImproperlyConfigured
 
-from providers.runtime.service.gate import AllowedAddresses
+from providers.runtime.service.http import AllowedAddresses
 from sandbox_site.environment import StrictEnv
 from tests.support.pool_service import running
 

@@ -11,9 +11,8 @@ import pytest
 
 from providers.aliyun_codeinterpreter.provider import AliyunCodeInterpreterProvider
 from providers.e2b.provider import E2BProvider
-from providers.remote.output import Output
+from providers.remote.output import Output, result_of
 from providers.remote.programs import build_program
-from providers.remote.result import result_of
 from providers.values import ExecutionResult, RunLimits
 from tests.support.remote_providers import run
 from tests.support.sandboxes import Local

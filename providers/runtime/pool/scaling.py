@@ -1,12 +1,45 @@
-"""What a pool has too much of: warm sandboxes that are old, beyond the settings, or in the way."""
+"""What a pool lacks: sandboxes for who waits, and for the shelves to be as full as they should.
+
+What a pool has too much of: warm sandboxes that are old, beyond the settings, or in the way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
 
 from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.settings import PoolSettings
 from providers.runtime.pool.shelf import Shelf
+from providers.runtime.pool.waiting import Line, Place
+
+
+def without_start(line: Line, shelves: Mapping[str, Shelf]) -> list[Place]:
+    """Who waits and has no start under way on their behalf, in their order."""
+    coming = Counter({name: shelf.starting for name, shelf in shelves.items()})
+    coming.subtract(place.template for place in line)
+    found = []
+    for place in reversed(list(line)):
+        if coming[place.template] < 0:
+            coming[place.template] += 1
+            found.append(place)
+    return found[::-1]
+
+
+def missing(
+    line: Line, shelves: Mapping[str, Shelf], settings: PoolSettings
+) -> list[tuple[Shelf, bool]]:
+    """A shelf for every sandbox that is not there, and whether a caller waits for it.
+
+    Callers come first, in their order.
+    """
+    found = [(shelves[place.template], True) for place in without_start(line, shelves)]
+    for shelf in shelves.values():
+        spare = max(0, shelf.starting - line.count(shelf.name))
+        lacking = shelf.target(settings) - len(shelf.idle) - spare
+        found += [(shelf, False)] * lacking
+    return found
+
 
 # Of one template, so that it is not without warm sandboxes because all are of the same age.
 MOST_EXPIRED_AT_ONCE = 2
