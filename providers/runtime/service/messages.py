@@ -32,7 +32,7 @@ _JOB = frozenset(each.name for each in fields(Job)) - {"context", "environment"}
 
 # Names the configuration a client expects to be in force; 412 says that it was never pushed.
 SETTINGS_HEADER = "X-Pool-Settings"
-# Which process an instance is lent to, as `remote.owner` names it.
+# Which process an instance is lent to, as `remote.reclaim` names it.
 CLIENT_HEADER = "X-Pool-Client"
 SETTINGS_UNKNOWN = 412
 
