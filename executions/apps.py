@@ -33,7 +33,7 @@ class ExecutionsConfig(AppConfig):
         from executions.tenants.service import ensure_roles
         from providers.guarded import Guarded, guard
         from providers.remote.reclaim import learn_of_ends
-        from providers.services import touched
+        from providers.services import row_changes
         from providers.services.rotation import also_rotate
 
         capability.start()
@@ -51,7 +51,7 @@ class ExecutionsConfig(AppConfig):
         guard(POLICIES)
         guard(HOLDS)
         # The last of the apps that name what is guarded.
-        touched.connect(current_actor)
+        row_changes.connect(current_actor)
         _compose_heartbeat()
         # The last of the apps with permissions, so that all of them are there by then.
         post_migrate.connect(ensure_roles, sender=self, dispatch_uid="roles")

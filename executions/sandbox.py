@@ -15,7 +15,7 @@ from executions.runs.provider_calls import Route
 from executions.runs.requests import ExecutionRequest
 from providers import registry
 from providers.errors import InvalidConfiguration, ProviderUnavailable
-from providers.named import lease_of
+from providers.leases import lease_of
 
 _PROVIDERS = {"local": "local", "docker": "self_managed", "e2b": "e2b"}
 

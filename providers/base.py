@@ -101,7 +101,7 @@ class SandboxProvider(ABC):
     capabilities: ClassVar[frozenset[str]] = frozenset()
 
     # Whether `get_supported_languages` and `is_full` answer from memory. What others said is kept,
-    # and asked for anew in the background: `providers.looks`.
+    # and asked for anew in the background: `providers.provider_status`.
     knows_at_once: ClassVar[bool] = False
 
     # What the files of a kept sandbox may take, in bytes; None where that is not known.

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from providers.base import SandboxProvider
+from providers.conformance import PROMISES, Broken, Check, Probe
 from providers.errors import SandboxError
-from providers.kept_promises import KEPT_CHECKS, LIMIT_CHECKS
-from providers.promises import PROMISES, Broken, Check, Probe
+from providers.session_conformance import KEPT_CHECKS, LIMIT_CHECKS
 
 __all__ = ("CHECKS", "Broken", "Check", "Probe", "Verdict", "examine", "is_offered")
 

@@ -24,7 +24,7 @@ from django.db import Error as DatabaseFailure
 from django.db.models import QuerySet
 from django.views.decorators.debug import sensitive_variables
 
-from providers import looks, registry
+from providers import provider_status, registry
 from providers.addresses import AddressRefused, check_resolved
 from providers.base import SandboxProvider
 from providers.errors import InvalidConfiguration, NotInitialized, ProviderUnavailable, SandboxError
@@ -106,7 +106,7 @@ class RagflowNames(ABC):
         """
         from providers import registry
         from providers.services import NotPermitted, activate
-        from providers.services.rule import two_person_rule
+        from providers.services.approval_policy import two_person_rule
 
         kind = type(registry.get(name))
         if provider is not None and not isinstance(provider, kind):
@@ -382,7 +382,7 @@ class ProviderManager(RagflowNames):
     def _load(self, slot: Slot, row: ProviderConfig) -> None:
         try:
             provider = self._start(row)
-            looks.take(provider)
+            provider_status.take(provider)
         except SandboxError as error:
             logger.error("Provider %r did not start. %s: %s", row.provider_id, error.code, error)
             slot.fail(error)

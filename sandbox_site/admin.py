@@ -26,8 +26,8 @@ from unfold.forms import AdminPasswordChangeForm, UserChangeForm, UserCreationFo
 from executions.kernel.database import delete_in_batches
 from providers.admin_lists import ChoiceField, Condition, KeysetAdmin, ListField, MomentField
 from providers.admin_pages import GuardedAdmin
-from providers.moments import NOTHING, shown_moment
 from providers.services.approvers import persons_behind
+from providers.timestamps import NOTHING, shown_moment
 from sandbox_site.accounts import authenticator_of, why_not_remove, why_not_unlock
 
 admin.site.empty_value_display = NOTHING

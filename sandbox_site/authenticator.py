@@ -21,7 +21,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django_otp import login as verify_session
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
-from providers.services.touched import own_account
+from providers.services.row_changes import own_account
 from sandbox_site import recovery
 from sandbox_site.accounts import authenticator_of
 

@@ -105,8 +105,8 @@ def post_worker_init(worker: Any) -> None:
     from executions.runs.models import Process
     from executions.sessions import maintenance
     from providers.manager import manager
-    from providers.services.ahead import start_ahead
-    from providers.services.kept import renew_in_background
+    from providers.services.preload import start_ahead
+    from providers.services.settings_cache import renew_in_background
 
     expect_answers_within(settings.DATABASE_WAIT_SECONDS)
     _refuse_foreign_instance()

@@ -16,7 +16,7 @@ from django_otp import devices_for_user, match_token
 from unfold.forms import AuthenticationForm
 from unfold.widgets import UnfoldAdminTextInputWidget
 
-from providers.services.touched import own_account
+from providers.services.row_changes import own_account
 from sandbox_site import recovery, strangers
 from sandbox_site.accounts import was_altered_outside
 from sandbox_site.client_address import address_of

@@ -24,7 +24,7 @@ from executions.runs import heartbeat
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import ApiKey, Tenant
 from providers.services import probing, trial
-from providers.services.kept import forget_all
+from providers.services.settings_cache import forget_all
 from sandbox_site import strangers
 from tests.support.emptying import empty_database
 from tests.support.required import require as require

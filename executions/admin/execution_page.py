@@ -38,7 +38,7 @@ from executions.sessions.models import Session
 from executions.tenants.models import ApiKey, Tenant
 from providers.hidden_characters import visible
 from providers.models import ConfigVersion, ProviderConfig
-from providers.moments import shown_moment
+from providers.timestamps import shown_moment
 
 # What is shown in its order. A page of more would be slow, and nobody reads it so.
 _MAX_PIECES = 500

@@ -78,7 +78,7 @@ from providers.admin_pages import ReadOnly
 from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxError
 from providers.hidden_characters import visible
 from providers.models import ProviderConfig
-from providers.moments import in_words, shown_moment
+from providers.timestamps import in_words, shown_moment
 from providers.values import KINDS
 
 # Of each of two outcomes' aspects side by side; whole, each can be downloaded.

@@ -27,7 +27,7 @@ from executions.runs.ledger_checks import ask, close_left, ledger_state
 from providers.admin_lists import ChoiceField, Condition, KeysetAdmin, ListField, MomentField
 from providers.admin_pages import ReadOnly
 from providers.hidden_characters import visible
-from providers.moments import shown_moment
+from providers.timestamps import shown_moment
 
 _DIGEST = re.compile("[0-9a-f]{64}")
 _NUMBER = re.compile("[0-9]{1,18}")

@@ -53,7 +53,7 @@ from providers.admin_lists import KeysetAdmin, KeysetList
 from providers.admin_pages import ReadOnly
 from providers.errors import SandboxError
 from providers.hidden_characters import visible
-from providers.moments import shown_moment
+from providers.timestamps import shown_moment
 
 OPERATE = "executions.operate_session"
 

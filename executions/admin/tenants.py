@@ -47,7 +47,7 @@ from providers.admin.routing import RouteAdmin
 from providers.admin_pages import GuardedAdmin, ReadOnly, once
 from providers.hidden_characters import visible
 from providers.models import Route
-from providers.moments import shown_moment
+from providers.timestamps import shown_moment
 
 # Counted no further: a page waits for it.
 MOST_COUNTED = 1000

@@ -18,8 +18,8 @@ from executions.runs import event_log, output_collector
 from executions.runs.models import Execution, RunSignal
 from providers import draining
 from providers.errors import ProviderUnavailable, SandboxError
+from providers.leases import close_all
 from providers.manager import manager
-from providers.named import close_all
 from providers.threads import reset_after_fork
 
 if TYPE_CHECKING:

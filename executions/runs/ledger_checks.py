@@ -33,7 +33,7 @@ from executions.runs.models import Artifact, Execution, Process
 from executions.runs.record import artifact_content, body_hashes, details_hash, record_hash
 from executions.runs.results import kinds_in
 from executions.tenants.models import ApiKey, Tenant
-from providers.services.kept import Kept
+from providers.services.settings_cache import Kept
 
 logger = logging.getLogger(__name__)
 

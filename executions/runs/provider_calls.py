@@ -23,8 +23,8 @@ from executions.runs.models import Execution
 from executions.runs.results import ValidatedResult
 from providers import draining
 from providers.errors import CODES, ProviderUnavailable, RateLimited, SandboxError
+from providers.leases import lease_of
 from providers.manager import LOAD_SECONDS, Lease, StillStarting
-from providers.named import lease_of
 from providers.remote.deadline import DeadlinePassed
 from providers.sandbox import Sandbox
 from providers.values import ExecutionResult

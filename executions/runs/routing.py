@@ -24,7 +24,7 @@ from executions.runs.requests import Caller, ExecutionRequest
 from executions.runs.results import BlockedByPolicy
 from executions.tenants.keys import note_refusal
 from executions.tenants.models import ApiKey, Tenant
-from providers import errors, looks, registry
+from providers import errors, provider_status, registry
 from providers.base import FILES, TOOLS
 from providers.errors import (
     ErrorCode,
@@ -36,11 +36,11 @@ from providers.errors import (
 from providers.hidden_characters import visible
 from providers.isolation import MICROVM, NONE, IsolationUnmet, meets, of_sandbox, strictest
 from providers.languages import TABLE, normalize_language
-from providers.looks import languages_of
 from providers.manager import Lease, StillStarting, manager
 from providers.models import ProviderConfig
+from providers.provider_status import languages_of
 from providers.sandbox import Sandbox
-from providers.services import ahead, breaker, two_person_rule
+from providers.services import breaker, preload, two_person_rule
 from providers.services.probing import doubt
 from providers.services.route_order import planned, reachable, route_minimum
 from providers.values import Packages
@@ -245,7 +245,7 @@ async def languages_for(
     """
     packages: dict[str, Packages] = {}
     offers = partial(_offers, tenant_slug, may_use, packages)
-    offered, failure = await offers(patient=not ahead.is_on())
+    offered, failure = await offers(patient=not preload.is_on())
     if not offered and isinstance(failure, StillStarting):
         offered, failure = await offers(patient=True)
     if not offered and failure is not None:
@@ -310,13 +310,13 @@ async def _admit(
     if standing.is_out:
         raise _out_of_service(step)
     try:
-        lease = await lent(step, held, lambda: is_last or not ahead.is_on())
+        lease = await lent(step, held, lambda: is_last or not preload.is_on())
     except StillStarting:
-        if is_last or not ahead.is_on():
+        if is_last or not preload.is_on():
             raise
         raise ProviderSkipped(f"{step.provider_id} is still starting.") from None
     _require_fit(lease, step.provider_id, request, floor)
-    if not is_last and guard(step.provider_id, lambda: looks.is_full(lease.provider)):
+    if not is_last and guard(step.provider_id, lambda: provider_status.is_full(lease.provider)):
         raise RateLimited(f"{step.provider_id} is full.")
     if not standing.claim():
         raise _out_of_service(step)

@@ -36,7 +36,7 @@ from executions.tenants.models import Scope
 from providers import draining
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.languages import normalize_language
-from providers.services.ahead import start_ahead
+from providers.services.preload import start_ahead
 from providers.threads import start_thread
 from sandbox_site.postgresql import expect_answers_within
 

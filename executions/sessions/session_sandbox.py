@@ -28,8 +28,8 @@ from providers.errors import (
     SandboxError,
     before_the_code,
 )
+from providers.leases import lease_of_version
 from providers.manager import Lease
-from providers.named import lease_of_version
 from providers.sandbox import KeptSandbox, Process, Sandbox
 from providers.values import Emit, ExecutionResult, Job, SandboxSpec
 from providers.waiting import RETRY_AFTER_SECONDS, submit

@@ -26,7 +26,7 @@ from django.utils import timezone
 from executions.kernel.database import limit_lock_wait, problem_of
 from executions.tenants.models import RequestWindow, Tenant
 from providers.errors import RateLimited
-from providers.services.kept import Kept
+from providers.services.settings_cache import Kept
 
 MIB = 1024 * 1024
 

@@ -13,7 +13,7 @@ from executions.ledger.append import Before, enter_row, look_at
 from executions.ledger.bindings import has_taken_stock
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration
-from providers.services.touched import collecting
+from providers.services.row_changes import collecting
 
 INTERNAL = "internal"
 # The first one, which `manage.py bootstrap` creates.

@@ -25,9 +25,9 @@ from providers.admin_pages import ReadOnly, only_visible
 from providers.errors import InvalidConfiguration
 from providers.hidden_characters import visible
 from providers.models import ConfigVersion, PendingChange
-from providers.moments import shown_moment
 from providers.services import ConfigurationConflict, history, request_rollback
 from providers.services.guarded_rows import NotAllowed, restore
+from providers.timestamps import shown_moment
 
 _CHANGE = "providers.change_providerconfig"
 

@@ -41,7 +41,7 @@ from providers.services import (
     two_person_rule,
 )
 from providers.services.configuration import Unreadable, is_readable
-from providers.services.consequences import without_provider
+from providers.services.impact import without_provider
 from providers.services.this_machine import abilities_for
 from providers.services.trial import Trial, try_provider
 

@@ -21,7 +21,7 @@ from providers.admin_pages import GuardedAdmin, choice, once
 from providers.errors import InvalidConfiguration
 from providers.languages import TABLE
 from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice, Route, RouteStep
-from providers.services.consequences import without_price, without_route
+from providers.services.impact import without_price, without_route
 from providers.services.route_order import known_regions
 
 if TYPE_CHECKING:

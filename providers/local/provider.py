@@ -31,7 +31,6 @@ from providers.runtime.launchers.unisolated import UnisolatedLauncher
 from providers.runtime.pool.background import BackgroundLoop
 from providers.runtime.pool.cgroup import machine_memory
 from providers.runtime.pool.launcher import Launcher
-from providers.runtime.pool.levels import Chosen, choose_level
 from providers.runtime.pool.pool import Pool, PoolSettings
 from providers.runtime.pool.requests import check_job, check_spec, make_template
 from providers.runtime.pool.sandbox import Sandbox as WarmSandbox
@@ -45,6 +44,7 @@ from providers.runtime.pool.settings import (
     default_memory,
     module_names,
 )
+from providers.runtime.pool.sharing_level import Chosen, choose_level
 from providers.runtime.pool.template import Template
 from providers.sandbox import KeptSandbox, Sandbox
 from providers.schema import ConfigField

@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 
 from providers.errors import InvalidConfiguration, ProviderUnavailable
-from providers.runtime.service.keeping import LAUNCHERS
+from providers.runtime.service.sandbox_registry import LAUNCHERS
 from providers.runtime.service.settings import FIELDS
 from providers.runtime.service.unix_socket import answers, socket_path
 from providers.sandbox import KeptSandbox

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from functools import lru_cache, partial
 
-from providers import living
+from providers import process_liveness
 from providers.errors import SandboxError
 from providers.threads import NoThreadLeft, reset_after_fork, start_thread
 
@@ -64,19 +64,19 @@ def process_tag() -> str:
     id means nothing outside of them.
     """
     pid = os.getpid()
-    return f"{_host()}-{pid}-{living.birth(pid)}"
+    return f"{_host()}-{pid}-{process_liveness.birth(pid)}"
 
 
 def has_ended_here(tag: str) -> bool:
     """Whether the process is one of this host, whose kernel says that it has ended."""
     found = _found_here(tag)
-    return found is not None and living.has_ended(*found)
+    return found is not None and process_liveness.has_ended(*found)
 
 
 def lives_here(tag: str) -> bool:
     """Whether the process is one of this host, which the kernel shows."""
     found = _found_here(tag)
-    return found is not None and living.lives(*found)
+    return found is not None and process_liveness.lives(*found)
 
 
 def _found_here(tag: str) -> tuple[int, str] | None:
@@ -100,7 +100,7 @@ def is_known_orphan(tag: str) -> bool:
 
 @lru_cache(maxsize=1)
 def _host() -> str:
-    text = " ".join((socket.gethostname(), *living.here()))
+    text = " ".join((socket.gethostname(), *process_liveness.here()))
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from providers.base import ARTIFACTS, FILES, PROCESSES, WORKSPACE
+from providers.cancelled_runs import GivenUp
 from providers.errors import (
     InvalidConfiguration,
     KeptSandboxLost,
@@ -20,7 +21,6 @@ from providers.errors import (
     SandboxError,
     before_the_code,
 )
-from providers.given_up import GivenUp
 from providers.remote.bounded import Cut
 from providers.remote.contexts import RemoteContexts
 from providers.remote.deadline import DeadlinePassed

@@ -9,8 +9,8 @@ from typing import Any
 from django.conf import settings as django_settings
 
 from providers.runtime.pool.background import BackgroundLoop
-from providers.runtime.service.keeper import PoolKeeper
 from providers.runtime.service.launchers import LauncherChoice
+from providers.runtime.service.pool_manager import PoolKeeper
 from providers.runtime.service.settings import ServiceSettings
 from providers.self_managed.client import Handle
 from providers.values import Emit, ExecutionResult, Job

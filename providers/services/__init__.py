@@ -1,4 +1,5 @@
 from providers.services.approval import approve, reject, request_change, request_rollback
+from providers.services.approval_policy import ConfigurationConflict, NotPermitted, two_person_rule
 from providers.services.configuration import (
     activate,
     merged_config,
@@ -7,7 +8,6 @@ from providers.services.configuration import (
     stored_config,
 )
 from providers.services.rotation import Rotation, encrypted_fields, rotate, rotate_elsewhere
-from providers.services.rule import ConfigurationConflict, NotPermitted, two_person_rule
 
 __all__ = [
     "ConfigurationConflict",

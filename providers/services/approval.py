@@ -14,6 +14,7 @@ from providers.errors import InvalidConfiguration
 from providers.fields import DecryptionError
 from providers.models import ConfigVersion, PendingChange, ProviderConfig
 from providers.services import approvers, guarded_rows, history
+from providers.services.approval_policy import ConfigurationConflict, NotPermitted, two_person_rule
 from providers.services.configuration import (
     activate,
     merged_config,
@@ -21,8 +22,7 @@ from providers.services.configuration import (
     save_config,
     stored_config,
 )
-from providers.services.rule import ConfigurationConflict, NotPermitted, two_person_rule
-from providers.services.touched import collecting
+from providers.services.row_changes import collecting
 
 Action = PendingChange.Action
 _SAVES = (Action.SAVE, Action.SAVE_AND_ACTIVATE)

@@ -17,8 +17,8 @@ from providers.fields import DecryptionError
 from providers.models import ConfigVersion, ProviderConfig
 from providers.schema import keep_untouched_secrets
 from providers.services import history
+from providers.services.approval_policy import ConfigurationConflict
 from providers.services.history import SYSTEM
-from providers.services.rule import ConfigurationConflict
 from providers.services.secret_receivers import check_receivers
 
 

@@ -15,8 +15,8 @@ from providers.errors import InvalidConfiguration
 from providers.models import PendingChange, ProviderConfig
 from providers.services import history
 from providers.services.approval import request_change
+from providers.services.approval_policy import ConfigurationConflict
 from providers.services.configuration import merged_config, stored_config
-from providers.services.rule import ConfigurationConflict
 from providers.services.system_settings import naming, read_settings
 
 Action = PendingChange.Action

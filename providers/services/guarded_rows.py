@@ -14,10 +14,10 @@ from providers.errors import InvalidConfiguration
 from providers.guarded import Change, Values
 from providers.models import ConfigVersion, PendingChange
 from providers.services import history
+from providers.services.approval_policy import ConfigurationConflict, rule_holds_for
 from providers.services.approvers import hold
 from providers.services.history import SYSTEM, Diff
-from providers.services.rule import ConfigurationConflict, rule_holds_for
-from providers.services.touched import collecting
+from providers.services.row_changes import collecting
 
 T = TypeVar("T")
 Action = PendingChange.Action

@@ -35,8 +35,8 @@ from providers.errors import (
     ProviderUnavailable,
     SandboxError,
 )
+from providers.leases import lease_of
 from providers.models import ProviderCheckCount, ProviderConfig, ProviderHealth, RouteStep
-from providers.named import lease_of
 from providers.schema import Schema
 from providers.services import breaker
 from providers.services.breaker import NOT_REACHABLE, STEP_SECONDS, told

@@ -16,7 +16,7 @@ from providers.errors import InvalidConfiguration
 from providers.fields import DecryptionError
 from providers.models import ConfigVersion
 from providers.schema import Schema, mask
-from providers.services.rule import ConfigurationConflict
+from providers.services.approval_policy import ConfigurationConflict
 from providers.signals import configuration_changed, setting_changed
 
 SYSTEM = "system"

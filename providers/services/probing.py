@@ -21,8 +21,8 @@ from django.utils import timezone
 from providers.base import SandboxProvider
 from providers.errors import ProviderUnavailable, RateLimited, SandboxError
 from providers.languages import probe_of
+from providers.leases import lease_of
 from providers.models import CircuitBreaker
-from providers.named import lease_of
 from providers.remote.deadline import DeadlinePassed, call_within
 from providers.services import breaker
 from providers.services.trial import EXPECTED

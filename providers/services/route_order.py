@@ -13,7 +13,7 @@ from providers.models import ProviderConfig, ProviderPrice, Route, RouteStep
 from providers.registry import class_id
 from providers.services.breaker import latencies
 from providers.services.configuration import Unreadable, stored_config
-from providers.services.kept import Kept
+from providers.services.settings_cache import Kept
 
 # What the prices of runs are compared at.
 _USUAL_SECONDS = Decimal(10)

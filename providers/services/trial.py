@@ -19,10 +19,10 @@ from providers.errors import NotInitialized, ProviderUnavailable, RateLimited, S
 from providers.isolation import IsolationUnmet, meets, of_sandbox
 from providers.languages import probe_of
 from providers.models import ProviderConfig
-from providers.services.apart import waiting_apart
 from providers.services.breaker import NOT_REACHABLE, STEP_SECONDS, told
 from providers.services.configuration import merged_config, stored_config
 from providers.services.history import SYSTEM
+from providers.services.trial_limit import waiting_apart
 from providers.signals import configuration_tried
 from providers.threads import start_thread
 from providers.values import Job, SandboxSpec

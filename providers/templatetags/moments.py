@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from django import template
 
-from providers.moments import shown_moment
+from providers.timestamps import shown_moment
 
 register = template.Library()
 register.filter("moment", shown_moment)

@@ -381,7 +381,7 @@ def test_no_door_beside_is_open() -> None:
 
 def test_a_write_that_no_page_collects_is_refused() -> None:
     from executions.kernel.audit import acting_as
-    from providers.services.touched import NeedsApproval
+    from providers.services.row_changes import NeedsApproval
 
     tenant = Tenant.objects.create(slug="w", name="W")
     user = superuser("ann")

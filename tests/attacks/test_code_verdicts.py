@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from providers.leases import close_all
 from providers.models import CircuitBreaker
-from providers.named import close_all
 from providers.runtime.launchers.docker_engine import End
 from providers.runtime.pool.hardening import Hardening
 from providers.services import save_config

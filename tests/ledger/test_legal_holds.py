@@ -29,7 +29,7 @@ from executions.sessions.models import Workspace
 from executions.sessions.storage.carry_over import clean_ended
 from executions.tenants.models import Tenant
 from providers.models import PendingChange
-from providers.services.touched import NeedsApproval
+from providers.services.row_changes import NeedsApproval
 from tests.conftest import Caller
 from tests.support.running import run
 from tests.support.saved_files import asleep

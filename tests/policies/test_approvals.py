@@ -26,7 +26,7 @@ from executions.runs.models import Approval, Execution
 from executions.runs.orphaned_runs import end_stale_executions
 from executions.tenants.keys import revoke
 from providers.errors import SandboxError
-from providers.services.kept import forget_all
+from providers.services.settings_cache import forget_all
 from tests.conftest import Caller
 from tests.support.approvals import ANSWER, ASKED, RULES, decided, page, signed_in
 from tests.support.policies import in_force

@@ -18,8 +18,8 @@ from executions.ledger.verification import verify
 from executions.runs.models import Execution
 from executions.sessions.models import Session
 from providers.errors import SandboxError
+from providers.leases import close_all
 from providers.models import ProviderConfig
-from providers.named import close_all
 from tests.conftest import Caller, require
 from tests.support.policies import in_force
 from tests.support.routing import last_execution, make_route

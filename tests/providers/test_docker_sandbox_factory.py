@@ -14,8 +14,8 @@ import pytest
 from executions.runs.models import Execution
 from executions.sandbox import get_sandbox
 from providers.errors import ProviderUnavailable
+from providers.leases import close_all
 from providers.models import ProviderConfig
-from providers.named import close_all
 from providers.runtime.launchers.docker_owner import OWNER_LABEL
 from tests.support.pool_service import PoolService
 from tests.support.processes import NO_DOCKER, ROOT, clean_environment, free_port, started

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from providers.runtime.service import keeper as keeping
-from providers.runtime.service.keeper import PoolKeeper
-from providers.runtime.service.keeping import Apart
+from providers.runtime.service import pool_manager as keeping
 from providers.runtime.service.launchers import LauncherChoice
+from providers.runtime.service.pool_manager import PoolKeeper
+from providers.runtime.service.sandbox_registry import Apart
 from providers.runtime.service.settings import ServiceSettings
 from tests.conftest import require
 

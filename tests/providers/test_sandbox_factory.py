@@ -11,7 +11,7 @@ import pytest
 from executions import sandbox
 from executions.runs.models import Execution
 from executions.sandbox import SandboxResult, get_sandbox
-from providers import named as providers_named
+from providers import leases as providers_named
 from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.models import ProviderConfig
 from tests.conftest import require

@@ -16,9 +16,9 @@ from aiohttp import web
 from providers.runtime.launchers.unisolated import UnisolatedLauncher
 from providers.runtime.pool.launcher import Launcher
 from providers.runtime.service.http import Service
-from providers.runtime.service.keeper import PoolKeeper
 from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.messages import CLIENT_HEADER, SETTINGS_HEADER
+from providers.runtime.service.pool_manager import PoolKeeper
 from providers.runtime.service.settings import ServiceSettings
 from tests.support.wire_server import Answer, Request, WireServer
 

@@ -25,7 +25,7 @@ from executions.runs.orphaned_runs import KEPT, Watcher, end_stale_executions, f
 from executions.runs.record import close_record
 from executions.sessions.ending import abort_unfinished
 from executions.sessions.models import Session
-from providers.living import birth
+from providers.process_liveness import birth
 from providers.remote.reclaim import process_tag
 from sandbox_site.standby import HELD_SECONDS
 from tests.conftest import Caller

@@ -16,10 +16,10 @@ from executions.runs.requests import Caller as By
 from executions.runs.requests import ExecutionRequest
 from executions.runs.service import running
 from providers.errors import ConnectionFailed
+from providers.leases import close_all, lease_of
 from providers.manager import StillStarting, manager
 from providers.models import CircuitBreaker
-from providers.named import close_all, lease_of
-from providers.services import ahead, breaker
+from providers.services import breaker, preload
 from tests.conftest import Caller
 from tests.support.agentrun_server import AgentRunServer
 from tests.support.e2b_server import E2BServer
@@ -68,7 +68,7 @@ def hanging() -> Iterator[Callable[[Any], Hanging]]:
 @pytest.fixture
 def started_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a process that serves. The look itself is the test's to take: it sees the database."""
-    monkeypatch.setattr(ahead, "is_on", lambda: True)
+    monkeypatch.setattr(preload, "is_on", lambda: True)
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_one_that_hangs_while_it_starts_is_passed_over(
 def test_all_of_a_route_are_started_before_they_are_needed(liar: Liar, route: Services) -> None:
     close_all()
     manager.close()
-    ahead.start_all()
+    preload.start_all()
     assert eventually(lambda: all(map(_is_there, ("liar", "e2b"))))
     assert liar.calls.count("initialize") == 1
 

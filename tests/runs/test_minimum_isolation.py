@@ -16,8 +16,8 @@ from executions.tenants.models import ApiKey, Tenant
 from executions.tenants.service import internal_tenant
 from providers.errors import ProviderUnavailable
 from providers.isolation import LEVELS, IsolationUnmet, meets, of_runtime, of_sandbox, strictest
+from providers.leases import lease_of
 from providers.models import CircuitBreaker, Route
-from providers.named import lease_of
 from providers.runtime.pool.background import BackgroundLoop
 from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.settings import ServiceSettings

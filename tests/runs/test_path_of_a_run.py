@@ -34,7 +34,7 @@ STATEMENTS_OF_A_CELL = 19
 def _no_lookup_grows_old(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is kept for a second would be looked up once more on a slow machine."""
     for name in (
-        "providers.services.kept.KEPT_SECONDS",
+        "providers.services.settings_cache.KEPT_SECONDS",
         "executions.runs.rights.CHECK_SECONDS",
         "executions.runs.admission.DISK_LOOKED_AT_SECONDS",
     ):

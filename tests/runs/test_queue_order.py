@@ -173,7 +173,9 @@ def steps_of(call: Callable[[], object]) -> int:
 def test_a_look_costs_the_same_however_many_wait(
     alice: Caller, charlie: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("providers.services.kept.KEPT_SECONDS", 3600)  # or it looks up bounds
+    monkeypatch.setattr(
+        "providers.services.settings_cache.KEPT_SECONDS", 3600
+    )  # or it looks up bounds
     for caller in (alice, charlie):
         bounded(caller, max_running=0, max_queued=1000)
         opened(caller, "async")
@@ -190,7 +192,7 @@ def test_a_look_costs_the_same_however_many_wait(
 def test_a_look_costs_the_same_however_many_wait_for_a_later_time(
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("providers.services.kept.KEPT_SECONDS", 3600)
+    monkeypatch.setattr("providers.services.settings_cache.KEPT_SECONDS", 3600)
     bounded(alice, max_queued=1000)
     later = timezone.now() + timedelta(days=1)
     for number in range(101):

@@ -17,12 +17,12 @@ from executions.runs.provider_calls import Step, lender
 from executions.runs.requests import ExecutionRequest
 from executions.runs.routing import ProviderIncompatible, RouteWalk
 from providers.errors import ConnectionFailed, InvalidConfiguration, ProviderUnavailable
+from providers.leases import lease_of
 from providers.manager import manager
 from providers.models import CircuitBreaker, ProviderConfig, ProviderPrice
-from providers.named import lease_of
 from providers.services import breaker, save_config
-from providers.services.kept import forget_all
 from providers.services.route_order import planned
+from providers.services.settings_cache import forget_all
 from providers.tasks import check_health, sweep_leftovers
 from tests.conftest import Caller, require
 from tests.support.agentrun_server import AgentRunServer

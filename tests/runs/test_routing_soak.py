@@ -145,7 +145,7 @@ def test_many_executions_with_random_faults(
 
     for server in (e2b_server, aliyun_server):
         settle(server)
-    from providers.named import close_all
+    from providers.leases import close_all
 
     close_all()
     assert eventually(lambda: not e2b_server.sandboxes and not aliyun_server.sandboxes, 15), (

@@ -20,10 +20,10 @@ from providers.errors import (
     SandboxError,
     before_the_code,
 )
+from providers.leases import close_all, lease_of
 from providers.local.provider import LocalProvider
 from providers.manager import manager
 from providers.models import CircuitBreaker
-from providers.named import close_all, lease_of
 from providers.services import breaker, save_config
 from tests.conftest import Caller
 from tests.runs.outside import Outside, PoolProxy, pool_service

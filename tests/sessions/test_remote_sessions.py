@@ -11,8 +11,8 @@ import pytest
 from executions.kernel import background
 from executions.runs import output_collector
 from executions.sessions.maintenance import maintain
+from providers.leases import close_all
 from providers.manager import manager
-from providers.named import close_all
 from tests.conftest import Caller
 from tests.support.agentrun_server import AgentRunServer
 from tests.support.e2b_server import E2BServer

@@ -12,10 +12,10 @@ import pytest
 from executions.ledger.verification import verify
 from executions.runs.models import Execution
 from executions.sessions.models import Session
+from providers.leases import close_all, lease_of_version
 from providers.local.provider import LocalProvider
 from providers.local.sessions import LocalSessions
 from providers.manager import manager
-from providers.named import close_all, lease_of_version
 from providers.services.configuration import save_config
 from providers.values import Job, SandboxSpec
 from tests.conftest import Caller, require

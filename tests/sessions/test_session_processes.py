@@ -19,7 +19,7 @@ from executions.sessions.models import Session
 from executions.tenants.keys import create_api_key
 from providers.errors import ProviderUnavailable
 from providers.sandbox import Process
-from providers.services.kept import forget_all
+from providers.services.settings_cache import forget_all
 from providers.values import Command
 from tests.conftest import Caller
 from tests.support import kept_here

@@ -14,8 +14,8 @@ from executions.ledger.verification import verify
 from executions.runs.active_runs import wait_for_ends
 from executions.runs.models import Execution
 from executions.sessions import session_sandbox
+from providers.leases import lease_of, lease_of_version
 from providers.manager import manager
-from providers.named import lease_of, lease_of_version
 from providers.services import save_config
 from providers.values import Job
 from tests.conftest import Caller

@@ -15,8 +15,8 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs.models import Execution
 from executions.sessions.maintenance import maintain
+from providers.leases import close_all
 from providers.manager import manager
-from providers.named import close_all
 from tests.conftest import Caller, require
 from tests.support.kept_service import sessions_service
 from tests.support.outlived import Place, opened_place

@@ -11,8 +11,8 @@ import pytest
 
 from executions.kernel import background
 from executions.sessions import capacity
+from providers.leases import close_all
 from providers.manager import manager
-from providers.named import close_all
 from tests.conftest import Caller, require
 from tests.support.kept_service import sessions_service
 from tests.support.outlived import opened_place

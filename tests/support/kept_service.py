@@ -15,8 +15,8 @@ from executions.kernel import background
 from executions.kernel.coroutines import run_sync
 from executions.sessions.ending import release
 from executions.sessions.models import Session
+from providers.leases import close_all
 from providers.manager import manager
-from providers.named import close_all
 from providers.runtime.service.unix_socket import answers, socket_path
 from tests.support.processes import ROOT, Service, clean_environment, free_port, started
 from tests.support.required import require

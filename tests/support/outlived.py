@@ -12,7 +12,7 @@ import docker
 
 from providers.errors import KeptSandboxLost
 from providers.runtime.launchers.docker_owner import POOL_LABEL
-from providers.runtime.pool.remembered import Memory
+from providers.runtime.pool.state_store import Memory
 from providers.sandbox import KeptSandbox
 from providers.self_managed.provider import SelfManagedProvider
 from providers.values import SandboxSpec
@@ -49,7 +49,10 @@ class Place:
         """`constants` of the module that finds what is kept are set to other values."""
         self._starts += 1
         log = self.folder / f"log{self._starts}"
-        named = {f"providers.runtime.service.keeping.{name}": constants[name] for name in constants}
+        named = {
+            f"providers.runtime.service.sandbox_registry.{name}": constants[name]
+            for name in constants
+        }
         # What was lent and is not used is not waited for.
         starting = over_docker(self.port, log, named or None, SHUTDOWN_GRACE_SECONDS="0")
         self.pool = self.held.enter_context(starting)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from executions.capabilities.policies.models import Policy
-from providers.services.kept import forget_all
+from providers.services.settings_cache import forget_all
 
 
 def in_force(tenant_slug: str = "", **rules: Any) -> Policy:

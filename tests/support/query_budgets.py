@@ -53,7 +53,7 @@ def names(
 ) -> Iterator[dict[str, Any]]:
     """Many rows of everything, and one of each for the addresses."""
     # What is kept for a second would be looked up once more where a page takes longer.
-    monkeypatch.setattr("providers.services.kept.KEPT_SECONDS", 3600)
+    monkeypatch.setattr("providers.services.settings_cache.KEPT_SECONDS", 3600)
     manager.close()
     install_probe(Packages(tmp_path, monkeypatch), f"budget_{tmp_path.name}")
     for size in range(1, MANY):

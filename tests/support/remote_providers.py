@@ -14,7 +14,7 @@ from providers.base import SandboxProvider
 from providers.e2b.provider import E2BProvider
 from providers.sandbox import KeptSandbox
 from providers.services import breaker
-from providers.services.kept import forget_all
+from providers.services.settings_cache import forget_all
 from providers.values import Event, ExecutionResult
 from tests.support.agentrun_server import AgentRunServer
 from tests.support.certificates import Authority

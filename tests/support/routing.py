@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from executions.runs.models import Execution
+from providers.leases import close_all
 from providers.manager import manager
 from providers.models import ProviderConfig, Route
-from providers.named import close_all
 from providers.services import save_config
 from tests.support.agentrun_server import AgentRunServer
 from tests.support.e2b_server import E2BServer

@@ -15,9 +15,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from providers.leases import close_all
 from providers.local.provider import LocalProvider
 from providers.manager import manager
-from providers.named import close_all
 from providers.runtime.pool.background import BackgroundLoop
 from providers.values import ExecutionResult
 from tests.conftest import require

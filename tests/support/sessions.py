@@ -18,8 +18,8 @@ from executions.ledger.bindings import NOT_PROVEN
 from executions.runs import output_collector
 from executions.sessions.models import Session
 from providers import registry
+from providers.leases import close_all
 from providers.manager import manager
-from providers.named import close_all
 from tests.conftest import Caller
 from tests.support import kept_here
 from tests.support.provider_package import Packages

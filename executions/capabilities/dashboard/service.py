@@ -46,7 +46,7 @@ from providers.models import (
     ProviderHealth,
 )
 from providers.services.history import SYSTEM
-from providers.services.kept import Kept
+from providers.services.settings_cache import Kept
 
 TARGET_PERCENT = 95.0
 # Hours shown, and hours a bar.

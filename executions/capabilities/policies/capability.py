@@ -46,7 +46,7 @@ from providers.isolation import NONE
 from providers.languages import language_of, normalize_language
 from providers.manager import Lease
 from providers.models import ConfigVersion
-from providers.services.kept import Kept
+from providers.services.settings_cache import Kept
 from providers.values import SandboxLimits, SandboxSpec
 
 _UNBOUNDED = 1 << 62

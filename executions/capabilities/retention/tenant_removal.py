@@ -27,7 +27,7 @@ from executions.sessions.storage import blobs, drafts
 from executions.tenants.models import ApiKey, Tenant
 from providers.services.guarded_rows import NotAllowed, keep_versions
 from providers.services.history import SYSTEM
-from providers.services.touched import collecting
+from providers.services.row_changes import collecting
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from executions.kernel.database import snapshot_read
 from executions.runs.models import Execution, hour_of
 from executions.tenants.quotas import OF_ALL_BUDGETS, Quota
 from providers.errors import RateLimited
-from providers.services.kept import Kept
 from providers.services.route_order import price_of
+from providers.services.settings_cache import Kept
 
 logger = logging.getLogger(__name__)
 

@@ -25,9 +25,9 @@ from executions.tenants.models import ApiKey, Scope
 from providers import registry
 from providers.base import SandboxProvider
 from providers.errors import InvalidConfiguration, SandboxError
-from providers.looks import languages_of
 from providers.manager import manager
 from providers.models import PendingChange, ProviderConfig
+from providers.provider_status import languages_of
 from providers.schema import mask_secrets
 from providers.services import (
     ConfigurationConflict,

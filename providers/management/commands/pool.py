@@ -12,7 +12,7 @@ from providers.addresses import is_loopback
 from providers.errors import SandboxError
 from providers.launcher_names import KINDS
 from providers.options import use_options
-from providers.runtime.pool.remembered import Memory
+from providers.runtime.pool.state_store import Memory
 from providers.runtime.service.http import AllowedAddresses
 from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.serve import ServiceOptions, serve

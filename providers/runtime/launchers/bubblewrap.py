@@ -19,7 +19,7 @@ from pathlib import Path
 from providers.errors import ProviderUnavailable
 from providers.runtime.guest import root
 from providers.runtime.guest.wire import EXHAUSTED, STARTED
-from providers.runtime.launchers.own_programs import OwnProgramsLauncher
+from providers.runtime.launchers.host_programs import OwnProgramsLauncher
 from providers.runtime.pool.cgroup import memory_keeper
 from providers.runtime.pool.guest_files import (
     INSIDE,

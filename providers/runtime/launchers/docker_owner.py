@@ -23,11 +23,11 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from providers import living
+from providers import process_liveness
 from providers.errors import CreationFailed, SandboxError
 from providers.runtime.launchers.docker_engine import Engine, Listed, Started
 from providers.runtime.launchers.docker_settings import differences, shape_of, weaknesses
-from providers.runtime.pool.remembered import Memory
+from providers.runtime.pool.state_store import Memory
 
 POOL_LABEL = "cofferdam.pool"
 OWNER_LABEL = "cofferdam.maker"
@@ -51,7 +51,8 @@ class Owner:
 
     def __init__(self, pool_id: str, memory: Memory | None = None) -> None:
         """`memory` has what the pool's processes tell one another of what they keep."""
-        self.mark = f"{_machine()}/{os.getpid()}/{living.birth(os.getpid())}/{secrets.token_hex(4)}"
+        birth = process_liveness.birth(os.getpid())
+        self.mark = f"{_machine()}/{os.getpid()}/{birth}/{secrets.token_hex(4)}"
         self._pool_id = pool_id
         self._memory = memory
         self._absent_since: dict[str, float] = {}
@@ -122,13 +123,13 @@ class Owner:
 
 def _lives(mark: str, process: str) -> bool:
     pid, birth, _ = process.split("/")
-    if living.has_ended(int(pid), birth):
+    if process_liveness.has_ended(int(pid), birth):
         return False
     return int(pid) != os.getpid() or mark in _open_here
 
 
 def _machine() -> str:
-    return ":".join(living.here())
+    return ":".join(process_liveness.here())
 
 
 def _machine_digest() -> str:

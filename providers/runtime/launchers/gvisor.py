@@ -16,8 +16,8 @@ from typing import Any
 
 from providers.errors import CreationFailed, ProviderUnavailable
 from providers.runtime.guest.processes import read_small
+from providers.runtime.launchers.host_programs import OwnProgramsLauncher
 from providers.runtime.launchers.oci_bundle import Seen, make_root, mount, process_of, write_bundle
-from providers.runtime.launchers.own_programs import OwnProgramsLauncher
 from providers.runtime.launchers.tenant_kernel import TenantKernels
 from providers.runtime.launchers.warm_images import WarmImages
 from providers.runtime.pool import guest_files

@@ -22,6 +22,7 @@ from typing import Any
 from providers.errors import CreationFailed, ProviderUnavailable
 from providers.runtime.guest.kernel import TERMINALS
 from providers.runtime.guest.root import TERMINAL_OPTIONS, group, passwd
+from providers.runtime.launchers.host_programs import OwnProgramsLauncher
 from providers.runtime.launchers.oci_bundle import (
     NAMESPACES,
     Home,
@@ -33,7 +34,6 @@ from providers.runtime.launchers.oci_bundle import (
     with_devices,
     write_bundle,
 )
-from providers.runtime.launchers.own_programs import OwnProgramsLauncher
 from providers.runtime.pool.cgroup import ROOT, Cgroup, memory_keeper, own_groups
 from providers.runtime.pool.hardening import RUNC, Hardening
 from providers.runtime.pool.launcher import (

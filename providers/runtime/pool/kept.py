@@ -24,6 +24,7 @@ from dataclasses import asdict, replace
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+from providers.cancelled_runs import GivenUp
 from providers.errors import (
     CreationFailed,
     InvalidConfiguration,
@@ -33,7 +34,6 @@ from providers.errors import (
     SandboxError,
     before_the_code,
 )
-from providers.given_up import GivenUp
 from providers.runtime.guest import wire
 from providers.runtime.guest.protocol import (
     AHEAD,
@@ -43,7 +43,7 @@ from providers.runtime.guest.protocol import (
     MOST_OPERATIONS,
     STOP_SECONDS,
 )
-from providers.runtime.pool import kept_claims
+from providers.runtime.pool import session_claims
 from providers.runtime.pool.answer import read_answer
 from providers.runtime.pool.cgroup import Evidence
 from providers.runtime.pool.channel import Frame
@@ -211,10 +211,10 @@ class Kept:
         header, _ = await self.ask("memory", {})
         seen = self.sandbox.guest.memory_bytes()
         return {
-            "bytes": kept_claims.count(header.get("bytes")) if seen is None else seen,
+            "bytes": session_claims.count(header.get("bytes")) if seen is None else seen,
             "cpu_seconds": self.sandbox.guest.evidence().cpu_seconds,
-            "disk": kept_claims.count(header.get("disk")),
-            "disk_total": kept_claims.count(header.get("disk_total")),
+            "disk": session_claims.count(header.get("disk")),
+            "disk_total": session_claims.count(header.get("disk_total")),
         }
 
     async def ask(

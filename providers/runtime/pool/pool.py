@@ -17,7 +17,7 @@ from providers.runtime.pool.scaling import missing, without_start
 from providers.runtime.pool.settings import PoolSettings
 from providers.runtime.pool.shelf import OWNERS_REST_SECONDS, Shelf, Shelves, describe
 from providers.runtime.pool.template import Template
-from providers.runtime.pool.waiting import Line, LineFull, Place, Shares
+from providers.runtime.pool.wait_queue import Line, LineFull, Place, Shares
 
 __all__ = ["Pool", "PoolSettings"]
 

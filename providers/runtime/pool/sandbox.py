@@ -29,8 +29,8 @@ from providers.runtime.pool.launcher import (
     exhausted,
     hurried_when_late,
 )
-from providers.runtime.pool.live import LiveRun
 from providers.runtime.pool.requests import answer_bytes, request_frame
+from providers.runtime.pool.run_stream import LiveRun
 from providers.runtime.pool.template import Template
 from providers.sandbox import tell_afterwards
 from providers.values import SANDBOX_ENDED, Emit, ExecutionResult, Job, note

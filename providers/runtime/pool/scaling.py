@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping
 from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.settings import PoolSettings
 from providers.runtime.pool.shelf import Shelf
-from providers.runtime.pool.waiting import Line, Place
+from providers.runtime.pool.wait_queue import Line, Place
 
 
 def without_start(line: Line, shelves: Mapping[str, Shelf]) -> list[Place]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from providers.errors import InvalidConfiguration, KeptFull, KeptSandboxLost, before_the_code
 from providers.runtime.pool.kept import Kept
-from providers.runtime.pool.waiting import Shares
+from providers.runtime.pool.wait_queue import Shares
 
 # The longest that a sandbox may be kept without a word, and what is taken where nobody says.
 LONGEST_LEASE_SECONDS = 24 * 3600.0

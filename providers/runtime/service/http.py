@@ -22,8 +22,8 @@ from providers.errors import (
     SandboxError,
 )
 from providers.runtime.service import messages, operations, ragflow
-from providers.runtime.service.keeper import PoolKeeper
 from providers.runtime.service.kept import KeptHandlers, settings_unknown
+from providers.runtime.service.pool_manager import PoolKeeper
 from providers.runtime.service.relay import relay_run, relayed
 from providers.runtime.service.settings import ServiceSettings, settings_digest
 

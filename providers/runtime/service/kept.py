@@ -20,9 +20,9 @@ from providers.runtime.pool.channel import Frame
 from providers.runtime.pool.kept import STREAMS, WRITES, Kept
 from providers.runtime.pool.sessions import LEASE_SECONDS, Session, lease
 from providers.runtime.service import messages, operations
-from providers.runtime.service.keeper import PoolKeeper
-from providers.runtime.service.keeping import Apart
+from providers.runtime.service.pool_manager import PoolKeeper
 from providers.runtime.service.relay import Incoming, Relay, relay_run, relayed
+from providers.runtime.service.sandbox_registry import Apart
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from providers.errors import ProviderUnavailable, SandboxError
 from providers.isolation import NAMESPACES, IsolationUnmet, meets, of_runtime
 from providers.launcher_names import KINDS
 from providers.runtime.pool.launcher import Launcher
-from providers.runtime.pool.levels import Chosen, choose_level, try_out
-from providers.runtime.pool.remembered import Memory
+from providers.runtime.pool.sharing_level import Chosen, choose_level, try_out
+from providers.runtime.pool.state_store import Memory
 from providers.runtime.service.settings import ServiceSettings
 
 logger = logging.getLogger(__name__)

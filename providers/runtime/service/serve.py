@@ -21,8 +21,8 @@ from providers.addresses import is_loopback
 from providers.errors import InvalidConfiguration
 from providers.runtime.service import unix_socket
 from providers.runtime.service.http import AllowedAddresses, Gate, Service
-from providers.runtime.service.keeper import PoolKeeper
 from providers.runtime.service.launchers import LauncherChoice
+from providers.runtime.service.pool_manager import PoolKeeper
 from providers.runtime.service.settings import ServiceSettings
 
 logger = logging.getLogger(__name__)

@@ -9,9 +9,9 @@ import pytest
 from django.conf import settings
 
 from providers.base import SandboxProvider
+from providers.conformance import Check
 from providers.contract import Probe, is_offered
-from providers.kept_promises import KEPT_CHECKS
-from providers.promises import Check
+from providers.session_conformance import KEPT_CHECKS
 from tests.conftest import require
 from tests.providers.contract.verdicts import is_told_as_not_offered
 from tests.support.agentrun_server import AgentRunServer

@@ -12,9 +12,9 @@ from django.core.management import CommandError, call_command
 
 from providers.base import SandboxProvider
 from providers.contract import CHECKS, Check, Probe, is_offered
-from providers.kept_promises import KEPT_CHECKS
 from providers.self_managed.provider import SelfManagedProvider
 from providers.services import save_config
+from providers.session_conformance import KEPT_CHECKS
 from tests.providers.contract.verdicts import is_told_as_not_offered
 from tests.support.agentrun_server import AgentRunServer
 from tests.support.e2b_server import E2BServer

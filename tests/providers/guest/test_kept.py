@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from django.db import OperationalError
 
-from providers.services import kept as module
-from providers.services.kept import Kept, renew_all
+from providers.services import settings_cache as module
+from providers.services.settings_cache import Kept, renew_all
 
 
 class Clock:

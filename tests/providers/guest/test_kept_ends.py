@@ -15,11 +15,11 @@ from providers.errors import KeptSandboxLost
 from providers.runtime.guest.protocol import CHUNK_BYTES, CREDIT
 from providers.runtime.pool.channel import GuestChannel
 from providers.runtime.pool.kept import Kept
-from providers.runtime.pool.remembered import Memory, Remembered, boot, now
 from providers.runtime.pool.sessions import Session
-from providers.runtime.service import keeping as keeping_module
-from providers.runtime.service.keeping import Keeping
-from providers.runtime.service.outliving import Outliving
+from providers.runtime.pool.state_store import Memory, Remembered, boot, now
+from providers.runtime.service import sandbox_registry as keeping_module
+from providers.runtime.service.durable import Outliving
+from providers.runtime.service.sandbox_registry import Keeping
 from providers.values import Job
 from tests.providers.guest.kept_puppet import Answers, Puppet, play
 from tests.support.impostor_pools import until

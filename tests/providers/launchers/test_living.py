@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from providers import living
+from providers import process_liveness
 from providers.remote import reclaim
 from tests.support.processes import ROOT
 
@@ -17,14 +17,14 @@ HIDDEN = """
 mount -t proc -o hidepid=invisible proc /proc
 exec setpriv --reuid 65534 --regid 65534 --clear-groups /usr/bin/python3 -I -c "$1" "$2" "$3"
 """
-SEES = Path(living.__file__).read_text() + (
+SEES = Path(process_liveness.__file__).read_text() + (
     "\nimport sys"
     "\nprint(os.path.exists(f'/proc/{sys.argv[1]}'), has_ended(int(sys.argv[1]), sys.argv[2]))"
 )
 
 
 def tag_of(pid: int) -> str:
-    return f"{reclaim.process_tag().split('-')[0]}-{pid}-{living.birth(pid)}"
+    return f"{reclaim.process_tag().split('-')[0]}-{pid}-{process_liveness.birth(pid)}"
 
 
 def test_one_that_was_killed_has_ended_before_and_after_its_parent_has_looked() -> None:
@@ -55,16 +55,16 @@ def test_of_what_is_not_known_nothing_is_said(tag: str) -> None:
 
 
 def test_one_that_was_started_at_no_known_time_has_ended_when_its_number_is_free() -> None:
-    assert living.has_ended(os.getpid(), "0") is False
-    assert living.lives(os.getpid(), "0") is False
-    assert living.has_ended(2**22, "0") is True
+    assert process_liveness.has_ended(os.getpid(), "0") is False
+    assert process_liveness.lives(os.getpid(), "0") is False
+    assert process_liveness.has_ended(2**22, "0") is True
 
 
 def test_one_that_proc_does_not_show_lives() -> None:
     """As for a service with systemd's ProtectProc, beside a command of another user's."""
     if os.getuid() != 0:
         pytest.skip("needs root, to mount")
-    pid, born = str(os.getpid()), living.birth(os.getpid())
+    pid, born = str(os.getpid()), process_liveness.birth(os.getpid())
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-ec", HIDDEN, "sh", SEES, pid, born],
         capture_output=True,

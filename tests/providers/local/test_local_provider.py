@@ -336,7 +336,7 @@ def test_an_interpreter_that_lies_anywhere_is_seen_whole(
         folder.chmod(0o755)
     (folder_outside / "private").chmod(0o700)
     monkeypatch.setattr(
-        "providers.runtime.launchers.own_programs.find_python", lambda _: str(interpreter)
+        "providers.runtime.launchers.host_programs.find_python", lambda _: str(interpreter)
     )
     local = Local(launcher, pool_size=1)
     try:

@@ -18,7 +18,7 @@ from providers.runtime.launchers.docker_owner import (
     OWNER_LABEL,
     Owner,
 )
-from providers.runtime.pool.remembered import GRACE_SECONDS, Memory, Remembered, boot, now
+from providers.runtime.pool.state_store import GRACE_SECONDS, Memory, Remembered, boot, now
 
 CONTAINER = "b" * 64
 NOW = 1e9

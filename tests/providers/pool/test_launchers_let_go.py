@@ -15,14 +15,14 @@ import pytest
 from providers.errors import ProviderUnavailable
 from providers.launcher_names import KINDS
 from providers.local import provider as local
-from providers.runtime.launchers import own_programs
+from providers.runtime.launchers import host_programs
 from providers.runtime.launchers.gvisor import GvisorLauncher
 from providers.runtime.pool import guest_files
 from providers.runtime.pool.launcher import Launcher, ProcessGuest
-from providers.runtime.pool.levels import try_out
-from providers.runtime.service.keeper import PoolKeeper
+from providers.runtime.pool.sharing_level import try_out
 from providers.runtime.service.launchers import LauncherChoice
-from providers.runtime.service.lines import open_line
+from providers.runtime.service.pool_manager import PoolKeeper
+from providers.runtime.service.revisions import open_line
 from providers.runtime.service.settings import ServiceSettings
 from tests.conftest import require
 from tests.support.impostor_pools import until
@@ -122,7 +122,7 @@ def test_one_that_was_never_prepared_can_be_closed(tmp_path: Path, kind: str) ->
 
 
 def no_lock_of_its_own(folder: Path) -> Callable[[Path, int], int]:
-    lock = own_programs._lock
+    lock = host_programs._lock
 
     def locked(path: Path, how: int) -> int:
         if path != folder:
@@ -137,7 +137,7 @@ def test_no_folder_is_left_of_one_that_was_half_prepared(
 ) -> None:
     require("runsc")
     run = tmp_path / "run"
-    monkeypatch.setattr(own_programs, "_lock", no_lock_of_its_own(run))
+    monkeypatch.setattr(host_programs, "_lock", no_lock_of_its_own(run))
     choice = LauncherChoice("gvisor", tmp_path, "test")
     with pytest.raises(OSError, match="No space"):
         asyncio.run(choice.open(SETTINGS))

@@ -17,8 +17,8 @@ from executions.ledger.verification import verify
 from executions.sessions import capacity
 from executions.sessions.maintenance import maintain
 from executions.sessions.models import Workspace, WorkspaceFile
+from providers.leases import close_all
 from providers.manager import manager
-from providers.named import close_all
 from tests.conftest import Caller, require
 from tests.support.kept_service import kept_by, sessions_service
 from tests.support.raw_http import ask

@@ -23,7 +23,7 @@ with provider_of(sys.argv[1]) as provider:
 def test_an_instance_of_a_process_that_was_killed_right_after_its_creation_is_ended(
     tmp_path: Path,
 ) -> None:
-    often = {"providers.runtime.service.keeper.CLIENTS_SECONDS": 0.2}
+    often = {"providers.runtime.service.pool_manager.CLIENTS_SECONDS": 0.2}
     with running(tmp_path / "log", constants=often) as pool, provider_of(pool.url) as living:
         mine = living.create_instance("python", owner="alice")
         environment = os.environ | {"PYTHONPATH": ".", "DJANGO_SETTINGS_MODULE": "tests.settings"}

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 from providers.errors import ProviderUnavailable
-from providers.runtime.service.keeper import PoolKeeper
 from providers.runtime.service.launchers import LauncherChoice
+from providers.runtime.service.pool_manager import PoolKeeper
 from providers.runtime.service.settings import ServiceSettings
 from providers.values import Job
 from tests.conftest import require

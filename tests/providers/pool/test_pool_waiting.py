@@ -14,7 +14,7 @@ from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
 from providers.runtime.pool.launcher import Guest
 from providers.runtime.pool.pool import PoolSettings
 from providers.runtime.pool.template import Template
-from providers.runtime.pool.waiting import Line, LineFull, Place
+from providers.runtime.pool.wait_queue import Line, LineFull, Place
 from tests.conftest import require
 from tests.support.sandboxes import wait_until
 from tests.support.warm_pools import SlowLauncher, WarmPool

@@ -16,11 +16,11 @@ from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
 from providers.isolation import meets, of_runtime
 from providers.runtime.guest.protocol import VERSION
 from providers.runtime.pool.kept import Kept
-from providers.runtime.pool.lasting import find_again, guest_seconds
 from providers.runtime.pool.launcher import LastingGuest, LastingLauncher
-from providers.runtime.pool.remembered import GRACE_SECONDS, Memory, Remembered, boot, now
+from providers.runtime.pool.reattach import find_again, guest_seconds
 from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.sessions import Session
+from providers.runtime.pool.state_store import GRACE_SECONDS, Memory, Remembered, boot, now
 from providers.runtime.pool.template import Template
 
 logger = logging.getLogger(__name__)
@@ -155,8 +155,8 @@ class Outliving:
 
 
 if TYPE_CHECKING:
-    from providers.runtime.service.keeper import PoolKeeper
-    from providers.runtime.service.lines import Line
+    from providers.runtime.service.pool_manager import PoolKeeper
+    from providers.runtime.service.revisions import Line
 
 
 # How often it is tried to be the pool's one process, and to reach an engine that does not answer.

@@ -26,7 +26,7 @@ from providers.guarded import (
     guarded_row,
     values_of,
 )
-from providers.services.rule import rule_holds_for
+from providers.services.approval_policy import rule_holds_for
 
 
 class NeedsApproval(PermissionDenied):

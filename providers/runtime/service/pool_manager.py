@@ -15,17 +15,17 @@ from providers.errors import ProviderUnavailable, SandboxError, before_the_code
 from providers.languages import normalize_language, offered_names
 from providers.remote.reclaim import has_ended_here
 from providers.runtime.pool.kept import Kept
-from providers.runtime.pool.levels import choose_level
 from providers.runtime.pool.requests import check_job
-from providers.runtime.service.keeping import Apart, Keeping
+from providers.runtime.pool.sharing_level import choose_level
 from providers.runtime.service.launchers import LauncherChoice
-from providers.runtime.service.lines import (
+from providers.runtime.service.revisions import (
     Instance,
     Line,
     open_line,
     same_sandboxes,
     why_not_opened,
 )
+from providers.runtime.service.sandbox_registry import Apart, Keeping
 from providers.runtime.service.settings import ServiceSettings
 from providers.values import Emit, ExecutionResult, Job
 

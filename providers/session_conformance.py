@@ -38,13 +38,13 @@ from providers.base import (
     WATCHING,
     WORKSPACE,
 )
+from providers.conformance import Broken, Check, Probe, expect, expect_in, expect_refusal
 from providers.errors import (
     INVALID_CONFIGURATION,
     UNAVAILABLE,
     InvalidConfiguration,
     KeptSandboxLost,
 )
-from providers.promises import Broken, Check, Probe, expect, expect_in, expect_refusal
 from providers.sandbox import DEFAULT_CONTEXT, KeptSandbox, Process
 from providers.values import (
     Command,

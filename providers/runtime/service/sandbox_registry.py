@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from providers.errors import ConnectionFailed, InvalidConfiguration, KeptSandboxLost
 from providers.runtime.pool.kept import Kept
-from providers.runtime.pool.lasting import lasting, new_marker
-from providers.runtime.pool.remembered import Memory, Remembered, now
+from providers.runtime.pool.reattach import lasting, new_marker
 from providers.runtime.pool.requests import check_limits
 from providers.runtime.pool.sessions import Session, Sessions
-from providers.runtime.service.outliving import Outliving, adopt_all
+from providers.runtime.pool.state_store import Memory, Remembered, now
+from providers.runtime.service.durable import Outliving, adopt_all
 from providers.runtime.service.settings import ServiceSettings, settings_digest
 from providers.values import SandboxLimits
 
 if TYPE_CHECKING:
-    from providers.runtime.service.keeper import PoolKeeper
-    from providers.runtime.service.lines import Instance, Line
+    from providers.runtime.service.pool_manager import PoolKeeper
+    from providers.runtime.service.revisions import Instance, Line
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,10 @@ from contextlib import AbstractContextManager
 from django.db import Error as DatabaseFailure
 
 from providers import draining
-from providers.looks import languages_of
+from providers.leases import lease_of
 from providers.manager import Lease
 from providers.models import RouteStep
-from providers.named import lease_of
+from providers.provider_status import languages_of
 from providers.threads import Loop
 
 logger = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from typing import Any
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.runtime.pool.kept import Kept
 from providers.runtime.pool.launcher import Launcher
-from providers.runtime.pool.levels import Chosen, choose_level
 from providers.runtime.pool.pool import Pool
 from providers.runtime.pool.requests import make_template
 from providers.runtime.pool.sandbox import Sandbox
+from providers.runtime.pool.sharing_level import Chosen, choose_level
 from providers.runtime.pool.template import Template
 from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.settings import ServiceSettings

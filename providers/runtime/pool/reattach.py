@@ -10,8 +10,8 @@ from providers.runtime.guest import wire
 from providers.runtime.pool.conversation import Conversation, ConversationEnded, Refused
 from providers.runtime.pool.kept import Kept
 from providers.runtime.pool.launcher import Guest, LastingLauncher
-from providers.runtime.pool.remembered import GRACE_SECONDS, Remembered
 from providers.runtime.pool.sandbox import Sandbox
+from providers.runtime.pool.state_store import GRACE_SECONDS, Remembered
 from providers.runtime.pool.template import Template
 
 # Long enough that nobody guesses one, nor says one by chance.
