@@ -10,7 +10,7 @@ from providers.errors import ProviderUnavailable
 REMEMBERED = 256
 
 
-class GivenUp:
+class CancelledRuns:
     """The names of such runs, the latest of them."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ from providers.values import (
 )
 
 
-class Broken(Exception):
+class CheckFailed(Exception):
     """A provider does not do what it promises; the message says what it did."""
 
 
@@ -80,12 +80,12 @@ def promise(name: str, capability: str = "", **codes: str) -> Callable[[_Verify]
 
 def expect(what: str, got: object, wanted: object) -> None:
     if got != wanted:
-        raise Broken(f"{what}: {got!r:.300} instead of {wanted!r:.300}")
+        raise CheckFailed(f"{what}: {got!r:.300} instead of {wanted!r:.300}")
 
 
 def expect_in(what: str, part: str, text: str) -> None:
     if part not in text:
-        raise Broken(f"{what}: {part!r} is not in {text!r:.500}")
+        raise CheckFailed(f"{what}: {part!r} is not in {text!r:.500}")
 
 
 def expect_refusal(what: str, code: str, call: Callable[[], object]) -> None:
@@ -94,9 +94,9 @@ def expect_refusal(what: str, code: str, call: Callable[[], object]) -> None:
     except SandboxError as error:
         expect(what, error.code, code)
         if error.started:
-            raise Broken(f"{what}: the error says that code has started") from None
+            raise CheckFailed(f"{what}: the error says that code has started") from None
     else:
-        raise Broken(f"{what}: {got!r:.300} instead of {code}")
+        raise CheckFailed(f"{what}: {got!r:.300} instead of {code}")
 
 
 _UNICODE = "héllo wörld ✓ 🎈 漢字"
@@ -250,7 +250,7 @@ def _times_out(probe: Probe, code: str) -> None:
         sandbox.close()
     expect("verdict", (result.timed_out, result.exit_code), (True, None))
     if not 1 <= seconds <= 2:
-        raise Broken(f"a run of 1 s was ended after {seconds:.2f} s")
+        raise CheckFailed(f"a run of 1 s was ended after {seconds:.2f} s")
 
 
 @promise(
@@ -338,14 +338,14 @@ def _declares(probe: Probe, code: str) -> None:
     sandbox.close()
     told = sandbox.metadata.get("isolation", provider.isolation)
     if told not in LEVELS:
-        raise Broken(
+        raise CheckFailed(
             f"isolation: {told!r} is not one of {', '.join(LEVELS)}, so it counts as none, and "
             "nothing runs in it unless MINIMUM_ISOLATION is none. Set `isolation` on the class, "
             "or in the metadata of each sandbox."
         )
     shared = sandbox.metadata.get("sharing", provider.sharing)
     if shared not in SHARINGS:
-        raise Broken(f"sharing: {shared!r} is not one of {', '.join(SHARINGS)}")
+        raise CheckFailed(f"sharing: {shared!r} is not one of {', '.join(SHARINGS)}")
 
 
 @promise("reports that it is healthy", python="")

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from providers.base import SandboxProvider
-from providers.conformance import PROMISES, Broken, Check, Probe
+from providers.conformance import PROMISES, Check, CheckFailed, Probe
 from providers.errors import SandboxError
 from providers.session_conformance import KEPT_CHECKS, LIMIT_CHECKS
 
-__all__ = ("CHECKS", "Broken", "Check", "Probe", "Verdict", "examine", "is_offered")
+__all__ = ("CHECKS", "Check", "CheckFailed", "Probe", "Verdict", "examine", "is_offered")
 
 
 CHECKS = [*PROMISES, *LIMIT_CHECKS, *KEPT_CHECKS]
@@ -45,7 +45,7 @@ def examine(provider: SandboxProvider) -> Iterator[Verdict]:
             began = time.monotonic()
             try:
                 check.verify(Probe(provider, language), check.codes[language])
-            except Broken as broken:
+            except CheckFailed as broken:
                 outcome, message = "failed", str(broken)
             except SandboxError as error:
                 outcome, message = "failed", f"{error.code}: {error.message}"

@@ -38,7 +38,7 @@ _MOST_CHARACTERS = 64
 
 
 @dataclass(frozen=True)
-class Broken:
+class BrokenProvider:
     """A declared provider that cannot be used. `source` is the package that declares it."""
 
     provider_id: str
@@ -59,7 +59,7 @@ class _Registry:
     """
 
     def __init__(self) -> None:
-        self.broken: list[Broken] = []
+        self.broken: list[BrokenProvider] = []
         self.declared = self._discover()
         self._classes: dict[str, type[SandboxProvider]] = {}
 
@@ -100,7 +100,7 @@ class _Registry:
     ) -> None:
         text = "Provider %r of %s cannot be used. %s"
         logger.error(text, provider_id, source, reason, exc_info=error)
-        self.broken.append(Broken(provider_id, source, reason))
+        self.broken.append(BrokenProvider(provider_id, source, reason))
 
 
 def _claim_error(provider_id: str, claims: list[_Declared]) -> str | None:
@@ -179,7 +179,7 @@ def all_providers() -> dict[str, type[SandboxProvider]]:
     return {provider_id: provider for provider_id, provider in loaded.items() if provider}
 
 
-def broken() -> list[Broken]:
+def broken() -> list[BrokenProvider]:
     """What was declared but cannot be used, as far as it has been loaded, with the reason."""
     return list(_registry().broken)
 

@@ -38,7 +38,7 @@ from providers.base import (
     WATCHING,
     WORKSPACE,
 )
-from providers.conformance import Broken, Check, Probe, expect, expect_in, expect_refusal
+from providers.conformance import Check, CheckFailed, Probe, expect, expect_in, expect_refusal
 from providers.errors import (
     INVALID_CONFIGURATION,
     UNAVAILABLE,
@@ -83,7 +83,7 @@ def _kept(probe: Probe) -> Iterator[KeptSandbox]:
     sandbox = probe.provider.open(spec, "contract")
     try:
         if not isinstance(sandbox, KeptSandbox):
-            raise Broken(f"open: a {type(sandbox).__name__} is not a KeptSandbox")
+            raise CheckFailed(f"open: a {type(sandbox).__name__} is not a KeptSandbox")
         yield sandbox
     finally:
         sandbox.close()
@@ -229,7 +229,7 @@ def _contexts(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
         sandbox.run(Job(code, context="second"))
     except InvalidConfiguration:
         return
-    raise Broken("a run in a context that was ended: it was no error")
+    raise CheckFailed("a run in a context that was ended: it was no error")
 
 
 @_check("contexts of several languages exist together, each with its own state", python="x = 40")
@@ -375,7 +375,7 @@ def _watches(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
         if change is not None and change.path == "new.txt":
             expect("change", change.type in ("created", "modified"), True)
             return
-    raise Broken("watch: it ended without the change")
+    raise CheckFailed("watch: it ended without the change")
 
 
 @_check("it reports its memory use", MEMORY, python="data = b'x' * (64 << 20)")
@@ -384,7 +384,7 @@ def _tells_memory(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
     _run(sandbox, code)
     after = sandbox.state().memory_bytes
     if before is None or after is None or not 60 << 20 < after - before < 128 << 20:
-        raise Broken(f"memory: {before!r}, and {after!r} with 64 MiB more")
+        raise CheckFailed(f"memory: {before!r}, and {after!r} with 64 MiB more")
 
 
 @_check("a closed sandbox is gone for every holder")
@@ -398,7 +398,7 @@ def _ends(sandbox: KeptSandbox, probe: Probe, code: str) -> None:
         probe.provider.attach(ref)
     except KeptSandboxLost:
         return
-    raise Broken("attaching: it was not reported as lost")
+    raise CheckFailed("attaching: it was not reported as lost")
 
 
 def _ended(sandbox: KeptSandbox, command: Command) -> tuple[int | None, bytes, bytes]:
@@ -552,14 +552,14 @@ def _sandbox_check(name: str) -> Check:
                 code.replace("BOUND", str(bound)), within=SandboxLimits(**{name: bound})
             )
             if "beyond" in result.stdout:
-                raise Broken(f"{name}: {bound} was requested, and the program had more")
+                raise CheckFailed(f"{name}: {bound} was requested, and the program had more")
 
     return Check(f"applies or refuses {name} of a sandbox", {"python": code}, verify)
 
 
 def _expect_named(refusal: InvalidConfiguration, name: str) -> None:
     if refusal.field not in (name, "limits"):
-        raise Broken(f"{name}: it is refused, but the error names {refusal.field!r}")
+        raise CheckFailed(f"{name}: it is refused, but the error names {refusal.field!r}")
 
 
 def _run_check(
@@ -573,7 +573,7 @@ def _run_check(
             _expect_named(refusal, name)
             return
         if not fits(result):
-            raise Broken(f"{name}: {bound} was requested, and the result is {result!r:.300}")
+            raise CheckFailed(f"{name}: {bound} was requested, and the result is {result!r:.300}")
 
     return Check(f"applies or refuses {name} of a run", {"python": code}, verify, capability)
 

@@ -29,7 +29,7 @@ from providers.addresses import (
     literal,
     unwrapped,
 )
-from providers.remote.bounded import Cut
+from providers.remote.bounded import CancelToken
 from providers.remote.checked_httpx import CheckedNetwork, Passed
 from providers.remote.receiver import Receiver
 
@@ -77,7 +77,7 @@ class Budget:
 
     def __init__(self, ends: float, pause_seconds: float) -> None:
         self.ends = ends
-        self.cut = Cut()
+        self.cut = CancelToken()
         self._pause_seconds = pause_seconds
         self._received_left = 0
 

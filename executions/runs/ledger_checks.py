@@ -33,7 +33,7 @@ from executions.runs.models import Artifact, Execution, Process
 from executions.runs.record import artifact_content, body_hashes, details_hash, record_hash
 from executions.runs.results import kinds_in
 from executions.tenants.models import ApiKey, Tenant
-from providers.services.settings_cache import Kept
+from providers.services.settings_cache import CachedQuery
 
 logger = logging.getLogger(__name__)
 
@@ -212,7 +212,7 @@ def _line() -> tuple[int, datetime | None, str]:
 
 
 # The file may be far away, and grows for years.
-_newest_line = Kept(_line, seconds=30.0)
+_newest_line = CachedQuery(_line, seconds=30.0)
 
 
 def uncheckpointed_since(newest: int) -> datetime | None:

@@ -26,7 +26,7 @@ from django.utils import timezone
 from executions.kernel.database import limit_lock_wait, problem_of
 from executions.tenants.models import RequestWindow, Tenant
 from providers.errors import RateLimited
-from providers.services.settings_cache import Kept
+from providers.services.settings_cache import CachedQuery
 
 MIB = 1024 * 1024
 
@@ -117,10 +117,12 @@ def _installed(place: _Place) -> int:
     return int(getattr(settings, place.setting)) * place.setting_unit
 
 
-def _own(quota: Quota, by: str) -> Kept[dict[Any, int]]:
+def _own(quota: Quota, by: str) -> CachedQuery[dict[Any, int]]:
     column = _PLACES[quota].column
     having = {f"{column}__isnull": False}
-    return Kept(lambda: dict(Tenant.objects.filter(**having).values_list(by, column)), Tenant)
+    return CachedQuery(
+        lambda: dict(Tenant.objects.filter(**having).values_list(by, column)), Tenant
+    )
 
 
 _own_running = _own(Quota.RUNNING, "slug")

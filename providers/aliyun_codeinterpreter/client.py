@@ -16,13 +16,13 @@ from providers.errors import SandboxError
 from providers.remote import service
 from providers.remote.receiver import Receiver
 from providers.remote.secret import Secret
-from providers.remote.service import Gone, Service, Wanted
+from providers.remote.service import AccountClient, CreateRequest, SandboxGone
 
 DEFAULT_TEMPLATE = "cofferdam"
 
 
 @dataclass(frozen=True)
-class Account(Service):
+class Account(AccountClient):
     """Where and as whom the SDK is called. Empty endpoints leave the choice to the SDK's rules."""
 
     access_key_id: Secret
@@ -54,7 +54,7 @@ class Account(Service):
             control_endpoint=self.control_endpoint or None,
         )
 
-    def create(self, wanted: Wanted) -> AliyunMachine:
+    def create(self, wanted: CreateRequest) -> AliyunMachine:
         """It ends by itself when nothing was run in it for so long. Our name is its id there."""
         created = sdk.SandboxClient(self.config()).create_sandbox(
             template_name=self.template or self._default_template(),
@@ -68,7 +68,7 @@ class Account(Service):
         try:
             sdk.SandboxClient(self.config()).get_sandbox(ref, config=self.config())
         except sdk.ResourceNotExistError:
-            raise Gone(f"There is no Aliyun sandbox {ref!r} any more.") from None
+            raise SandboxGone(f"There is no Aliyun sandbox {ref!r} any more.") from None
         return AliyunMachine(self.config, ref)
 
     def end(self, ref: str) -> bool:

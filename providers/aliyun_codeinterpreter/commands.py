@@ -28,7 +28,7 @@ from providers.values import Command, Emit, Stream
 
 if TYPE_CHECKING:
     from providers.aliyun_codeinterpreter.machine import AliyunMachine
-    from providers.remote.service import Service
+    from providers.remote.service import AccountClient
 
 MOST_SECONDS = 30
 MOST_COMMANDS = 16
@@ -48,7 +48,7 @@ class _Known:
 
 
 class AliyunCommands(Processes):
-    def __init__(self, machine: AliyunMachine, service: Service) -> None:
+    def __init__(self, machine: AliyunMachine, service: AccountClient) -> None:
         self._machine = machine
         self._service = service
         self._known: dict[int, _Known] = {}

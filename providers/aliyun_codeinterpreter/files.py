@@ -26,12 +26,12 @@ from providers.errors import (
 )
 from providers.remote.bounded import MAX_RESPONSE_BYTES
 from providers.remote.sandbox import workspace_path
-from providers.remote.service import REQUEST_SECONDS, Gone
+from providers.remote.service import REQUEST_SECONDS, SandboxGone
 from providers.sandbox import FileChange, FileEntry, Files
 
 if TYPE_CHECKING:
     from providers.aliyun_codeinterpreter.machine import AliyunMachine
-    from providers.remote.service import Service
+    from providers.remote.service import AccountClient
 
 # Of a file or an archive, either way.
 MOST_BYTES = MAX_RESPONSE_BYTES - 1024 * 1024
@@ -43,7 +43,7 @@ _SPARE_SECONDS = 5.0
 
 
 class AliyunFiles(Files):
-    def __init__(self, machine: AliyunMachine, service: Service) -> None:
+    def __init__(self, machine: AliyunMachine, service: AccountClient) -> None:
         self._machine = machine
         self._service = service
 
@@ -231,7 +231,7 @@ class AliyunFiles(Files):
     def _missing(self, path: str) -> NoReturn:
         """For what is being asked of the service: it tells a sandbox that has gone as lost."""
         if not self._machine.is_there():
-            raise Gone(f"There is no Aliyun sandbox {self._machine.ref!r} any more.")
+            raise SandboxGone(f"There is no Aliyun sandbox {self._machine.ref!r} any more.")
         raise _Missing(path)
 
 

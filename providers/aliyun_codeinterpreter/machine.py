@@ -16,7 +16,13 @@ from typing import Any
 from providers.aliyun_codeinterpreter import sdk
 from providers.errors import ConnectionFailed, InvalidConfiguration
 from providers.remote.output import Output, exit_code_of, without_colours
-from providers.remote.service import KEPT_SECONDS, NOTE_CHARACTERS, Cell, Machine, Service
+from providers.remote.service import (
+    KEPT_SECONDS,
+    NOTE_CHARACTERS,
+    AccountClient,
+    Cell,
+    SandboxDriver,
+)
 from providers.sandbox import Context, Files, Processes
 
 HOME = "/home/user"
@@ -29,7 +35,7 @@ _NAMED = re.compile(r"^(\w+(?:\.\w+)*)(?::\s*(.*))?$", re.DOTALL)
 _FRAME = re.compile(r'^  File ".*$\n', re.MULTILINE)
 
 
-class AliyunMachine(Machine):
+class AliyunMachine(SandboxDriver):
     def __init__(self, config: Callable[[float], Any], ref: str) -> None:
         self._config = config
         self.ref = ref
@@ -99,12 +105,12 @@ class AliyunMachine(Machine):
             )
         self.data().list_contexts()
 
-    def files(self, service: Service) -> Files:
+    def files(self, service: AccountClient) -> Files:
         from providers.aliyun_codeinterpreter.files import AliyunFiles
 
         return AliyunFiles(self, service)
 
-    def processes(self, service: Service) -> Processes:
+    def processes(self, service: AccountClient) -> Processes:
         from providers.aliyun_codeinterpreter.commands import AliyunCommands
 
         return AliyunCommands(self, service)

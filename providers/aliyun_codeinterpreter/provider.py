@@ -19,7 +19,7 @@ from providers.isolation import MICROVM
 from providers.remote.base import RemoteProvider
 from providers.remote.receiver import Receiver, check_trust
 from providers.remote.secret import Secret
-from providers.remote.service import Service
+from providers.remote.service import AccountClient
 
 
 class AliyunCodeInterpreterProvider(RemoteProvider):
@@ -46,7 +46,7 @@ class AliyunCodeInterpreterProvider(RemoteProvider):
         check_trust(config, given_addresses(self.config_fields, config).values())
         return True, None
 
-    def connect(self, config: Mapping[str, Any]) -> Service:
+    def connect(self, config: Mapping[str, Any]) -> AccountClient:
         from providers.aliyun_codeinterpreter.client import Account
 
         return Account(

@@ -17,13 +17,13 @@ from providers.errors import SandboxError
 from providers.remote import service
 from providers.remote.receiver import Receiver
 from providers.remote.secret import Secret
-from providers.remote.service import Gone, Service, Wanted
+from providers.remote.service import AccountClient, CreateRequest, SandboxGone
 
 _NAME = "cofferdam"
 
 
 @dataclass(frozen=True)
-class Account(Service):
+class Account(AccountClient):
     """Where and as whom the SDK is called. Empty texts leave the choice to the SDK's own rules."""
 
     api_key: Secret
@@ -41,7 +41,7 @@ class Account(Service):
     def place(self) -> str:  # type: ignore[override]
         return self.api_url or self.domain or "its own address"
 
-    def create(self, wanted: Wanted) -> E2BMachine:
+    def create(self, wanted: CreateRequest) -> E2BMachine:
         sandbox = CodeInterpreter.create(
             template=self.template or None,
             timeout=wanted.seconds,
@@ -56,7 +56,7 @@ class Account(Service):
         try:
             return E2BMachine(CodeInterpreter.connect(ref, **self._options()))
         except NotFoundException:
-            raise Gone(f"There is no E2B sandbox {ref!r} any more.") from None
+            raise SandboxGone(f"There is no E2B sandbox {ref!r} any more.") from None
 
     def end(self, ref: str) -> bool:
         return bool(CodeInterpreter.kill(ref, **self._options()))

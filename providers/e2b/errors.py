@@ -36,7 +36,7 @@ from providers.errors import (
     SandboxError,
 )
 from providers.remote.secret import Secret, scrub
-from providers.remote.service import Gone
+from providers.remote.service import SandboxGone
 
 _STATUS = re.compile(r"\s*(\d{3})\b")
 
@@ -63,7 +63,7 @@ def _translated(error: BaseException, secrets: Sequence[Secret], creating: bool)
     if isinstance(error, ServiceBusyException) or status == 503:
         return ProviderUnavailable(f"E2B is busy. {said}")
     if isinstance(error, SandboxNotRunningException) or status == 502:
-        return Gone(f"The E2B sandbox is gone. {said}")
+        return SandboxGone(f"The E2B sandbox is gone. {said}")
     if isinstance(error, NotFoundException) or status == 404:
         if creating:
             return CreationFailed(f"E2B does not know the template. Check template. {said}")

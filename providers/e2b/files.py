@@ -22,7 +22,7 @@ from providers.sandbox import FileChange, FileEntry, Files
 
 if TYPE_CHECKING:
     from providers.e2b.machine import E2BMachine
-    from providers.remote.service import Service
+    from providers.remote.service import AccountClient
 
 _TYPES = {FileType.FILE: "file", FileType.DIR: "directory", FileType.SYMLINK: "symlink"}
 _CHANGES = {
@@ -36,7 +36,7 @@ _LOOK_SECONDS = 0.5
 
 
 class E2BFiles(Files):
-    def __init__(self, machine: E2BMachine, service: Service) -> None:
+    def __init__(self, machine: E2BMachine, service: AccountClient) -> None:
         self._files = machine.sandbox.files
         self._commands = machine.sandbox.commands
         self._service = service

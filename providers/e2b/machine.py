@@ -14,10 +14,10 @@ from e2b_code_interpreter import Execution, ExecutionError, Result, Sandbox
 
 from providers.errors import InvalidConfiguration
 from providers.remote import service as remote_service
-from providers.remote.bounded import BoundedClient, Cut, ResponseTooLarge
+from providers.remote.bounded import BoundedClient, CancelToken, ResponseTooLarge
 from providers.remote.deadline import DeadlinePassed, call_within
 from providers.remote.output import NOT_REGULAR, Output, exit_code_of, without_colours
-from providers.remote.service import Cell, Machine, Service
+from providers.remote.service import AccountClient, Cell, SandboxDriver
 from providers.sandbox import Context, Files, Processes
 from providers.values import RunLimits
 
@@ -53,7 +53,7 @@ _MIME_TYPES = {
     "javascript": "application/javascript",
 }
 
-_cut: ContextVar[Cut | None] = ContextVar("e2b_cut", default=None)
+_cut: ContextVar[CancelToken | None] = ContextVar("e2b_cut", default=None)
 
 
 class CodeInterpreter(Sandbox):  # type: ignore[misc]
@@ -65,7 +65,7 @@ class CodeInterpreter(Sandbox):  # type: ignore[misc]
         return BoundedClient(transport=transport, cut=_cut.get())
 
 
-class E2BMachine(Machine):
+class E2BMachine(SandboxDriver):
     def __init__(self, sandbox: CodeInterpreter) -> None:
         self.sandbox = sandbox
         self.ref: str = sandbox.sandbox_id
@@ -185,12 +185,12 @@ class E2BMachine(Machine):
     def renew(self, seconds: float) -> None:
         self.sandbox.set_timeout(int(seconds))
 
-    def files(self, service: Service) -> Files:
+    def files(self, service: AccountClient) -> Files:
         from providers.e2b.files import E2BFiles
 
         return E2BFiles(self, service)
 
-    def processes(self, service: Service) -> Processes:
+    def processes(self, service: AccountClient) -> Processes:
         from providers.e2b.processes import E2BProcesses
 
         return E2BProcesses(self, service)

@@ -29,7 +29,7 @@ from providers.values import Command, Emit
 
 if TYPE_CHECKING:
     from providers.e2b.machine import E2BMachine
-    from providers.remote.service import Service
+    from providers.remote.service import AccountClient
 
 # Those that run, and those that ended lately.
 MOST_PROCESSES = 64
@@ -63,7 +63,7 @@ class E2BProcesses(Processes):
     tell.
     """
 
-    def __init__(self, machine: E2BMachine, service: Service) -> None:
+    def __init__(self, machine: E2BMachine, service: AccountClient) -> None:
         self._rpc = machine.sandbox.commands._rpc
         self._version = machine.sandbox.commands._envd_version
         self._service = service

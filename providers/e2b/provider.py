@@ -24,7 +24,7 @@ from providers.isolation import MICROVM
 from providers.remote.base import RemoteProvider
 from providers.remote.receiver import Receiver, check_trust
 from providers.remote.secret import Secret
-from providers.remote.service import Service
+from providers.remote.service import AccountClient
 
 
 class E2BProvider(RemoteProvider):
@@ -59,7 +59,7 @@ class E2BProvider(RemoteProvider):
         check_trust(config, given_addresses(self.config_fields, config).values())
         return True, None
 
-    def connect(self, config: Mapping[str, Any]) -> Service:
+    def connect(self, config: Mapping[str, Any]) -> AccountClient:
         from providers.e2b.client import Account
 
         return Account(

@@ -44,7 +44,7 @@ from providers.runtime.pool.settings import (
     default_memory,
     module_names,
 )
-from providers.runtime.pool.sharing_level import Chosen, choose_level
+from providers.runtime.pool.sharing_level import ChosenLevel, choose_level
 from providers.runtime.pool.template import Template
 from providers.sandbox import KeptSandbox, Sandbox
 from providers.schema import ConfigField
@@ -413,7 +413,7 @@ async def _choose_launcher(wanted: str, platform: str) -> Launcher:
     raise failure
 
 
-async def _level_of(launcher: Launcher, wanted: Isolation) -> Chosen:
+async def _level_of(launcher: Launcher, wanted: Isolation) -> ChosenLevel:
     try:
         return await choose_level(launcher, wanted)
     except BaseException:

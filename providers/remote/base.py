@@ -27,7 +27,13 @@ from providers.errors import (
 )
 from providers.remote.reclaim import end_later, is_known_orphan, process_tag
 from providers.remote.sandbox import KeptRemoteSandbox, RemoteSandbox
-from providers.remote.service import KEPT_SECONDS, Gone, Machine, Service, Wanted
+from providers.remote.service import (
+    KEPT_SECONDS,
+    AccountClient,
+    CreateRequest,
+    SandboxDriver,
+    SandboxGone,
+)
 from providers.sandbox import KeptSandbox, Sandbox
 from providers.values import SandboxSpec
 
@@ -52,11 +58,11 @@ class RemoteProvider(SandboxProvider):
     awaits_at_top: ClassVar[bool] = False
     knows_at_once = True
 
-    _service: Service | None = None
+    _service: AccountClient | None = None
     _timeout = 30
 
     @abstractmethod
-    def connect(self, config: Mapping[str, Any]) -> Service:
+    def connect(self, config: Mapping[str, Any]) -> AccountClient:
         """The account of a configuration. Imports the SDK, and asks the service nothing."""
 
     def initialize(self, config: Mapping[str, Any]) -> bool:
@@ -91,7 +97,7 @@ class RemoteProvider(SandboxProvider):
         name = f"{_PREFIX}{_KEPT if spec.kept else process_tag()}-{uuid4().hex[:12]}"
         kept_for = math.ceil(spec.seconds or KEPT_SECONDS)
         seconds = kept_for if spec.kept else self._timeout + SPARE_SECONDS
-        wanted = Wanted(name, language, seconds, spec.kept, spec.environment)
+        wanted = CreateRequest(name, language, seconds, spec.kept, spec.environment)
         try:
             machine = service.ask(
                 service.create,
@@ -118,7 +124,7 @@ class RemoteProvider(SandboxProvider):
         ref, _, language = ref.rpartition("/")
         try:
             machine = self.service.ask(self.service.connect, ref, counted=True)
-        except Gone as error:
+        except SandboxGone as error:
             raise KeptSandboxLost(error.message) from None
         return self._kept(machine, language)
 
@@ -159,7 +165,7 @@ class RemoteProvider(SandboxProvider):
     # For our sandboxes.
 
     @property
-    def service(self) -> Service:
+    def service(self) -> AccountClient:
         if self._service is None:
             raise NotInitialized(f"The {self.name} provider is not initialized, or closed.")
         return self._service
@@ -191,7 +197,7 @@ class RemoteProvider(SandboxProvider):
             self._open.pop(ref, None)
         return ended
 
-    def _kept(self, machine: Machine, language: str) -> KeptSandbox:
+    def _kept(self, machine: SandboxDriver, language: str) -> KeptSandbox:
         try:
             return KeptRemoteSandbox(self, machine, language)
         except SandboxError:
@@ -209,7 +215,7 @@ class RemoteProvider(SandboxProvider):
         return True
 
 
-def _end_unwanted(service: Service, machine: Machine) -> None:
+def _end_unwanted(service: AccountClient, machine: SandboxDriver) -> None:
     # It ends by itself when its time is up, so nothing is lost but money.
     with suppress(SandboxError):
         service.ask(service.end, machine.ref)

@@ -23,7 +23,7 @@ class ResponseTooLarge(httpx.TransportError):
 class BoundedClient(httpx.Client):
     """Breaks an answer off after MAX_RESPONSE_BYTES, and asks for uncompressed ones."""
 
-    def __init__(self, *, cut: Cut | None = None, **options: Any) -> None:
+    def __init__(self, *, cut: CancelToken | None = None, **options: Any) -> None:
         hooks = [_bound] if cut is None else [cut.watch, _bound]
         super().__init__(**options, event_hooks={"response": hooks})
         self.headers["Accept-Encoding"] = "identity"
@@ -54,7 +54,7 @@ class _Bounded(httpx.SyncByteStream):
         self._inner.close()
 
 
-class Cut:
+class CancelToken:
     """Breaks off, from another thread, the answer that a call is waiting for."""
 
     def __init__(self) -> None:

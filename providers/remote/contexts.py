@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from providers.errors import ConnectionFailed, InvalidConfiguration, SandboxError
-from providers.remote.service import Machine
+from providers.remote.service import SandboxDriver
 from providers.sandbox import DEFAULT_CONTEXT, Context, Contexts
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class _Known:
 
 
 class RemoteContexts(Contexts):
-    def __init__(self, provider: RemoteProvider, machine: Machine, template: str) -> None:
+    def __init__(self, provider: RemoteProvider, machine: SandboxDriver, template: str) -> None:
         self._provider = provider
         self._service = provider.service.of_kept()
         self._machine = machine

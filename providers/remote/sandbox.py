@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
 from providers.base import ARTIFACTS, FILES, PROCESSES, WORKSPACE
-from providers.cancelled_runs import GivenUp
+from providers.cancelled_runs import CancelledRuns
 from providers.errors import (
     InvalidConfiguration,
     KeptSandboxLost,
@@ -21,12 +21,12 @@ from providers.errors import (
     SandboxError,
     before_the_code,
 )
-from providers.remote.bounded import Cut
+from providers.remote.bounded import CancelToken
 from providers.remote.contexts import RemoteContexts
 from providers.remote.deadline import DeadlinePassed
 from providers.remote.output import Output, collect_artifacts, result_of
 from providers.remote.programs import Program, build_call, build_program, calls_main
-from providers.remote.service import Cell, Machine
+from providers.remote.service import Cell, SandboxDriver
 from providers.sandbox import (
     DEFAULT_CONTEXT,
     Files,
@@ -52,7 +52,7 @@ _SETTLED_SECONDS = 10.0
 class RemoteSandbox(Sandbox):
     """A sandbox for one run, which ends with it when it takes too long."""
 
-    def __init__(self, provider: RemoteProvider, machine: Machine) -> None:
+    def __init__(self, provider: RemoteProvider, machine: SandboxDriver) -> None:
         self.ref = machine.ref
         self.metadata = {"runtime": provider.runtime, **provider.service.details()}
         self._provider = provider
@@ -147,7 +147,7 @@ class _Running:
     language: str
     run: str = ""
     was_lost: bool = False
-    cut: Cut = field(default_factory=Cut)
+    cut: CancelToken = field(default_factory=CancelToken)
     interrupted: bool = False
     given_up: bool = False
     kept: bool = True
@@ -160,14 +160,14 @@ class KeptRemoteSandbox(RemoteSandbox, KeptSandbox):
     An interrupt reaches the runs that this object has begun, and no other's.
     """
 
-    def __init__(self, provider: RemoteProvider, machine: Machine, language: str) -> None:
+    def __init__(self, provider: RemoteProvider, machine: SandboxDriver, language: str) -> None:
         super().__init__(provider, machine)
         self.ref = f"{machine.ref}/{language}"
         self._service = provider.service.of_kept()
         self.template = provider.language(language)
         self._running: dict[str, _Running] = {}
         self._turns: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
-        self._given_up = GivenUp()
+        self._given_up = CancelledRuns()
         self._beginning = threading.Lock()
         self.contexts: RemoteContexts = RemoteContexts(provider, machine, self.template)
         self.files = machine.files(self._service) or cast("Files", _Lacking(provider, WORKSPACE))

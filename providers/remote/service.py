@@ -19,7 +19,7 @@ from providers.errors import (
     ProviderUnavailable,
     SandboxError,
 )
-from providers.remote.bounded import Cut
+from providers.remote.bounded import CancelToken
 from providers.remote.deadline import DeadlinePassed, call_within
 from providers.remote.output import Output
 from providers.sandbox import Context, Files, Processes
@@ -37,7 +37,7 @@ NOTE_CHARACTERS = 256 * 1024
 
 
 @dataclass(frozen=True)
-class Wanted:
+class CreateRequest:
     """The sandbox to be made. `seconds` is how long it lasts without a word from us. Where
     `Machine.renew` cannot change that later, one that is kept needs KEPT_SECONDS.
 
@@ -65,14 +65,14 @@ class Cell:
     seconds: float
     context: str = ""
     environment: Mapping[str, str] | None = None
-    cut: Cut | None = None
+    cut: CancelToken | None = None
 
 
-class Gone(ProviderUnavailable):
+class SandboxGone(ProviderUnavailable):
     """The service says that the sandbox itself is not there any more."""
 
 
-class Machine(ABC):
+class SandboxDriver(ABC):
     """One sandbox of the service. `ref` is its name there, by which others can connect to it."""
 
     ref: str
@@ -137,23 +137,23 @@ class Machine(ABC):
         """[KEPT] Have it last for so long from now on."""
         raise NotImplementedError
 
-    def files(self, service: Service) -> Files | None:
+    def files(self, service: AccountClient) -> Files | None:
         """[KEPT] The workspace, None where the service has no such interface."""
         return None
 
-    def processes(self, service: Service) -> Processes | None:
+    def processes(self, service: AccountClient) -> Processes | None:
         """[KEPT] The commands, None where the service has no such interface."""
         return None
 
 
-class Service(ABC):
+class AccountClient(ABC):
     """One account of a service. `label` is its name in messages, `place` where it is."""
 
     label: str
     place: str = ""
 
     @abstractmethod
-    def create(self, wanted: Wanted) -> Machine:
+    def create(self, wanted: CreateRequest) -> SandboxDriver:
         """Make a sandbox."""
 
     @abstractmethod
@@ -181,7 +181,7 @@ class Service(ABC):
         answered with a status, see `SandboxError`.
         """
 
-    def connect(self, ref: str) -> Machine:
+    def connect(self, ref: str) -> SandboxDriver:
         """[KEPT] A sandbox that another process has made. Raises Gone."""
         raise NotImplementedError
 
@@ -254,7 +254,7 @@ class Service(ABC):
             raise self._told(self.translate(error, creating=creating), running) from None
 
     def _told(self, error: SandboxError, running: bool) -> SandboxError:
-        if isinstance(error, Gone) and self._says_lost:
+        if isinstance(error, SandboxGone) and self._says_lost:
             error = KeptSandboxLost(error.message, started=error.started)
         error.started = error.started or running
         return error

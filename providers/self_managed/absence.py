@@ -24,7 +24,7 @@ class NotSent(ConnectionFailed):
     nothing_ran = True
 
 
-class Absence:
+class OutageBackoff:
     """Of one service, as all threads of this process have seen it.
 
     Who comes when it has been missing for longer is told at once: nobody is to wait for a service

@@ -22,7 +22,7 @@ _NOT_REACHED = (
 )
 
 
-class Unwelcome(ConnectionFailed):
+class Unauthorized(ConnectionFailed):
     """The service refuses us. Asking again changes nothing."""
 
     nothing_ran = True
@@ -42,7 +42,7 @@ class Answers:
         self._where = where
 
     def read(self, response: urllib3.BaseHTTPResponse, runs_code: bool) -> Answer:
-        """What a response says. Raises Unwelcome where the token is refused."""
+        """What a response says. Raises Unauthorized where the token is refused."""
         status, data = response.status, response.data
         try:
             body = messages.loads(data) if data else None
@@ -52,7 +52,7 @@ class Answers:
             return Answer(status, body)
         error = messages.error_from_json(body)
         if status == 401:
-            refused = Unwelcome(
+            refused = Unauthorized(
                 "The pool service refuses the token. Put the service's POOL_TOKEN into the "
                 "provider's configuration."
             )
@@ -78,7 +78,7 @@ class Answers:
         if not isinstance(error.args[0], ssl.SSLCertVerificationError):
             return self.broken(error, runs_code)
         # The handshake did not come to its end, and the request is sent after it.
-        return Unwelcome(
+        return Unauthorized(
             "The pool service shows a certificate that is not accepted. Correct "
             "ca_certificates or public_key_pins, or the service's certificate."
         )

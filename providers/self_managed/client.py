@@ -34,8 +34,8 @@ from providers.runtime.service import messages, operations
 from providers.runtime.service.settings import settings_digest
 from providers.runtime.service.unix_socket import connect
 from providers.sandbox import tell_afterwards
-from providers.self_managed.absence import Absence, NotSent
-from providers.self_managed.answers import Answer, Answers, Unwelcome
+from providers.self_managed.absence import NotSent, OutageBackoff
+from providers.self_managed.answers import Answer, Answers, Unauthorized
 from providers.values import Emit, ExecutionResult, Job, SandboxSpec
 
 CONNECT_SECONDS = 3.0
@@ -91,7 +91,7 @@ class PoolClient:
         if self.token:
             self._headers["Authorization"] = f"Bearer {self.token}"
         self._process = process_tag()
-        self._absence = Absence()
+        self._absence = OutageBackoff()
         self._answers = Answers(str(self.socket or self.endpoint))
         self._digest = settings_digest(self.config)
         self._longest_wait = float(self.config["queue_timeout"]) + SLACK_SECONDS
@@ -293,7 +293,7 @@ class PoolClient:
                 if answer.error is None:
                     return answer.body
                 raise answer.error
-            except (RateLimited, Unwelcome):
+            except (RateLimited, Unauthorized):
                 # The service has queued us as long as it may; more of us would not help.
                 raise
             except SandboxError as error:
@@ -361,7 +361,7 @@ def _pause(attempt: int) -> None:
     time.sleep(delay * random.uniform(0.75, 1.25))  # noqa: S311  no secret
 
 
-class Line:
+class SandboxConnection:
     """To the sandbox of this ref. Every method raises SandboxError, KeptSandboxLost included."""
 
     def __init__(self, client: PoolClient, ref: str) -> None:

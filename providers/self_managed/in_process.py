@@ -10,7 +10,7 @@ from django.conf import settings as django_settings
 
 from providers.runtime.pool.background import BackgroundLoop
 from providers.runtime.service.launchers import LauncherChoice
-from providers.runtime.service.pool_manager import PoolKeeper
+from providers.runtime.service.pool_manager import PoolManager
 from providers.runtime.service.settings import ServiceSettings
 from providers.self_managed.client import Handle
 from providers.values import Emit, ExecutionResult, Job
@@ -30,7 +30,7 @@ class InProcessPool:
             minimum_isolation=django_settings.MINIMUM_ISOLATION,
         )
         self._loop = BackgroundLoop("docker-pool")
-        self._keeper = PoolKeeper(choice, self._settings)
+        self._keeper = PoolManager(choice, self._settings)
 
     def push(self) -> dict[str, Any]:
         """Open the pool; its figures. Raises ProviderUnavailable without a Docker engine."""
@@ -58,9 +58,9 @@ class InProcessPool:
         self._loop.stop()
 
 
-async def _destroy(keeper: PoolKeeper, instance_id: str) -> bool:
+async def _destroy(keeper: PoolManager, instance_id: str) -> bool:
     return keeper.destroy(instance_id)
 
 
-async def _stats(keeper: PoolKeeper) -> dict[str, Any]:
+async def _stats(keeper: PoolManager) -> dict[str, Any]:
     return keeper.stats()

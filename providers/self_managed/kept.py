@@ -41,7 +41,7 @@ from providers.sandbox import (
     Processes,
     SandboxState,
 )
-from providers.self_managed.client import Line, PoolClient
+from providers.self_managed.client import PoolClient, SandboxConnection
 from providers.values import Command, Emit, Event, ExecutionResult, Job
 
 
@@ -57,7 +57,7 @@ class ServiceSandbox(KeptSandbox):
             "isolation": of_runtime(runtime),
             "sharing": "session",
         }
-        self._line = Line(client, self.ref)
+        self._line = SandboxConnection(client, self.ref)
         self.contexts = ServiceContexts(self._line)
         self.processes = ServiceProcesses(self._line)
         self.files = ServiceFiles(self._line)
@@ -109,7 +109,7 @@ class ServiceSandbox(KeptSandbox):
 
 
 class ServiceContexts(Contexts):
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: SandboxConnection) -> None:
         self._line = line
 
     def create(self, language: str, cwd: str = "", context_id: str = "") -> Context:
@@ -133,7 +133,7 @@ class ServiceContexts(Contexts):
 
 
 class ServiceProcesses(Processes):
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: SandboxConnection) -> None:
         self._line = line
 
     def start(self, command: Command) -> Process:
@@ -206,7 +206,7 @@ HELD_BYTES = 4 << 30
 
 
 class ServiceFiles(Files):
-    def __init__(self, line: Line) -> None:
+    def __init__(self, line: SandboxConnection) -> None:
         self._line = line
 
     def list(self, path: str = "", depth: int = 1) -> Sequence[FileEntry]:

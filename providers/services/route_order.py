@@ -13,7 +13,7 @@ from providers.models import ProviderConfig, ProviderPrice, Route, RouteStep
 from providers.registry import class_id
 from providers.services.breaker import latencies
 from providers.services.configuration import Unreadable, stored_config
-from providers.services.settings_cache import Kept
+from providers.services.settings_cache import CachedQuery
 
 # What the prices of runs are compared at.
 _USUAL_SECONDS = Decimal(10)
@@ -99,7 +99,7 @@ def _load_routes() -> list[tuple[Route, list[RouteStep]]]:
     ]
 
 
-_routes = Kept(_load_routes, Route, RouteStep, ProviderConfig)
+_routes = CachedQuery(_load_routes, Route, RouteStep, ProviderConfig)
 
 
 def _load_regions() -> dict[str, str]:
@@ -111,7 +111,7 @@ def _load_regions() -> dict[str, str]:
     return found
 
 
-_regions = Kept(_load_regions, ProviderConfig)
+_regions = CachedQuery(_load_regions, ProviderConfig)
 
 
 def known_regions() -> set[str]:
@@ -119,7 +119,7 @@ def known_regions() -> set[str]:
     return {region for region in _regions().values() if region}
 
 
-_prices = Kept(
+_prices = CachedQuery(
     lambda: {
         row.provider_id: Price(row.per_run, row.of_second) for row in ProviderPrice.objects.all()
     },

@@ -27,7 +27,7 @@ RENEWED_SECONDS = 0.75
 ASKED_SECONDS = 60.0
 
 
-class Kept(Generic[T]):
+class CachedQuery(Generic[T]):
     """What `load` returned, at most KEPT_SECONDS old, or `seconds` where those are more.
 
     `models` are those whose rows it is made from: this process forgets it when it changes one.
@@ -65,7 +65,7 @@ class Kept(Generic[T]):
             self._value = renewed
 
 
-_all: WeakSet[Kept[Any]] = WeakSet()
+_all: WeakSet[CachedQuery[Any]] = WeakSet()
 
 
 def forget_all() -> None:

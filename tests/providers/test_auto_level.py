@@ -15,7 +15,7 @@ from providers.local.provider import LocalProvider
 from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
 from providers.runtime.launchers.gvisor import GvisorLauncher
 from providers.runtime.pool.cgroup import CgroupParent
-from providers.runtime.pool.sharing_level import Chosen, choose_level
+from providers.runtime.pool.sharing_level import ChosenLevel, choose_level
 from providers.self_managed.provider import SelfManagedProvider
 from providers.services.health import in_words
 from providers.values import Job, SandboxSpec
@@ -30,7 +30,7 @@ def test_what_is_not_gvisor_is_fresh_for_every_run(tmp_path: Path) -> None:
 
 def test_a_level_that_is_named_is_had_or_refused(tmp_path: Path) -> None:
     launcher = BubblewrapLauncher(tmp_path)
-    assert asyncio.run(choose_level(launcher, "tenant")) == Chosen("tenant")
+    assert asyncio.run(choose_level(launcher, "tenant")) == ChosenLevel("tenant")
     with pytest.raises(ProviderUnavailable, match="POOL_LAUNCHER=gvisor"):
         asyncio.run(choose_level(launcher, "tenant-kernel"))
 

@@ -11,7 +11,7 @@ import pytest
 
 from providers.runtime.service import pool_manager as keeping
 from providers.runtime.service.launchers import LauncherChoice
-from providers.runtime.service.pool_manager import PoolKeeper
+from providers.runtime.service.pool_manager import PoolManager
 from providers.runtime.service.sandbox_registry import Apart
 from providers.runtime.service.settings import ServiceSettings
 from tests.conftest import require
@@ -21,11 +21,11 @@ ONE = Apart(SETTINGS, "bubblewrap", "systrap", "one")
 OTHER = replace(ONE, key="other")
 
 
-def in_a_service(folder: Path, work: Callable[[PoolKeeper], Awaitable[None]]) -> None:
+def in_a_service(folder: Path, work: Callable[[PoolManager], Awaitable[None]]) -> None:
     require("bwrap")
 
     async def serve() -> None:
-        keeper = PoolKeeper(LauncherChoice("bubblewrap", folder, "test"), SETTINGS)
+        keeper = PoolManager(LauncherChoice("bubblewrap", folder, "test"), SETTINGS)
         keeper.open(is_apart=True)
         try:
             await work(keeper)
@@ -35,7 +35,7 @@ def in_a_service(folder: Path, work: Callable[[PoolKeeper], Awaitable[None]]) ->
     asyncio.run(asyncio.wait_for(serve(), 60))
 
 
-async def use(keeper: PoolKeeper, apart: Apart) -> None:
+async def use(keeper: PoolManager, apart: Apart) -> None:
     """Open a session and close it again, until nothing is left of it."""
     session = await keeper.keeping.keep("python", "alice", 60, {}, None, apart)
     keeper.keeping.sessions.remove(session)
@@ -45,7 +45,7 @@ async def use(keeper: PoolKeeper, apart: Apart) -> None:
 
 
 def test_the_next_session_after_a_pause_finds_the_pool_warm(tmp_path: Path) -> None:
-    async def work(keeper: PoolKeeper) -> None:
+    async def work(keeper: PoolManager) -> None:
         await use(keeper, ONE)
         line = await keeper.line_apart(ONE)
         await use(keeper, ONE)
@@ -60,7 +60,7 @@ def test_one_that_nobody_uses_any_more_ends(
 ) -> None:
     monkeypatch.setattr(keeping, "REST_SECONDS", 0.2)
 
-    async def work(keeper: PoolKeeper) -> None:
+    async def work(keeper: PoolManager) -> None:
         await use(keeper, ONE)
         while keeper.stats()["retired_pools"]:
             await asyncio.sleep(0.01)
@@ -69,7 +69,7 @@ def test_one_that_nobody_uses_any_more_ends(
 
 
 def test_a_pool_of_other_settings_takes_its_place(tmp_path: Path) -> None:
-    async def work(keeper: PoolKeeper) -> None:
+    async def work(keeper: PoolManager) -> None:
         await use(keeper, ONE)
         resting = await keeper.line_apart(ONE)
         await use(keeper, OTHER)

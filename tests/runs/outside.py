@@ -18,7 +18,7 @@ from providers.runtime.pool.launcher import Launcher
 from providers.runtime.service.http import Service
 from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.messages import CLIENT_HEADER, SETTINGS_HEADER
-from providers.runtime.service.pool_manager import PoolKeeper
+from providers.runtime.service.pool_manager import PoolManager
 from providers.runtime.service.settings import ServiceSettings
 from tests.support.wire_server import Answer, Request, WireServer
 
@@ -56,9 +56,9 @@ def pool_service(data_dir: Path) -> Iterator[str]:
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
 
-    async def start() -> tuple[web.AppRunner, PoolKeeper, int]:
+    async def start() -> tuple[web.AppRunner, PoolManager, int]:
         choice = _Unisolated("bubblewrap", data_dir, "outside", minimum_isolation="none")
-        keeper = PoolKeeper(choice, ServiceSettings.from_config({"pool_size": 1}))
+        keeper = PoolManager(choice, ServiceSettings.from_config({"pool_size": 1}))
         runner = web.AppRunner(Service(keeper, "").application(), handler_cancellation=True)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -66,7 +66,7 @@ def pool_service(data_dir: Path) -> Iterator[str]:
         keeper.open()
         return runner, keeper, runner.addresses[0][1]
 
-    async def stop(runner: web.AppRunner, keeper: PoolKeeper) -> None:
+    async def stop(runner: web.AppRunner, keeper: PoolManager) -> None:
         await keeper.close()
         await runner.cleanup()
 

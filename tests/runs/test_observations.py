@@ -17,7 +17,7 @@ from executions.runs.models import Execution
 from executions.runs.results import kinds_in
 from executions.tenants.service import AUDITOR
 from providers.runtime.pool.answer import observed
-from providers.runtime.pool.cgroup import Evidence
+from providers.runtime.pool.cgroup import ResourceUsage
 from providers.runtime.pool.engine_cgroup import ProcessLimit
 from providers.values import KINDS, OBSERVATIONS
 from tests.conftest import Caller
@@ -161,11 +161,11 @@ def test_a_lying_guest_says_nothing_in_the_name_of_the_host(lie: dict[str, Any])
 
 
 def test_what_the_host_saw_goes_before_what_a_guest_says_or_keeps_silent_about() -> None:
-    host = Evidence(refused_processes=3)
+    host = ResourceUsage(refused_processes=3)
     expected = [{"kind": "process_limit", "seen_by": "host", "count": 3}]
     assert observed({}, host, 64) == observed({"processes_left": 64}, host, 64) == expected
     # A sandbox that may have so few is at its limit with what is always there.
-    assert observed({"processes_left": 1}, Evidence(), 1) == []
+    assert observed({"processes_left": 1}, ResourceUsage(), 1) == []
 
 
 def test_a_provider_can_have_no_other_kinds_recorded(liar: Liar, alice: Caller) -> None:

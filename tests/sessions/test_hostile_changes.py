@@ -17,7 +17,7 @@ from providers.runtime.service import operations
 from providers.runtime.service.settings import FIELDS
 from providers.schema import validate
 from providers.self_managed import kept
-from providers.self_managed.client import Line, PoolClient
+from providers.self_managed.client import PoolClient, SandboxConnection
 from providers.self_managed.kept import ServiceFiles
 from tests.support.wire_server import Request, WireServer
 
@@ -52,7 +52,7 @@ def tell(lying: LyingService) -> Iterator[Callable[..., ServiceFiles]]:
 
     def told(*frames: Frame) -> ServiceFiles:
         lying.frames = list(frames)
-        return ServiceFiles(Line(client, "ref"))
+        return ServiceFiles(SandboxConnection(client, "ref"))
 
     yield told
     client.close()

@@ -12,7 +12,7 @@ import docker
 
 from providers.errors import KeptSandboxLost
 from providers.runtime.launchers.docker_owner import POOL_LABEL
-from providers.runtime.pool.state_store import Memory
+from providers.runtime.pool.state_store import StateStore
 from providers.sandbox import KeptSandbox
 from providers.self_managed.provider import SelfManagedProvider
 from providers.values import SandboxSpec
@@ -37,8 +37,8 @@ class Place:
         self.provider = self.held.enter_context(self.another_client())
 
     @property
-    def memory(self) -> Memory:
-        return Memory(self.folder / "data", self.pool_id)
+    def memory(self) -> StateStore:
+        return StateStore(self.folder / "data", self.pool_id)
 
     def another_client(self, **config: Any) -> Any:
         url = f"http://127.0.0.1:{self.port}"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from providers.runtime.guest import wire
-from providers.runtime.pool.cgroup import Evidence
+from providers.runtime.pool.cgroup import ResourceUsage
 from providers.runtime.pool.channel import GuestChannel
 from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.template import Template
@@ -47,8 +47,8 @@ class PuppetGuest:
     async def open(self) -> GuestChannel:
         return await GuestChannel.open(self._channel)
 
-    def evidence(self) -> Evidence:
-        return Evidence()
+    def evidence(self) -> ResourceUsage:
+        return ResourceUsage()
 
     def watch(self, is_running: bool) -> None:
         """Nothing is seen of it but what it says."""

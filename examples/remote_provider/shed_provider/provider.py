@@ -23,7 +23,7 @@ from providers.remote.bounded import BoundedClient
 from providers.remote.checked_httpx import CheckedTransport
 from providers.remote.receiver import Receiver
 from providers.remote.secret import Secret, scrub
-from providers.remote.service import Cell, Machine, Service, Wanted
+from providers.remote.service import AccountClient, Cell, CreateRequest, SandboxDriver
 from providers.schema import ConfigField
 
 ADDRESS_VARIABLE = "SHED_URL"
@@ -47,12 +47,12 @@ class ShedProvider(RemoteProvider):
         **receiver.FIELDS,
     }
 
-    def connect(self, config: Mapping[str, Any]) -> Service:
+    def connect(self, config: Mapping[str, Any]) -> AccountClient:
         trusted = (os.environ.get(ADDRESS_VARIABLE, ""),)
         return Shed(Secret(config["token"]), config["address"], Receiver.of(config, trusted))
 
 
-class Shed(Service):
+class Shed(AccountClient):
     """One account of it."""
 
     label = "Shed"
@@ -63,7 +63,7 @@ class Shed(Service):
         # It checks whom it connects to, and bounds what it is answered.
         self._client = BoundedClient(transport=CheckedTransport(receiver), base_url=address)
 
-    def create(self, wanted: Wanted) -> Machine:
+    def create(self, wanted: CreateRequest) -> SandboxDriver:
         asked = {"name": wanted.name, "seconds": wanted.seconds}
         return ShedMachine(self, self.request("POST", "/machines", json=asked).json()["id"])
 
@@ -114,7 +114,7 @@ class Shed(Service):
         return response.raise_for_status()
 
 
-class ShedMachine(Machine):
+class ShedMachine(SandboxDriver):
     """One sandbox of it."""
 
     def __init__(self, shed: Shed, ref: str) -> None:

@@ -46,7 +46,7 @@ from providers.models import (
     ProviderHealth,
 )
 from providers.services.history import SYSTEM
-from providers.services.settings_cache import Kept
+from providers.services.settings_cache import CachedQuery
 
 TARGET_PERCENT = 95.0
 # Hours shown, and hours a bar.
@@ -394,7 +394,7 @@ def _unhealthy() -> list[Ill]:
     ]
 
 
-attention = Kept(
+attention = CachedQuery(
     *(_look, PendingChange, Approval, Alert, CircuitBreaker, Budget, ProviderHealth, LedgerCheck),
     seconds=SECONDS,
 )

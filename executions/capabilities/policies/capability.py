@@ -46,7 +46,7 @@ from providers.isolation import NONE
 from providers.languages import language_of, normalize_language
 from providers.manager import Lease
 from providers.models import ConfigVersion
-from providers.services.settings_cache import Kept
+from providers.services.settings_cache import CachedQuery
 from providers.values import SandboxLimits, SandboxSpec
 
 _UNBOUNDED = 1 << 62
@@ -141,7 +141,7 @@ def _load() -> dict[str, Rules]:
     }
 
 
-_in_force = Kept(_load, Policy, ConfigVersion)
+_in_force = CachedQuery(_load, Policy, ConfigVersion)
 
 
 # The processor time of a look has its own bound; this one is for a machine that has no time.

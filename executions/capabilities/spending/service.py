@@ -22,7 +22,7 @@ from executions.runs.models import Execution, hour_of
 from executions.tenants.quotas import OF_ALL_BUDGETS, Quota
 from providers.errors import RateLimited
 from providers.services.route_order import price_of
-from providers.services.settings_cache import Kept
+from providers.services.settings_cache import CachedQuery
 
 logger = logging.getLogger(__name__)
 
@@ -131,7 +131,7 @@ def watch_spending() -> int:
     return alerts
 
 
-_budgets = Kept(lambda: list(Budget.objects.all()), Budget)
+_budgets = CachedQuery(lambda: list(Budget.objects.all()), Budget)
 
 
 def _spent(budget: Budget) -> Decimal:

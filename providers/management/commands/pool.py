@@ -12,7 +12,7 @@ from providers.addresses import is_loopback
 from providers.errors import SandboxError
 from providers.launcher_names import KINDS
 from providers.options import use_options
-from providers.runtime.pool.state_store import Memory
+from providers.runtime.pool.state_store import StateStore
 from providers.runtime.service.http import AllowedAddresses
 from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.serve import ServiceOptions, serve
@@ -81,7 +81,7 @@ class Command(BaseCommand):
             settings.POOL_GVISOR_PLATFORM,
             settings.MINIMUM_ISOLATION,
             settings.SANDBOX_LOCAL_PYTHON,
-            Memory(settings.DATA_DIR, pool_id),
+            StateStore(settings.DATA_DIR, pool_id),
         )
         service_options = ServiceOptions(
             host,

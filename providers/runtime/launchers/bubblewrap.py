@@ -19,7 +19,7 @@ from pathlib import Path
 from providers.errors import ProviderUnavailable
 from providers.runtime.guest import root
 from providers.runtime.guest.wire import EXHAUSTED, STARTED
-from providers.runtime.launchers.host_programs import OwnProgramsLauncher
+from providers.runtime.launchers.host_programs import HostProgramsLauncher
 from providers.runtime.pool.cgroup import memory_keeper
 from providers.runtime.pool.guest_files import (
     INSIDE,
@@ -52,7 +52,7 @@ START_SECONDS = 10.0
 _PROBE_SECONDS = 5.0
 
 
-class BubblewrapLauncher(OwnProgramsLauncher):
+class BubblewrapLauncher(HostProgramsLauncher):
     """Has one bubblewrap with a zygote in it, and has the zygote fork each sandbox.
 
     As root every sandbox gets a user id of its own, and so it does where subordinate users are

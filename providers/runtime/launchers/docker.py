@@ -18,7 +18,7 @@ from providers.languages import OURS, TABLE, version_in
 from providers.runtime.launchers.docker_engine import PARALLEL_CALLS, End, Engine, Recipe, Started
 from providers.runtime.launchers.docker_guest import DockerGuest
 from providers.runtime.launchers.docker_kernel import (
-    DockerSentry,
+    DockerKernelHost,
     kernel_argument,
     kernel_recipe,
 )
@@ -140,11 +140,11 @@ class DockerLauncher:
             raise
         return self._guest(name, started, {"image_digest": image.digest})
 
-    def _start_kernel(self, template: Template, _: int) -> DockerSentry:
+    def _start_kernel(self, template: Template, _: int) -> DockerKernelHost:
         """A container that has runs made in it later. Raises CreationFailed."""
         image = self._find_image(template)
         name = self._reaper.new_name()
-        return DockerSentry(
+        return DockerKernelHost(
             make=partial(self._in_thread, self._make_kernel, name, image, template),
             remove=partial(self.destroy, name, name),
             remove_now=partial(self._threads.submit, self._remove_now, name),

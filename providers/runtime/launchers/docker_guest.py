@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from providers.runtime.launchers.docker_engine import After, Demultiplexer, End, Started
-from providers.runtime.pool.cgroup import Evidence
+from providers.runtime.pool.cgroup import ResourceUsage
 from providers.runtime.pool.channel import GuestChannel
 from providers.runtime.pool.engine_cgroup import MemoryWatch, find_cgroup, find_process_limit
 from providers.runtime.pool.launcher import ALONE
@@ -56,7 +56,7 @@ class DockerGuest:
         self._refused = 0
         self._timer: asyncio.TimerHandle | None = None
         self._end = End()
-        self._seen_last: Evidence | None = None
+        self._seen_last: ResourceUsage | None = None
         self._ran_out = False
         self._gone: asyncio.Future[None] | None = None
 
@@ -84,7 +84,7 @@ class DockerGuest:
             if self._watch is not None:
                 self._watch.close()
 
-    def evidence(self) -> Evidence:
+    def evidence(self) -> ResourceUsage:
         seen = self._seen_last or self._look()
         known = seen.out_of_memory or self._ran_out or self._end.out_of_memory
         self._count_refused()
@@ -144,5 +144,5 @@ class DockerGuest:
                 return
             await asyncio.sleep(LOOK_SECONDS)
 
-    def _look(self) -> Evidence:
-        return self._cgroup.evidence() if self._cgroup else Evidence()
+    def _look(self) -> ResourceUsage:
+        return self._cgroup.evidence() if self._cgroup else ResourceUsage()

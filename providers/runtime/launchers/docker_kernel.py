@@ -11,7 +11,7 @@ from typing import Any
 
 from providers.runtime.launchers.docker_engine import Demultiplexer, Recipe, Started
 from providers.runtime.launchers.tenant_kernel import KERNEL_BYTES, needed_bytes
-from providers.runtime.pool.cgroup import Evidence
+from providers.runtime.pool.cgroup import ResourceUsage
 from providers.runtime.pool.template import Template
 
 # gVisor's own runtime cannot give a container more memory once it runs: so many runs find room in
@@ -42,7 +42,7 @@ def kernel_recipe(recipe: Recipe, template: Template, processors: int) -> Recipe
     return replace(recipe, host=host, ends_with_stream=True)
 
 
-class DockerSentry:
+class DockerKernelHost:
     """One such container, from its making to its removal."""
 
     def __init__(
@@ -69,9 +69,9 @@ class DockerSentry:
     def decode(self, data: bytes) -> bytes:
         return self._output.feed(data)
 
-    def evidence(self) -> Evidence:
+    def evidence(self) -> ResourceUsage:
         """Nothing that would say more of a run than that the kernel is gone."""
-        return Evidence()
+        return ResourceUsage()
 
     def complaint(self) -> str:
         return self._output.complaint

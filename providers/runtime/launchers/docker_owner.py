@@ -27,7 +27,7 @@ from providers import process_liveness
 from providers.errors import CreationFailed, SandboxError
 from providers.runtime.launchers.docker_engine import Engine, Listed, Started
 from providers.runtime.launchers.docker_settings import differences, shape_of, weaknesses
-from providers.runtime.pool.state_store import Memory
+from providers.runtime.pool.state_store import StateStore
 
 POOL_LABEL = "cofferdam.pool"
 OWNER_LABEL = "cofferdam.maker"
@@ -49,7 +49,7 @@ _open_here: set[str] = set()
 class Owner:
     """One launcher's mark on its containers: its process, and which of the process's launchers."""
 
-    def __init__(self, pool_id: str, memory: Memory | None = None) -> None:
+    def __init__(self, pool_id: str, memory: StateStore | None = None) -> None:
         """`memory` has what the pool's processes tell one another of what they keep."""
         birth = process_liveness.birth(os.getpid())
         self.mark = f"{_machine()}/{os.getpid()}/{birth}/{secrets.token_hex(4)}"

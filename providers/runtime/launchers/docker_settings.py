@@ -16,7 +16,7 @@ from typing import Any
 from providers.languages import TABLE
 from providers.runtime.pool.guest_files import INSIDE, PACKAGE, SOURCES
 from providers.runtime.pool.hardening import Hardening
-from providers.runtime.pool.state_store import Memory
+from providers.runtime.pool.state_store import StateStore
 
 # How long a warm container, and one that has had its run, waits for a host that may be no more:
 # longer than any pool keeps one.
@@ -48,7 +48,7 @@ class DockerSettings:
     require_gvisor: bool = False
     filter_system_calls: bool = True
     pool_id: str = "default"
-    memory: Memory | None = None
+    memory: StateStore | None = None
 
 
 @dataclass(frozen=True)

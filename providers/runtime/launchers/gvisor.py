@@ -16,12 +16,12 @@ from typing import Any
 
 from providers.errors import CreationFailed, ProviderUnavailable
 from providers.runtime.guest.processes import read_small
-from providers.runtime.launchers.host_programs import OwnProgramsLauncher
+from providers.runtime.launchers.host_programs import HostProgramsLauncher
 from providers.runtime.launchers.oci_bundle import Seen, make_root, mount, process_of, write_bundle
 from providers.runtime.launchers.tenant_kernel import TenantKernels
 from providers.runtime.launchers.warm_images import WarmImages
 from providers.runtime.pool import guest_files
-from providers.runtime.pool.cgroup import Cgroup, Evidence, memory_keeper
+from providers.runtime.pool.cgroup import Cgroup, ResourceUsage, memory_keeper
 from providers.runtime.pool.launcher import (
     Guest,
     ProcessGuest,
@@ -51,7 +51,7 @@ _CAPABILITIES = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_DAC_O
 _numbers = itertools.count()
 
 
-class GvisorLauncher(OwnProgramsLauncher):
+class GvisorLauncher(HostProgramsLauncher):
     """Starts each sandbox as `runsc run`, whose processes end with it.
 
     `platform` is gVisor's own choice of systrap, ptrace or kvm. ptrace is the faster one on
@@ -227,7 +227,7 @@ class GvisorGuest(ProcessGuest):
             else None
         )
 
-    def evidence(self) -> Evidence:
+    def evidence(self) -> ResourceUsage:
         seen = super().evidence()
         return replace(seen, out_of_memory=seen.out_of_memory or self._out_of_memory)
 

@@ -20,7 +20,7 @@ from providers.runtime.pool.guest_files import (
 )
 
 
-class OwnProgramsLauncher:
+class HostProgramsLauncher:
     """Knows the programs, the guest's files and the group that sandboxes are in."""
 
     def __init__(self, runtime: str, data_dir: Path, python: str, rest_seconds: float) -> None:

@@ -22,7 +22,7 @@ from typing import Any
 from providers.errors import CreationFailed, ProviderUnavailable
 from providers.runtime.guest.kernel import TERMINALS
 from providers.runtime.guest.root import TERMINAL_OPTIONS, group, passwd
-from providers.runtime.launchers.host_programs import OwnProgramsLauncher
+from providers.runtime.launchers.host_programs import HostProgramsLauncher
 from providers.runtime.launchers.oci_bundle import (
     NAMESPACES,
     Home,
@@ -69,7 +69,7 @@ _TERMINALS = [
 _numbers = itertools.count()
 
 
-class RuncLauncher(OwnProgramsLauncher):
+class RuncLauncher(HostProgramsLauncher):
     """Starts each sandbox by `tool`, which is `runc` or `crun`, as root."""
 
     def __init__(self, data_dir: Path, tool: str, python: str = "") -> None:

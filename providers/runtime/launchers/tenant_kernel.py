@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from providers.errors import CreationFailed, SandboxError
 from providers.runtime.guest import wire
-from providers.runtime.pool.cgroup import Evidence
+from providers.runtime.pool.cgroup import ResourceUsage
 from providers.runtime.pool.channel import GuestChannel
 from providers.runtime.pool.lanes import Lane, Lanes
 from providers.runtime.pool.launcher import Guest, Starter, start_failure
@@ -50,7 +50,7 @@ def needed_bytes(template: Template) -> int:
     return template.limits.memory_bytes + RUN_BYTES
 
 
-class Sentry(Protocol):
+class KernelHost(Protocol):
     """What a kernel runs in: a process of `runsc` or a container of an engine.
 
     `most_bytes` is what it may have where that cannot be changed any more. `facts` belong into the
@@ -66,7 +66,7 @@ class Sentry(Protocol):
     def decode(self, data: bytes) -> bytes:
         """What of the stream's bytes is the kernel's."""
 
-    def evidence(self) -> Evidence: ...
+    def evidence(self) -> ResourceUsage: ...
     def complaint(self) -> str: ...
     def resize(self, memory_bytes: int) -> None: ...
     def yield_processors(self, *, yields: bool) -> None: ...
@@ -79,7 +79,7 @@ class TenantKernels:
 
     def __init__(
         self,
-        start: Callable[[Template, int], Sentry],
+        start: Callable[[Template, int], KernelHost],
         enforced_by: Mapping[str, str],
         kind_of: Callable[[Template], str] = lambda _: "",
     ) -> None:
@@ -154,7 +154,7 @@ class _OwnersKernel:
 class _Kernel:
     """One gVisor kernel of one owner."""
 
-    def __init__(self, sentry: Sentry, at_end: Callable[[], None]) -> None:
+    def __init__(self, sentry: KernelHost, at_end: Callable[[], None]) -> None:
         self.sentry = sentry
         self.used_at = self._started_at = time.monotonic()
         self._at_end = at_end
@@ -332,10 +332,10 @@ class TenantGuest:
         self._channel = await GuestChannel.open(self.end)
         return self._channel
 
-    def evidence(self) -> Evidence:
+    def evidence(self) -> ResourceUsage:
         """What its supervisor sees is all there is: the machine knows the whole kernel only, of
         which an end for memory may be the doing of any run in it."""
-        return Evidence()
+        return ResourceUsage()
 
     def memory_bytes(self) -> int | None:
         return None

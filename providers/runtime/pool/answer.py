@@ -12,7 +12,7 @@ from typing import Any
 
 from providers.runtime.guest.names import Omissions, problem, too_large, too_many
 from providers.runtime.pool import claims
-from providers.runtime.pool.cgroup import Evidence
+from providers.runtime.pool.cgroup import ResourceUsage
 from providers.runtime.pool.channel import Frame
 from providers.runtime.pool.claims import read_outputs
 from providers.values import (
@@ -34,7 +34,7 @@ from providers.values import (
 
 
 def read_answer(
-    frame: Frame, limits: RunLimits, evidence: Evidence, metadata: dict[str, Any]
+    frame: Frame, limits: RunLimits, evidence: ResourceUsage, metadata: dict[str, Any]
 ) -> ExecutionResult:
     """The result that an answer stands for; what exceeds `limits` is left out.
 
@@ -124,7 +124,7 @@ OURS = 2
 
 
 def observed(
-    header: Mapping[str, object], evidence: Evidence, most_processes: int
+    header: Mapping[str, object], evidence: ResourceUsage, most_processes: int
 ) -> list[dict[str, Any]]:
     """`header` is a guest's answer, empty where it gave none. What the host has seen goes first."""
     found = []

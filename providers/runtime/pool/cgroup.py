@@ -40,7 +40,7 @@ _REMOVALS, _REMOVAL_SECONDS = 100, 0.02
 
 
 @dataclass(frozen=True)
-class Evidence:
+class ResourceUsage:
     """What is known of a sandbox from outside of it. None where nobody measured.
 
     `oom_kills` is how often the kernel killed for memory, and `refused_processes` how many
@@ -248,18 +248,18 @@ class Cgroup:
         for name in names:
             name.write_text(str(memory_bytes))
 
-    def evidence(self) -> Evidence:
+    def evidence(self) -> ResourceUsage:
         """Whether the kernel killed for memory here, and the most that was ever in use."""
         try:
             counters = dict(line.split() for line in read_small(self._events).splitlines())
         except OSError:
-            return Evidence()
+            return ResourceUsage()
         kills = int(counters.get(b"oom_kill", 0))
         try:
             most = int(read_small(self._peak))
         except OSError:  # memory.peak came with Linux 5.19
             most = None
-        return Evidence(kills > 0, most, self.cpu_seconds(), kills)
+        return ResourceUsage(kills > 0, most, self.cpu_seconds(), kills)
 
     def memory_bytes(self) -> int | None:
         """What is in use now, files in memory included, None where nobody counts it."""

@@ -24,7 +24,7 @@ from dataclasses import asdict, replace
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from providers.cancelled_runs import GivenUp
+from providers.cancelled_runs import CancelledRuns
 from providers.errors import (
     CreationFailed,
     InvalidConfiguration,
@@ -45,7 +45,7 @@ from providers.runtime.guest.protocol import (
 )
 from providers.runtime.pool import session_claims
 from providers.runtime.pool.answer import read_answer
-from providers.runtime.pool.cgroup import Evidence
+from providers.runtime.pool.cgroup import ResourceUsage
 from providers.runtime.pool.channel import Frame
 from providers.runtime.pool.conversation import (
     Allowance,
@@ -98,7 +98,7 @@ class Kept:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._runs = 0
         self._named: dict[str, Operation] = {}
-        self._given_up = GivenUp()
+        self._given_up = CancelledRuns()
         self._waiting = 0
         self._oom_kills = sandbox.guest.evidence().oom_kills
 
@@ -344,14 +344,14 @@ class Kept:
         result.metadata["context_kept"] = answer[0].get("context_kept") is True
         return result
 
-    def _evidence(self) -> Evidence:
+    def _evidence(self) -> ResourceUsage:
         """What was seen from outside in this run alone.
 
         Memory and time are those of all that runs here, so that the guest's figures stand.
         """
         seen = self.sandbox.guest.evidence().oom_kills
         killed, self._oom_kills = seen > self._oom_kills, seen
-        return Evidence(out_of_memory=killed)
+        return ResourceUsage(out_of_memory=killed)
 
     def _verdict_of_the_end(self, error: ConversationEnded, began: float) -> ExecutionResult:
         if self._operations.is_left:

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from providers.errors import CreationFailed, RateLimited, SandboxError
 from providers.runtime.guest import wire
-from providers.runtime.pool.cgroup import Cgroup, Evidence
+from providers.runtime.pool.cgroup import Cgroup, ResourceUsage
 from providers.runtime.pool.channel import GuestChannel
 from providers.runtime.pool.hardening import RUNC, Hardening
 from providers.runtime.pool.template import Template
@@ -40,7 +40,7 @@ class Guest(Protocol):
     async def open(self) -> GuestChannel:
         """Take over the channel, once."""
 
-    def evidence(self) -> Evidence:
+    def evidence(self) -> ResourceUsage:
         """What kernel or engine recorded so far."""
 
     def memory_bytes(self) -> int | None:
@@ -178,8 +178,8 @@ class PidfdGuest:
     async def open(self) -> GuestChannel:
         return await GuestChannel.open(self._channel)
 
-    def evidence(self) -> Evidence:
-        return self._cgroup.evidence() if self._cgroup else Evidence()
+    def evidence(self) -> ResourceUsage:
+        return self._cgroup.evidence() if self._cgroup else ResourceUsage()
 
     def memory_bytes(self) -> int | None:
         return self._cgroup.memory_bytes() if self._cgroup else None

@@ -17,7 +17,7 @@ from providers.runtime.pool.scaling import missing, without_start
 from providers.runtime.pool.settings import PoolSettings
 from providers.runtime.pool.shelf import OWNERS_REST_SECONDS, Shelf, Shelves, describe
 from providers.runtime.pool.template import Template
-from providers.runtime.pool.wait_queue import Line, LineFull, Place, Shares
+from providers.runtime.pool.wait_queue import QueueFull, Shares, Waiter, WaitQueue
 
 __all__ = ["Pool", "PoolSettings"]
 
@@ -40,7 +40,7 @@ class Pool:
         self._settings = settings
         self._shelves = Shelves(launcher, templates)
         self._shares = Shares()
-        self._line = Line(self._more_for)
+        self._line = WaitQueue(self._more_for)
         self._busy: dict[Sandbox, Shelf] = {}
         self._ending: set[Sandbox] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -151,10 +151,10 @@ class Pool:
             sandboxes += [*shelf.idle, *shelf.kept]
         await asyncio.gather(*(sandbox.destroy() for sandbox in sandboxes))
 
-    def _join(self, shelf: Shelf, owner: str) -> Place:
+    def _join(self, shelf: Shelf, owner: str) -> Waiter:
         try:
             place, displaced = self._line.join(owner, shelf.name, self._settings.queue)
-        except LineFull:
+        except QueueFull:
             self._refused += 1
             raise RateLimited(
                 "Every sandbox is busy and the queue is full.", retry_after=self._retry_after()
@@ -168,7 +168,7 @@ class Pool:
         shelf.waited()
         return place
 
-    async def _wait(self, shelf: Shelf, place: Place) -> Sandbox:
+    async def _wait(self, shelf: Shelf, place: Waiter) -> Sandbox:
         self._refill()
         patience = self._settings.patience
         try:
@@ -190,7 +190,7 @@ class Pool:
         finally:
             self._line.leave(place)
 
-    def _refuse(self, place: Place, error: SandboxError) -> None:
+    def _refuse(self, place: Waiter, error: SandboxError) -> None:
         self._line.leave(place)
         if not place.future.done():
             self._refused += 1
@@ -224,7 +224,7 @@ class Pool:
             if self._more_for(place.owner) and (sandbox := shelf.take(place.owner)):
                 self._serve(place, shelf, sandbox)
 
-    def _serve(self, place: Place, shelf: Shelf, sandbox: Sandbox) -> None:
+    def _serve(self, place: Waiter, shelf: Shelf, sandbox: Sandbox) -> None:
         self._line.serve(place)
         self._hand_out(sandbox, shelf, place.owner)
         place.future.set_result(sandbox)

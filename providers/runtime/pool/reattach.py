@@ -11,7 +11,7 @@ from providers.runtime.pool.conversation import Conversation, ConversationEnded,
 from providers.runtime.pool.kept import Kept
 from providers.runtime.pool.launcher import Guest, LastingLauncher
 from providers.runtime.pool.sandbox import Sandbox
-from providers.runtime.pool.state_store import GRACE_SECONDS, Remembered
+from providers.runtime.pool.state_store import GRACE_SECONDS, SandboxRecord
 from providers.runtime.pool.template import Template
 
 # Long enough that nobody guesses one, nor says one by chance.
@@ -35,7 +35,9 @@ def guest_seconds(left: float) -> float:
     return max(0.0, left) + GRACE_SECONDS
 
 
-async def find_again(launcher: LastingLauncher, remembered: Remembered, template: Template) -> Kept:
+async def find_again(
+    launcher: LastingLauncher, remembered: SandboxRecord, template: Template
+) -> Kept:
     """The sandbox as it was, without what was under way in it.
 
     Raises CreationFailed for one that has ended, is not what it was, or does not answer, and

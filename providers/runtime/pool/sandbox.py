@@ -19,7 +19,7 @@ from providers.errors import (
 )
 from providers.runtime.guest import wire
 from providers.runtime.pool.answer import observed, read_answer
-from providers.runtime.pool.cgroup import Evidence
+from providers.runtime.pool.cgroup import ResourceUsage
 from providers.runtime.pool.channel import ChannelClosed, Frame, GuestChannel
 from providers.runtime.pool.claims import readable
 from providers.runtime.pool.launcher import (
@@ -300,7 +300,7 @@ class Sandbox:
         async with asyncio.timeout(EVIDENCE_SECONDS):
             return await self._channel.receive()
 
-    def _of_this_run(self, evidence: Evidence) -> Evidence:
+    def _of_this_run(self, evidence: ResourceUsage) -> ResourceUsage:
         """The kernel counts what it refused over all runs of the sandbox."""
         refused = max(0, evidence.refused_processes - self._refused_before)
         return replace(evidence, refused_processes=refused)

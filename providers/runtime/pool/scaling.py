@@ -11,10 +11,10 @@ from collections.abc import Collection, Iterator, Mapping
 from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.settings import PoolSettings
 from providers.runtime.pool.shelf import Shelf
-from providers.runtime.pool.wait_queue import Line, Place
+from providers.runtime.pool.wait_queue import Waiter, WaitQueue
 
 
-def without_start(line: Line, shelves: Mapping[str, Shelf]) -> list[Place]:
+def without_start(line: WaitQueue, shelves: Mapping[str, Shelf]) -> list[Waiter]:
     """Who waits and has no start under way on their behalf, in their order."""
     coming = Counter({name: shelf.starting for name, shelf in shelves.items()})
     coming.subtract(place.template for place in line)
@@ -27,7 +27,7 @@ def without_start(line: Line, shelves: Mapping[str, Shelf]) -> list[Place]:
 
 
 def missing(
-    line: Line, shelves: Mapping[str, Shelf], settings: PoolSettings
+    line: WaitQueue, shelves: Mapping[str, Shelf], settings: PoolSettings
 ) -> list[tuple[Shelf, bool]]:
     """A shelf for every sandbox that is not there, and whether a caller waits for it.
 

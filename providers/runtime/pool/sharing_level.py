@@ -16,14 +16,14 @@ _NOBODY = "no tenant"
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenLevel:
     """`why` is for the provider's page, empty where somebody has named the level."""
 
     level: Level
     why: str = ""
 
 
-async def choose_level(launcher: Launcher, wanted: Isolation) -> Chosen:
+async def choose_level(launcher: Launcher, wanted: Isolation) -> ChosenLevel:
     """The level to have with this launcher, which is prepared.
 
     `auto` takes a gVisor kernel for each tenant where there can be one: that is gVisor's isolation
@@ -33,14 +33,14 @@ async def choose_level(launcher: Launcher, wanted: Isolation) -> Chosen:
     if wanted == "tenant-kernel":
         await _require_tenant_kernels(launcher)
     if wanted != "auto":
-        return Chosen(wanted)
+        return ChosenLevel(wanted)
     if launcher.runtime != "gvisor":
-        return Chosen("execution", "execution: a new sandbox starts fast with this launcher")
+        return ChosenLevel("execution", "execution: a new sandbox starts fast with this launcher")
     try:
         await _require_tenant_kernels(launcher)
     except SandboxError as error:
-        return Chosen("execution", f"execution: {error.message}"[:200])
-    return Chosen("tenant-kernel", "tenant-kernel: a new gVisor for every run starts slowly")
+        return ChosenLevel("execution", f"execution: {error.message}"[:200])
+    return ChosenLevel("tenant-kernel", "tenant-kernel: a new gVisor for every run starts slowly")
 
 
 async def _require_tenant_kernels(launcher: Launcher) -> None:

@@ -32,7 +32,7 @@ _CONTAINER = re.compile(r"[0-9a-f]{12,64}")
 
 
 @dataclass(frozen=True)
-class Remembered:
+class SandboxRecord:
     """One kept sandbox.
 
     `container` is the engine's name for it and `found` what the launcher knows it again by;
@@ -79,7 +79,7 @@ def boot() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
-class Memory:
+class StateStore:
     """Of the pool of this name in this data directory. One process at a time has it."""
 
     def __init__(self, data_dir: Path, pool_id: str) -> None:
@@ -128,7 +128,7 @@ class Memory:
             os.close(self._lock)
             self._lock = -1
 
-    def all(self) -> list[Remembered]:
+    def all(self) -> list[SandboxRecord]:
         """What is remembered, whatever is left of it. A file that is none of ours is removed."""
         found = []
         for path in self._files():
@@ -140,7 +140,7 @@ class Memory:
                 _remove(path)
         return found
 
-    def of_container(self, container: str) -> Remembered | None:
+    def of_container(self, container: str) -> SandboxRecord | None:
         """What is remembered of a container."""
         return _read(self._path(container)) if _CONTAINER.fullmatch(container) else None
 
@@ -148,7 +148,7 @@ class Memory:
         """Whether a sandbox of this name may be had again."""
         return any(each.ref == ref and not each.is_over for each in self.all())
 
-    def save(self, remembered: Remembered) -> None:
+    def save(self, remembered: SandboxRecord) -> None:
         """Raises OSError. A reader sees the former file or this one."""
         path = self._path(remembered.container)
         draft = path.with_suffix(".draft")
@@ -184,7 +184,7 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
 }
 
 
-def _read(path: Path) -> Remembered | None:
+def _read(path: Path) -> SandboxRecord | None:
     """None for a file that is gone, or is no such thing."""
     try:
         told = json.loads(path.read_text("utf-8"))
@@ -192,7 +192,7 @@ def _read(path: Path) -> Remembered | None:
             return None
         if not all(isinstance(told[name], kind) for name, kind in _KINDS.items()):
             return None
-        remembered = Remembered(**told)
+        remembered = SandboxRecord(**told)
         bytes.fromhex(remembered.marker)
         remembered.sandbox_limits  # noqa: B018  raises where they are none
     except (OSError, ValueError, TypeError, RecursionError):

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from providers.runtime.pool.sandbox import Sandbox
 
 
-class LineFull(Exception):
+class QueueFull(Exception):
     """There is no room, and nobody in it holds so much that the newcomer may push in."""
 
 
 @dataclass(eq=False)
-class Place:
+class Waiter:
     """One caller in the line, and what it will get."""
 
     owner: str
@@ -36,7 +36,7 @@ class Place:
     future: asyncio.Future[Sandbox]
 
 
-class Line:
+class WaitQueue:
     """Serves owners in turn, each owner's callers as they came.
 
     However many callers one owner sends, another owner's first is served second.
@@ -46,23 +46,23 @@ class Line:
         """`more_for` says how many of an owner's callers may be served now."""
         self._more_for = more_for
         # The owner whose turn is next comes first.
-        self._owners: dict[str, deque[Place]] = {}
+        self._owners: dict[str, deque[Waiter]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._owners.values()))
 
-    def __iter__(self) -> Iterator[Place]:
+    def __iter__(self) -> Iterator[Waiter]:
         """Everybody who may be served, in the order of service."""
         rows = [self._next_of(owner) for owner in self._owners]
         for row in itertools.zip_longest(*rows):
             yield from (place for place in row if place)
 
-    def _next_of(self, owner: str) -> list[Place]:
+    def _next_of(self, owner: str) -> list[Waiter]:
         # Who gave up a moment ago has not left yet.
         waiting = (place for place in self._owners[owner] if not place.future.done())
         return list(itertools.islice(waiting, self._more_for(owner)))
 
-    def everybody(self) -> list[Place]:
+    def everybody(self) -> list[Waiter]:
         """Whether they may be served or not."""
         return [place for places in self._owners.values() for place in places]
 
@@ -70,23 +70,23 @@ class Line:
         """How many wait for this template."""
         return sum(place.template == template for place in self)
 
-    def join(self, owner: str, template: str, bound: int) -> tuple[Place, Place | None]:
-        """A new place, and the place it displaced, if any. Raises LineFull.
+    def join(self, owner: str, template: str, bound: int) -> tuple[Waiter, Waiter | None]:
+        """A new place, and the place it displaced, if any. Raises QueueFull.
 
         Beyond `bound`, who has the most places loses the last one to somebody who has fewer.
         """
         displaced = None
         if len(self) >= bound:
-            greediest = max(self._owners.values(), key=len, default=deque[Place]())
+            greediest = max(self._owners.values(), key=len, default=deque[Waiter]())
             if len(greediest) <= len(self._owners.get(owner, ())) + 1:
-                raise LineFull
+                raise QueueFull
             displaced = greediest[-1]
             self.leave(displaced)
-        place = Place(owner, template, asyncio.get_running_loop().create_future())
+        place = Waiter(owner, template, asyncio.get_running_loop().create_future())
         self._owners.setdefault(owner, deque()).append(place)
         return place, displaced
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: Waiter) -> None:
         """Give up a place. Nothing happens when it is not in the line any more."""
         places = self._owners.get(place.owner)
         if places and place in places:
@@ -94,14 +94,14 @@ class Line:
             if not places:
                 del self._owners[place.owner]
 
-    def first(self, template: str, owner: str | None = None) -> Place | None:
+    def first(self, template: str, owner: str | None = None) -> Waiter | None:
         """Who is next for this template, of this owner or of all."""
         for place in self:
             if place.template == template and owner in (None, place.owner):
                 return place
         return None
 
-    def serve(self, place: Place) -> None:
+    def serve(self, place: Waiter) -> None:
         """Take a place out of the line; its owner's next turn comes after everybody else's."""
         self.leave(place)
         rest = self._owners.pop(place.owner, None)

@@ -20,7 +20,7 @@ from providers.runtime.pool.launcher import LastingGuest, LastingLauncher
 from providers.runtime.pool.reattach import find_again, guest_seconds
 from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.sessions import Session
-from providers.runtime.pool.state_store import GRACE_SECONDS, Memory, Remembered, boot, now
+from providers.runtime.pool.state_store import GRACE_SECONDS, SandboxRecord, StateStore, boot, now
 from providers.runtime.pool.template import Template
 
 logger = logging.getLogger(__name__)
@@ -33,15 +33,15 @@ SLACK_SECONDS = 0.5
 class _Entry:
     """`remembered` is None where that did not work: the sandbox ends with this process."""
 
-    remembered: Remembered | None
+    remembered: SandboxRecord | None
     lives_until: float
     was_found: bool = False
 
 
-class Outliving:
+class DurableSandboxes:
     """Those of this process. All of it happens in one event loop."""
 
-    def __init__(self, memory: Memory | None) -> None:
+    def __init__(self, memory: StateStore | None) -> None:
         self._memory = memory
         self._entries: dict[Session, _Entry] = {}
         self._left: set[str] = set()
@@ -57,7 +57,7 @@ class Outliving:
         if self._memory is None or not isinstance(guest, LastingGuest):
             return
         left = session.expires_at - time.monotonic()
-        remembered = Remembered(
+        remembered = SandboxRecord(
             container=guest.container,
             ref=session.ref,
             owner=session.owner,
@@ -88,7 +88,7 @@ class Outliving:
                 # It has ended meanwhile.
                 self._memory.forget(guest.container)
 
-    def go_on(self, session: Session, remembered: Remembered) -> None:
+    def go_on(self, session: Session, remembered: SandboxRecord) -> None:
         """One that this process has found."""
         lives_until = time.monotonic() + guest_seconds(remembered.left)
         self._entries[session] = _Entry(remembered, lives_until, was_found=True)
@@ -155,8 +155,8 @@ class Outliving:
 
 
 if TYPE_CHECKING:
-    from providers.runtime.service.pool_manager import PoolKeeper
-    from providers.runtime.service.revisions import Line
+    from providers.runtime.service.pool_manager import PoolManager
+    from providers.runtime.service.revisions import Revision
 
 
 # How often it is tried to be the pool's one process, and to reach an engine that does not answer.
@@ -165,11 +165,11 @@ AT_ONCE = 8
 # A guest that does not answer is attached to once more.
 ATTEMPTS = 2
 
-Found = Callable[["Line", Kept, Remembered], None]
+Found = Callable[["Revision", Kept, SandboxRecord], None]
 
 
 async def adopt_all(
-    keeper: PoolKeeper, memory: Memory, minimum_isolation: str, found: Found
+    keeper: PoolManager, memory: StateStore, minimum_isolation: str, found: Found
 ) -> None:
     """Take over what is remembered, once no other process of this pool is there.
 
@@ -183,7 +183,7 @@ async def adopt_all(
         return
     slots = asyncio.Semaphore(AT_ONCE)
 
-    async def one(remembered: Remembered) -> None:
+    async def one(remembered: SandboxRecord) -> None:
         try:
             await _adopt(keeper, remembered, minimum_isolation, found, slots)
         except Exception as error:
@@ -203,8 +203,8 @@ async def adopt_all(
 
 
 async def _adopt(
-    keeper: PoolKeeper,
-    remembered: Remembered,
+    keeper: PoolManager,
+    remembered: SandboxRecord,
     minimum_isolation: str,
     found: Found,
     slots: asyncio.Semaphore,
@@ -240,7 +240,7 @@ async def _adopt(
     raise CreationFailed("Its lease has ended.")
 
 
-async def _end(keeper: PoolKeeper, remembered: Remembered) -> None:
+async def _end(keeper: PoolManager, remembered: SandboxRecord) -> None:
     """At once where that is possible, else the launcher's search for orphans does it."""
     try:
         line = await keeper.current()

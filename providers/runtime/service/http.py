@@ -23,7 +23,7 @@ from providers.errors import (
 )
 from providers.runtime.service import messages, operations, ragflow
 from providers.runtime.service.kept import KeptHandlers, settings_unknown
-from providers.runtime.service.pool_manager import PoolKeeper
+from providers.runtime.service.pool_manager import PoolManager
 from providers.runtime.service.relay import relay_run, relayed
 from providers.runtime.service.settings import ServiceSettings, settings_digest
 
@@ -43,7 +43,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Service:
     """The handlers. A handler is cancelled when its client disconnects."""
 
-    def __init__(self, keeper: PoolKeeper, token: str) -> None:
+    def __init__(self, keeper: PoolManager, token: str) -> None:
         self.keeper = keeper
         self._token = token
         self._pushed: set[str] = set()

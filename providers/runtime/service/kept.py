@@ -20,7 +20,7 @@ from providers.runtime.pool.channel import Frame
 from providers.runtime.pool.kept import STREAMS, WRITES, Kept
 from providers.runtime.pool.sessions import LEASE_SECONDS, Session, lease
 from providers.runtime.service import messages, operations
-from providers.runtime.service.pool_manager import PoolKeeper
+from providers.runtime.service.pool_manager import PoolManager
 from providers.runtime.service.relay import Incoming, Relay, relay_run, relayed
 from providers.runtime.service.sandbox_registry import Apart
 
@@ -31,7 +31,7 @@ class KeptHandlers:
     """What is done with the sandboxes under /v1/sandboxes."""
 
     def __init__(
-        self, keeper: PoolKeeper, knows_the_settings: Callable[[web.Request], bool]
+        self, keeper: PoolManager, knows_the_settings: Callable[[web.Request], bool]
     ) -> None:
         self._keeping = keeper.keeping
         self._knows_the_settings = knows_the_settings

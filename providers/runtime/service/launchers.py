@@ -16,8 +16,8 @@ from providers.errors import ProviderUnavailable, SandboxError
 from providers.isolation import NAMESPACES, IsolationUnmet, meets, of_runtime
 from providers.launcher_names import KINDS
 from providers.runtime.pool.launcher import Launcher
-from providers.runtime.pool.sharing_level import Chosen, choose_level, try_out
-from providers.runtime.pool.state_store import Memory
+from providers.runtime.pool.sharing_level import ChosenLevel, choose_level, try_out
+from providers.runtime.pool.state_store import StateStore
 from providers.runtime.service.settings import ServiceSettings
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ class LauncherChoice:
     gvisor_platform: str = "systrap"
     minimum_isolation: str = NAMESPACES
     python: str = ""
-    memory: Memory | None = None
+    memory: StateStore | None = None
 
     def key(self, settings: ServiceSettings) -> Hashable:
         """Settings with the same key can share a launcher."""
@@ -46,7 +46,7 @@ class LauncherChoice:
         kernels = settings.isolation in ("tenant-kernel", "auto") and settings.isolation
         return settings.runtime, settings.require_gvisor, settings.enable_seccomp, images, kernels
 
-    async def open(self, settings: ServiceSettings) -> tuple[str, Launcher, Chosen]:
+    async def open(self, settings: ServiceSettings) -> tuple[str, Launcher, ChosenLevel]:
         """A launcher that is ready, its kind, and the level to have with it.
 
         Raises ProviderUnavailable with the remedy.

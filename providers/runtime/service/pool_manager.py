@@ -20,12 +20,12 @@ from providers.runtime.pool.sharing_level import choose_level
 from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.revisions import (
     Instance,
-    Line,
+    Revision,
     open_line,
     same_sandboxes,
     why_not_opened,
 )
-from providers.runtime.service.sandbox_registry import Apart, Keeping
+from providers.runtime.service.sandbox_registry import Apart, SandboxRegistry
 from providers.runtime.service.settings import ServiceSettings
 from providers.values import Emit, ExecutionResult, Job
 
@@ -47,18 +47,18 @@ REST_SECONDS = 600.0
 SPENT_REMEMBERED = 10_000
 
 
-class PoolKeeper:
+class PoolManager:
     """Lives in one event loop. What cannot be started yet is tried again until it can."""
 
     def __init__(self, choice: LauncherChoice, settings: ServiceSettings) -> None:
         self._choice = choice
         self._settings = settings
-        self._line: Line | None = None
-        self._retired: set[Line] = set()
+        self._line: Revision | None = None
+        self._retired: set[Revision] = set()
         self._failure: SandboxError | None = None
         self._instances: dict[str, Instance] = {}
-        self.keeping = Keeping(self, choice.memory)
-        self._apart: dict[Hashable, Line] = {}
+        self.keeping = SandboxRegistry(self, choice.memory)
+        self._apart: dict[Hashable, Revision] = {}
         self._creating = 0
         self._spent: dict[str, None] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -122,7 +122,7 @@ class PoolKeeper:
         return await self.create_in(line, template, owner)
 
     async def create_in(
-        self, line: Line, template: str, owner: str, *, alone: bool = False
+        self, line: Revision, template: str, owner: str, *, alone: bool = False
     ) -> Instance:
         """One of this pool's sandboxes, handed out; `alone` shares nothing with other runs."""
         name = normalize_language(template)
@@ -139,7 +139,7 @@ class PoolKeeper:
             self._creating -= 1
         return self._hold(Instance(secrets.token_urlsafe(12), name, sandbox, line))
 
-    def take_over(self, line: Line, kept: Kept, owner: str) -> Instance:
+    def take_over(self, line: Revision, kept: Kept, owner: str) -> Instance:
         """A sandbox that a former process has kept for this owner."""
         sandbox = kept.sandbox
         line.instances += 1
@@ -162,7 +162,7 @@ class PoolKeeper:
             instance.sandbox.closed.remove_done_callback(instance.forget)
         instance.line.pool.let_go(instance.sandbox)
 
-    async def line_apart(self, apart: Apart) -> Line:
+    async def line_apart(self, apart: Apart) -> Revision:
         """A pool for kept sandboxes made by these settings. It ends a while after the last."""
         self._refuse_when_draining()
         async with self._changing:
@@ -281,7 +281,7 @@ class PoolKeeper:
         for launcher in {id(line.launcher): line.launcher for line in lines}.values():
             launcher.close()
 
-    async def current(self) -> Line:
+    async def current(self) -> Revision:
         """The line in force, waited for while it is being opened for the first time."""
         if self._line is None and self._failure is None:
             with contextlib.suppress(TimeoutError):
@@ -327,7 +327,7 @@ class PoolKeeper:
         self._failure = None
         self._ready.set()
 
-    async def _retire(self, line: Line) -> None:
+    async def _retire(self, line: Revision) -> None:
         """Let what runs in it finish, and keep nothing warm for others."""
         line.retired = True
         self._retired.add(line)
@@ -336,7 +336,7 @@ class PoolKeeper:
         await line.pool.resize(nothing)
         self.close_if_unused(line)
 
-    def close_if_unused(self, line: Line) -> None:
+    def close_if_unused(self, line: Revision) -> None:
         """End a pool that is not in force once nothing of it is lent."""
         if self._closing:
             # Whoever closes all of them closes this one.
@@ -347,7 +347,7 @@ class PoolKeeper:
         else:
             self._close_if_rested(line, line.lent)
 
-    def _close_if_rested(self, line: Line, lent: int) -> None:
+    def _close_if_rested(self, line: Revision, lent: int) -> None:
         """End it where nothing is lent of it, nor was in the meantime."""
         if self._closing or line.lent != lent:
             return
@@ -356,7 +356,7 @@ class PoolKeeper:
             self._apart = {key: each for key, each in self._apart.items() if each is not line}
             self._spawn(self._close_line(line))
 
-    async def _close_line(self, line: Line) -> None:
+    async def _close_line(self, line: Revision) -> None:
         await line.pool.close()
         others = (self._line, *self._retired)
         if not any(other and other.launcher is line.launcher for other in others):

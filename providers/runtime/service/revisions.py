@@ -17,7 +17,7 @@ from providers.runtime.pool.launcher import Launcher
 from providers.runtime.pool.pool import Pool
 from providers.runtime.pool.requests import make_template
 from providers.runtime.pool.sandbox import Sandbox
-from providers.runtime.pool.sharing_level import Chosen, choose_level
+from providers.runtime.pool.sharing_level import ChosenLevel, choose_level
 from providers.runtime.pool.template import Template
 from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.settings import ServiceSettings
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Line:
+class Revision:
     """One pool and what it was made for. Retired when another one is in force."""
 
     settings: ServiceSettings
@@ -34,7 +34,7 @@ class Line:
     launcher: Launcher
     pool: Pool
     templates: Mapping[str, Template]
-    chosen: Chosen
+    chosen: ChosenLevel
     instances: int = 0
     retired: bool = False
     # How many were ever lent out of it.
@@ -42,8 +42,8 @@ class Line:
 
 
 async def open_line(
-    choice: LauncherChoice, settings: ServiceSettings, former: Line | None = None
-) -> Line:
+    choice: LauncherChoice, settings: ServiceSettings, former: Revision | None = None
+) -> Revision:
     """A pool for these settings, over the former's launcher if that fits them too."""
     if former is not None and choice.key(settings) == choice.key(former.settings):
         chosen = await choose_level(former.launcher, settings.isolation)
@@ -57,7 +57,9 @@ async def open_line(
         raise
 
 
-def _over(kind: str, launcher: Launcher, chosen: Chosen, settings: ServiceSettings) -> Line:
+def _over(
+    kind: str, launcher: Launcher, chosen: ChosenLevel, settings: ServiceSettings
+) -> Revision:
     wanted = {language: language for language in launcher.languages()}
     if kind == "docker":
         wanted |= settings.templates
@@ -78,7 +80,7 @@ def _over(kind: str, launcher: Launcher, chosen: Chosen, settings: ServiceSettin
         "pool opened",
         extra={"launcher": kind, "runtime": launcher.runtime, "size": settings.pool_size},
     )
-    return Line(settings, kind, launcher, pool, templates, chosen)
+    return Revision(settings, kind, launcher, pool, templates, chosen)
 
 
 def why_not_opened(error: Exception) -> SandboxError:
@@ -119,7 +121,7 @@ class Instance:
     instance_id: str
     template: str
     sandbox: Sandbox
-    line: Line
+    line: Revision
     client: str = ""
     used: bool = False
     kept: Kept | None = None

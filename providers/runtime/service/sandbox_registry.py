@@ -17,14 +17,14 @@ from providers.runtime.pool.kept import Kept
 from providers.runtime.pool.reattach import lasting, new_marker
 from providers.runtime.pool.requests import check_limits
 from providers.runtime.pool.sessions import Session, Sessions
-from providers.runtime.pool.state_store import Memory, Remembered, now
-from providers.runtime.service.durable import Outliving, adopt_all
+from providers.runtime.pool.state_store import SandboxRecord, StateStore, now
+from providers.runtime.service.durable import DurableSandboxes, adopt_all
 from providers.runtime.service.settings import ServiceSettings, settings_digest
 from providers.values import SandboxLimits
 
 if TYPE_CHECKING:
-    from providers.runtime.service.pool_manager import PoolKeeper
-    from providers.runtime.service.revisions import Instance, Line
+    from providers.runtime.service.pool_manager import PoolManager
+    from providers.runtime.service.revisions import Instance, Revision
 
 logger = logging.getLogger(__name__)
 
@@ -36,14 +36,14 @@ LOOK_SECONDS = 0.05
 RETRY_AFTER_SECONDS = 2.0
 
 
-class Keeping:
+class SandboxRegistry:
     """The kept sandboxes of a keeper. Each counts in the pool that it is of until it has ended."""
 
-    def __init__(self, keeper: PoolKeeper, memory: Memory | None) -> None:
+    def __init__(self, keeper: PoolManager, memory: StateStore | None) -> None:
         self.sessions = Sessions(self._end)
         self._keeper = keeper
         self._memory = memory
-        self._outliving = Outliving(memory)
+        self._outliving = DurableSandboxes(memory)
         self._instances: dict[Kept, Instance] = {}
         self._has_left = False
 
@@ -126,7 +126,7 @@ class Keeping:
             self._keeper.let_go(self._instances.pop(session.kept))
             session.kept.leave()
 
-    def move_what_was_found(self, former: Line, line: Line) -> None:
+    def move_what_was_found(self, former: Revision, line: Revision) -> None:
         """Have what was found before the settings were known count where the next ones do."""
         if line.launcher is not former.launcher:
             return
@@ -140,7 +140,7 @@ class Keeping:
                 instance.line = line
                 self.sessions.move(session, line)
 
-    def _go_on(self, line: Line, kept: Kept, remembered: Remembered) -> None:
+    def _go_on(self, line: Revision, kept: Kept, remembered: SandboxRecord) -> None:
         """One that was found. Its lease goes on."""
         self._instances[kept] = self._keeper.take_over(line, kept, remembered.owner)
         self.sessions.count(line, remembered.owner)
@@ -169,7 +169,7 @@ class Keeping:
                 logger.exception("maintenance of persistent sandboxes failed")
             await asyncio.sleep(REAP_SECONDS)
 
-    async def _take(self, line: Line, template: str, owner: str) -> Instance:
+    async def _take(self, line: Revision, template: str, owner: str) -> Instance:
         """One in which nothing has run: what the owner's former runs have left is ended."""
         while True:
             instance = await self._keeper.create_in(line, template, owner, alone=True)

@@ -22,7 +22,7 @@ from providers.errors import InvalidConfiguration
 from providers.runtime.service import unix_socket
 from providers.runtime.service.http import AllowedAddresses, Gate, Service
 from providers.runtime.service.launchers import LauncherChoice
-from providers.runtime.service.pool_manager import PoolKeeper
+from providers.runtime.service.pool_manager import PoolManager
 from providers.runtime.service.settings import ServiceSettings
 
 logger = logging.getLogger(__name__)
@@ -89,7 +89,7 @@ async def _serve(options: ServiceOptions, announce: Callable[[str], None]) -> No
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         loop.add_signal_handler(number, partial(told, at_once=number == signal.SIGQUIT))
-    keeper = PoolKeeper(options.choice, options.settings)
+    keeper = PoolManager(options.choice, options.settings)
     runner = web.AppRunner(
         Service(keeper, options.token).application(),
         access_log=None,
@@ -125,7 +125,7 @@ async def _serve(options: ServiceOptions, announce: Callable[[str], None]) -> No
             await runner.cleanup()
 
 
-async def _let_finish(keeper: PoolKeeper, now: asyncio.Event, grace: float) -> None:
+async def _let_finish(keeper: PoolManager, now: asyncio.Event, grace: float) -> None:
     """Wait until nothing that was lent is used any more, for as long as there is time."""
     end = time.monotonic() + grace
     if lent := keeper.stats()["instances"]:

@@ -16,7 +16,7 @@ from providers.runtime.pool import reattach
 from providers.runtime.pool.channel import GuestChannel
 from providers.runtime.pool.kept import Kept
 from providers.runtime.pool.reattach import find_again
-from providers.runtime.pool.state_store import Remembered, boot, now
+from providers.runtime.pool.state_store import SandboxRecord, boot, now
 from providers.runtime.pool.template import Template
 from tests.providers.guest.kept_puppet import Answers, Puppet
 from tests.support.puppets import PuppetGuest, pass_seconds
@@ -24,8 +24,8 @@ from tests.support.puppets import PuppetGuest, pass_seconds
 MARKER = secrets.token_bytes(32)
 
 
-def remembered() -> Remembered:
-    return Remembered(
+def remembered() -> SandboxRecord:
+    return SandboxRecord(
         container="a" * 64,
         ref="ref",
         owner="alice",

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from providers.runtime.guest import advice, wire
 from providers.runtime.guest.request import Run, answer
 from providers.runtime.pool.answer import read_answer
-from providers.runtime.pool.cgroup import Evidence
+from providers.runtime.pool.cgroup import ResourceUsage
 from providers.values import SANDBOX_ENDED, ExecutionResult, RunLimits
 from tests.support.sandboxes import Local, command, family, wait_until
 
@@ -73,7 +73,7 @@ def told(report: bytes, folder: Path, *, advised: bool = True) -> ExecutionResul
         parser = wire.Parser(1 << 26)
         (frame,) = parser.feed(answer(run, 7, 0.1))
     child.close()
-    return read_answer(frame, LIMITS, Evidence(), {})
+    return read_answer(frame, LIMITS, ResourceUsage(), {})
 
 
 def frame(header: dict[str, Any], *parts: tuple[str, bytes]) -> bytes:

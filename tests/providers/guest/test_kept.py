@@ -9,7 +9,7 @@ import pytest
 from django.db import OperationalError
 
 from providers.services import settings_cache as module
-from providers.services.settings_cache import Kept, renew_all
+from providers.services.settings_cache import CachedQuery, renew_all
 
 
 class Clock:
@@ -47,7 +47,7 @@ def rules() -> Rules:
 
 
 def test_a_change_made_elsewhere_is_seen_within_a_second(clock: Clock, rules: Rules) -> None:
-    kept = Kept(rules.load)
+    kept = CachedQuery(rules.load)
     assert kept() == "first"
     rules.value = "second"
     clock.now += 0.9
@@ -57,7 +57,7 @@ def test_a_change_made_elsewhere_is_seen_within_a_second(clock: Clock, rules: Ru
 
 
 def test_no_request_looks_up_what_is_renewed_ahead_of_it(clock: Clock, rules: Rules) -> None:
-    kept = Kept(rules.load)
+    kept = CachedQuery(rules.load)
     kept()
     for number in range(20):
         clock.now += module.RENEWED_SECONDS
@@ -69,7 +69,7 @@ def test_no_request_looks_up_what_is_renewed_ahead_of_it(clock: Clock, rules: Ru
 
 
 def test_what_nobody_asks_for_is_not_looked_up(clock: Clock, rules: Rules) -> None:
-    kept = Kept(rules.load)
+    kept = CachedQuery(rules.load)
     renew_all()
     assert rules.looks == 0
     kept()
@@ -83,7 +83,7 @@ def test_what_nobody_asks_for_is_not_looked_up(clock: Clock, rules: Rules) -> No
 def test_a_change_during_a_renewal_is_not_covered_by_what_was_read_before(
     clock: Clock, rules: Rules
 ) -> None:
-    kept = Kept(rules.load)
+    kept = CachedQuery(rules.load)
     kept()
 
     def change() -> None:
@@ -100,8 +100,8 @@ def test_a_failing_look_leaves_the_others_and_is_made_up_for(clock: Clock, rules
     def fail() -> None:
         raise OperationalError("the server is gone")
 
-    failing, other = Kept(rules.load), Rules()
-    beside = Kept(other.load)
+    failing, other = CachedQuery(rules.load), Rules()
+    beside = CachedQuery(other.load)
     failing(), beside()
     rules.meanwhile = fail
     renew_all()

@@ -16,10 +16,10 @@ from providers.runtime.guest.protocol import CHUNK_BYTES, CREDIT
 from providers.runtime.pool.channel import GuestChannel
 from providers.runtime.pool.kept import Kept
 from providers.runtime.pool.sessions import Session
-from providers.runtime.pool.state_store import Memory, Remembered, boot, now
+from providers.runtime.pool.state_store import SandboxRecord, StateStore, boot, now
 from providers.runtime.service import sandbox_registry as keeping_module
-from providers.runtime.service.durable import Outliving
-from providers.runtime.service.sandbox_registry import Keeping
+from providers.runtime.service.durable import DurableSandboxes
+from providers.runtime.service.sandbox_registry import SandboxRegistry
 from providers.values import Job
 from tests.providers.guest.kept_puppet import Answers, Puppet, play
 from tests.support.impostor_pools import until
@@ -122,8 +122,8 @@ class StillKept:
         self.told.append(seconds)
 
 
-def remembered(seconds: float, container: str = "0" * 12) -> Remembered:
-    return Remembered(
+def remembered(seconds: float, container: str = "0" * 12) -> SandboxRecord:
+    return SandboxRecord(
         container, container, "alice", "python", "python", "runc", {}, "", "", {}, 1, boot(),
         now(), now() + seconds, seconds,
     )  # fmt: skip
@@ -133,7 +133,7 @@ def test_one_that_cannot_be_told_of_its_lease_keeps_it_from_no_other() -> None:
     """Nor a service that ends from leaving the others to the next."""
 
     async def scenario() -> None:
-        outliving = Outliving(None)
+        outliving = DurableSandboxes(None)
         broken, fine = StillKept(is_broken=True), StillKept()
         sessions = [
             Session(name, "alice", cast(Any, kept), None, time.monotonic() + 600)
@@ -169,11 +169,11 @@ def test_one_that_cannot_be_ended_or_forgotten_keeps_no_other_from_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int, in_the_way: bool
 ) -> None:
     monkeypatch.setattr(keeping_module, "REAP_SECONDS", 0.01)
-    memory = Memory(tmp_path, "pool")
+    memory = StateStore(tmp_path, "pool")
 
     async def scenario() -> None:
         keeper = Keeper(failures)
-        keeping = Keeping(cast(Any, keeper), memory)
+        keeping = SandboxRegistry(cast(Any, keeper), memory)
         for number in range(2):
             over = remembered(-1, f"{number:012}")
             keeping._go_on(cast(Any, None), cast(Any, StillKept()), over)

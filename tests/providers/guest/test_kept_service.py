@@ -21,7 +21,7 @@ from providers.runtime.service import operations
 from providers.runtime.service.settings import FIELDS
 from providers.sandbox import KeptSandbox
 from providers.schema import validate
-from providers.self_managed.client import Line, PoolClient
+from providers.self_managed.client import PoolClient, SandboxConnection
 from providers.self_managed.provider import SelfManagedProvider
 from providers.values import Event, Job, SandboxLimits, SandboxSpec
 from tests.support.pool_service import PoolService, provider_of, running
@@ -231,7 +231,7 @@ def test_a_bad_request_is_refused_and_the_sandbox_stays(
     pool: PoolService, provider: SelfManagedProvider, body: bytes
 ) -> None:
     sandbox = keep(provider)
-    line = Line(client_of(pool), sandbox.ref)
+    line = SandboxConnection(client_of(pool), sandbox.ref)
     with pytest.raises(InvalidConfiguration), line.send(body) as frames:
         list(frames)
     assert sandbox.run(Job("print(1)")).stdout == "1\n"

@@ -18,7 +18,13 @@ from typing import Any
 
 import pytest
 
-from providers.runtime.pool.cgroup import Cgroup, CgroupParent, Evidence, memory_keeper, own_groups
+from providers.runtime.pool.cgroup import (
+    Cgroup,
+    CgroupParent,
+    ResourceUsage,
+    memory_keeper,
+    own_groups,
+)
 from tests.conftest import require
 from tests.support.cgroups import groups_named
 from tests.support.lent_users import COUNT, ordinary_user
@@ -159,13 +165,13 @@ def test_the_kernels_counters_are_the_evidence(
     tmp_path: Path, version: int, events: str, peak: str
 ) -> None:
     group = Cgroup(tmp_path, version)
-    assert group.evidence() == Evidence()
+    assert group.evidence() == ResourceUsage()
     (tmp_path / events).write_text("under_oom 0\noom_kill 0\n")
-    assert group.evidence() == Evidence(out_of_memory=False)
+    assert group.evidence() == ResourceUsage(out_of_memory=False)
     (tmp_path / peak).write_text("4096\n")
-    assert group.evidence() == Evidence(False, 4096)
+    assert group.evidence() == ResourceUsage(False, 4096)
     (tmp_path / events).write_text("under_oom 0\noom_kill 2\n")
-    assert group.evidence() == Evidence(True, 4096, oom_kills=2)
+    assert group.evidence() == ResourceUsage(True, 4096, oom_kills=2)
 
 
 def test_groups_of_dead_processes_are_removed_and_those_of_living_ones_stay(

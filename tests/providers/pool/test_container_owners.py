@@ -18,15 +18,15 @@ from providers.runtime.launchers.docker_owner import (
     OWNER_LABEL,
     Owner,
 )
-from providers.runtime.pool.state_store import GRACE_SECONDS, Memory, Remembered, boot, now
+from providers.runtime.pool.state_store import GRACE_SECONDS, SandboxRecord, StateStore, boot, now
 
 CONTAINER = "b" * 64
 NOW = 1e9
 
 
 @pytest.fixture
-def memory(tmp_path: Path) -> Iterator[Memory]:
-    memory = Memory(tmp_path, "pool")
+def memory(tmp_path: Path) -> Iterator[StateStore]:
+    memory = StateStore(tmp_path, "pool")
     assert memory.take()
     yield memory
     memory.let_go()
@@ -46,8 +46,8 @@ def of_a_dead_process(owner: Owner, pid: int) -> Listed:
     return Listed(CONTAINER, name, owner.labels, NOW - 10)
 
 
-def saved(memory: Memory, left: float) -> Remembered:
-    remembered = Remembered(
+def saved(memory: StateStore, left: float) -> SandboxRecord:
+    remembered = SandboxRecord(
         container=CONTAINER,
         ref="ref",
         owner="alice",
@@ -68,7 +68,9 @@ def saved(memory: Memory, left: float) -> Remembered:
     return remembered
 
 
-def test_what_is_remembered_is_no_orphan_until_its_lease_is_over(memory: Memory, gone: int) -> None:
+def test_what_is_remembered_is_no_orphan_until_its_lease_is_over(
+    memory: StateStore, gone: int
+) -> None:
     owner = Owner("pool", memory)
     container = of_a_dead_process(owner, gone)
 
@@ -80,7 +82,9 @@ def test_what_is_remembered_is_no_orphan_until_its_lease_is_over(memory: Memory,
     assert owner.is_orphan(container, set(), NOW)
 
 
-def test_one_that_has_ended_is_an_orphan_whatever_is_remembered(memory: Memory, gone: int) -> None:
+def test_one_that_has_ended_is_an_orphan_whatever_is_remembered(
+    memory: StateStore, gone: int
+) -> None:
     owner = Owner("pool", memory)
     saved(memory, 100)
     dead = replace(of_a_dead_process(owner, gone), is_running=False)
@@ -90,10 +94,10 @@ def test_one_that_has_ended_is_an_orphan_whatever_is_remembered(memory: Memory, 
 
 
 def test_another_pool_leaves_what_is_kept_until_its_owner_was_away_for_long(
-    memory: Memory, gone: int, tmp_path: Path
+    memory: StateStore, gone: int, tmp_path: Path
 ) -> None:
     owner = Owner("pool", memory)
-    elsewhere = Owner("pool", Memory(tmp_path / "elsewhere", "pool"))
+    elsewhere = Owner("pool", StateStore(tmp_path / "elsewhere", "pool"))
     without = Owner("another")
     container = of_a_dead_process(owner, gone)
 
@@ -103,7 +107,7 @@ def test_another_pool_leaves_what_is_kept_until_its_owner_was_away_for_long(
         assert other.is_orphan(container, set(), NOW + ABSENT_SECONDS + 1)
 
 
-def test_one_whose_owner_lives_is_nobodys_orphan(memory: Memory, tmp_path: Path) -> None:
+def test_one_whose_owner_lives_is_nobodys_orphan(memory: StateStore, tmp_path: Path) -> None:
     owner, other = Owner("pool", memory), Owner("another")
     kept = Listed(CONTAINER, owner.kept_name(1), owner.labels, NOW)
 
@@ -114,17 +118,17 @@ def test_one_whose_owner_lives_is_nobodys_orphan(memory: Memory, tmp_path: Path)
     assert owner.is_orphan(kept, set(), NOW)
 
 
-def test_one_process_at_a_time_has_what_is_remembered(memory: Memory, tmp_path: Path) -> None:
-    second = Memory(tmp_path, "pool")
+def test_one_process_at_a_time_has_what_is_remembered(memory: StateStore, tmp_path: Path) -> None:
+    second = StateStore(tmp_path, "pool")
     assert not second.take()
-    assert Memory(tmp_path, "another").take()
+    assert StateStore(tmp_path, "another").take()
     memory.let_go()
     assert second.take()
     assert second.home == memory.home
     second.let_go()
 
 
-def test_a_lease_is_never_longer_than_it_was_and_ends_with_the_machine(memory: Memory) -> None:
+def test_a_lease_is_never_longer_than_it_was_and_ends_with_the_machine(memory: StateStore) -> None:
     remembered = saved(memory, 100)
 
     assert 99 < remembered.left <= 100
@@ -144,7 +148,7 @@ def test_a_lease_is_never_longer_than_it_was_and_ends_with_the_machine(memory: M
         b'{"container": "x"}',
     ],
 )
-def test_what_is_no_such_file_is_not_believed(memory: Memory, content: bytes) -> None:
+def test_what_is_no_such_file_is_not_believed(memory: StateStore, content: bytes) -> None:
     saved(memory, 100)
     folder = next(memory._folder.glob("*.json")).parent
     (folder / f"{'c' * 64}.json").write_bytes(content)

@@ -21,7 +21,7 @@ from providers.runtime.pool import guest_files
 from providers.runtime.pool.launcher import Launcher, ProcessGuest
 from providers.runtime.pool.sharing_level import try_out
 from providers.runtime.service.launchers import LauncherChoice
-from providers.runtime.service.pool_manager import PoolKeeper
+from providers.runtime.service.pool_manager import PoolManager
 from providers.runtime.service.revisions import open_line
 from providers.runtime.service.settings import ServiceSettings
 from tests.conftest import require
@@ -98,7 +98,7 @@ def test_one_that_no_pool_can_be_made_over_is_closed_where_it_is_new(tmp_path: P
 
 def test_a_pool_says_why_it_is_not_there_and_opens_once_it_can(tmp_path: Path) -> None:
     async def scenario() -> str:
-        keeper = PoolKeeper(choice_of(tmp_path, Held(unprepared=FULL), Held()), SETTINGS)
+        keeper = PoolManager(choice_of(tmp_path, Held(unprepared=FULL), Held()), SETTINGS)
         keeper.open()
         try:
             await until(lambda: keeper.problem() != "The pool is starting.", 10)

@@ -18,7 +18,7 @@ import pytest
 
 from providers.errors import ProviderUnavailable
 from providers.runtime.service.launchers import LauncherChoice
-from providers.runtime.service.pool_manager import PoolKeeper
+from providers.runtime.service.pool_manager import PoolManager
 from providers.runtime.service.settings import ServiceSettings
 from providers.values import Job
 from tests.conftest import require
@@ -205,7 +205,7 @@ def test_an_instance_nobody_uses_is_destroyed(tmp_path: Path) -> None:
     require("bwrap")
 
     async def scenario() -> None:
-        keeper = PoolKeeper(LauncherChoice("bubblewrap", tmp_path, "test"), BRIEF)
+        keeper = PoolManager(LauncherChoice("bubblewrap", tmp_path, "test"), BRIEF)
         keeper.open()
         try:
             instance = await keeper.create("python", "alice")

@@ -14,7 +14,7 @@ from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
 from providers.runtime.pool.launcher import Guest
 from providers.runtime.pool.pool import PoolSettings
 from providers.runtime.pool.template import Template
-from providers.runtime.pool.wait_queue import Line, LineFull, Place
+from providers.runtime.pool.wait_queue import QueueFull, Waiter, WaitQueue
 from tests.conftest import require
 from tests.support.sandboxes import wait_until
 from tests.support.warm_pools import SlowLauncher, WarmPool
@@ -199,7 +199,7 @@ def test_a_warm_sandbox_gives_way_to_a_caller_of_another_template() -> None:
 
 def test_the_line_is_in_the_order_of_service() -> None:
     async def fill() -> list[str]:
-        line = Line()
+        line = WaitQueue()
         for owner in "aaabbc":
             line.join(owner, "python", bound=10)
         order = []
@@ -212,14 +212,14 @@ def test_the_line_is_in_the_order_of_service() -> None:
 
 
 def test_only_who_has_less_may_push_in() -> None:
-    async def fill() -> tuple[Place | None, Place | None]:
-        line = Line()
+    async def fill() -> tuple[Waiter | None, Waiter | None]:
+        line = WaitQueue()
         for owner in "aab":
             line.join(owner, "python", bound=3)
-        with pytest.raises(LineFull):
+        with pytest.raises(QueueFull):
             line.join("b", "python", bound=3)
         _, displaced = line.join("c", "python", bound=3)
-        with pytest.raises(LineFull):
+        with pytest.raises(QueueFull):
             line.join("d", "python", bound=3)
         return displaced, line.first("python", "c")
 
