@@ -23,6 +23,10 @@ from providers.runtime.pool.sessions import Session
 from providers.runtime.pool.state_store import GRACE_SECONDS, SandboxRecord, StateStore, boot, now
 from providers.runtime.pool.template import Template
 
+if TYPE_CHECKING:
+    from providers.runtime.service.pool_manager import PoolManager
+    from providers.runtime.service.revisions import Revision
+
 logger = logging.getLogger(__name__)
 
 # A lease that differs by more than that from what is remembered is remembered anew.
@@ -152,11 +156,6 @@ class DurableSandboxes:
     def may_come(self, ref: str) -> bool:
         """Whether a sandbox that is not here may be had again, from us or from the next process."""
         return ref in self._left or (self._memory is not None and self._memory.knows(ref))
-
-
-if TYPE_CHECKING:
-    from providers.runtime.service.pool_manager import PoolManager
-    from providers.runtime.service.revisions import Revision
 
 
 # How often it is tried to be the pool's one process, and to reach an engine that does not answer.
