@@ -1,19 +1,11 @@
 #!/usr/bin/env python3
 """Django's command line for this project."""
 
-import importlib
 import logging.config
 import os
 import sys
 
 from sandbox_site import __version__
-
-# Commands of processes that are there as long as the service, and need no app for it: loading all
-# would triple the memory of each.
-_WITHOUT_APPS = {
-    "pool": "providers.management.commands.pool",
-    "up": "sandbox_site.management.commands.up",
-}
 
 
 def main() -> None:
@@ -21,24 +13,33 @@ def main() -> None:
     if sys.argv[1:] in (["version"], ["--version"]):
         print(__version__)  # noqa: T201
         return
+    # The processes of these two are there as long as the service. The pool service needs no Django,
+    # and `up` no app: loading all would triple the memory of each.
+    if sys.argv[1:2] == ["pool"]:
+        from sandbox_site import pool
+
+        pool.main(sys.argv[2:])
+        return
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "sandbox_site.settings")
     from django.core.exceptions import ImproperlyConfigured
     from django.core.management import execute_from_command_line
 
     try:
-        if module := _WITHOUT_APPS.get("".join(sys.argv[1:2])):
-            _run_without_apps(module)
+        if sys.argv[1:2] == ["up"]:
+            _run_up()
         else:
             execute_from_command_line(sys.argv)
     except ImproperlyConfigured as error:
         sys.exit(f"Configuration: {error}")
 
 
-def _run_without_apps(module: str) -> None:
+def _run_up() -> None:
     from django.conf import settings
 
+    from sandbox_site.management.commands.up import Command
+
     logging.config.dictConfig(settings.LOGGING)
-    importlib.import_module(module).Command().run_from_argv(sys.argv)
+    Command().run_from_argv(sys.argv)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import stat
 from pathlib import Path
 
 import environ
-from django.core.exceptions import ImproperlyConfigured
+from environ.compat import ImproperlyConfigured
 
 from sandbox_site.environment import FILE
 from sandbox_site.settings_table import SETTINGS

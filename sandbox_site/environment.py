@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import environ
-from django.core.exceptions import ImproperlyConfigured
+from environ.compat import ImproperlyConfigured
 
 from sandbox_site.settings_table import FOREIGN, PREFIXES, REFUSED, SETTINGS, Setting
 

@@ -10,7 +10,6 @@ Three ways to run, told apart by DEBUG:
 
 from __future__ import annotations
 
-import os
 import socket
 from datetime import timedelta
 from pathlib import Path
@@ -24,21 +23,14 @@ from sandbox_site import (
     agent_sandbox,
     client_address,
     keys,
-    logs,
     observability,
     storage_settings,
     task_queue,
 )
 from sandbox_site.database import databases, files_of
-from sandbox_site.env_file import read_env_file
-from sandbox_site.environment import PROJECT, StrictEnv, refuse_unknown
+from sandbox_site.pool_settings import *
 from sandbox_site.private_files import write_privately
 
-BASE_DIR: Path = PROJECT
-env = StrictEnv()
-env.in_file = read_env_file(BASE_DIR / env.str("ENV_FILE"))
-refuse_unknown(name for name, value in os.environ.items() if value)
-DATA_DIR = (BASE_DIR / env.str("DATA_DIR")).resolve()
 HOST = env.str("HOST")
 PORT = env.number("PORT")
 # How this host or container is called in records and on pages.
@@ -225,11 +217,6 @@ AXES_HTTP_RESPONSE_CODE = 429
 AXES_SENSITIVE_PARAMETERS = ["username", "ip_address", "otp_token"]
 AXES_VERBOSE = False
 
-LOGGING = logs.configuration(
-    env.choice("LOG_LEVEL"),
-    logs.format_for(env.choice("LOG_FORMAT")),
-)
-
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
         "executions.doors.native.authentication.ApiKeyAuthentication"
@@ -279,7 +266,6 @@ SANDBOX_KEEP_DAYS = {
 # Records stay at least so long, whatever else is said: six months, as auditors ask. From the first
 # of March they have 184 days.
 SANDBOX_RECORDS_FLOOR_DAYS = env.number("SANDBOX_MIN_RECORD_RETENTION_DAYS")
-SANDBOX_MAX_TIMEOUT_SEC = env.number("SANDBOX_MAX_TIMEOUT_SEC")
 SANDBOX_TIMEOUT_SEC = env.number(
     "SANDBOX_TIMEOUT_SEC",
     default=min(30, SANDBOX_MAX_TIMEOUT_SEC),
@@ -324,13 +310,6 @@ DELETE_S3_ON_DELETE = env.bool("DELETE_S3_ON_DELETE")
 DISK_RESERVE_MIB = env.number("DISK_RESERVE_MIB")
 SANDBOX_TYPE = env.choice("SANDBOX_TYPE", any_case=True)
 TWO_PERSON_RULE = env.bool("TWO_PERSON_RULE")
-MINIMUM_ISOLATION = env.choice("MINIMUM_ISOLATION")
-# `manage.py packages` makes it.
-PACKAGES_DIR = BASE_DIR / ".venv-packages"
-_packages_python = PACKAGES_DIR / "bin" / "python"
-SANDBOX_LOCAL_PYTHON = env.str(
-    "SANDBOX_LOCAL_PYTHON", default=str(_packages_python) if _packages_python.exists() else ""
-)
 SANDBOX_LOCAL_UNISOLATED = env.bool("SANDBOX_LOCAL_UNISOLATED")
 # Of a form, without its files.
 DATA_UPLOAD_MAX_MEMORY_SIZE = min(SANDBOX_MAX_BODY_BYTES, 2_621_440)
@@ -354,15 +333,8 @@ WEB_SPOOL_MB = env.number(
     low=max(32, 2 * _largest_mb),
     high=max(65_536, 4 * _largest_mb),
 )
-# After SIGTERM: how long /readyz says so before the listener closes, then how long what runs may go
-# on: the longest allowed run, and what starting, ending and recording it takes.
+# After SIGTERM: how long /readyz says so before the listener closes. Then what runs may go on.
 SHUTDOWN_DELAY_SECONDS = env.number("SHUTDOWN_DELAY_SECONDS")
-SHUTDOWN_GRACE_SECONDS = env.number("SHUTDOWN_GRACE_SECONDS", default=SANDBOX_MAX_TIMEOUT_SEC + 30)
-# Calls of providers that are clients of a service, waited for at once in a web process.
-PROVIDER_WAITS = env.number("PROVIDER_MAX_INFLIGHT")
-# Beside public addresses over https, which every provider may have; see providers/addresses.py.
-PROVIDER_ALLOWED_NETWORKS = env.networks("PROVIDER_ALLOWED_NETWORKS")
-PROVIDER_PLAIN_HTTP = env.networks("PROVIDER_PLAIN_HTTP")
 # Where tenants' files may be fetched from by URL, beside the internet.
 ALLOW_PRIVATE_URLS = env.bool("ALLOW_PRIVATE_URLS")
 URL_ALLOWED_NETWORKS = env.networks("URL_ALLOWED_NETWORKS")
@@ -381,21 +353,6 @@ globals().update(observability.mail(env))
 AUDIT_EXPORT = observability.audit_destination(env)
 TELEMETRY = observability.telemetry(env, INSTANCE)
 
-# Where `manage.py pool` listens, and where `manage.py up` expects it.
-POOL_HOST = env.str("POOL_HOST")
-POOL_PORT = env.number("POOL_PORT")
-POOL_TOKEN = env.secret("POOL_TOKEN")
-POOL_ALLOWED_ADDRESSES = env.networks("POOL_ALLOWED_ADDRESSES")
-POOL_LAUNCHER = env.choice("POOL_LAUNCHER")
-POOL_GVISOR_PLATFORM = env.choice("POOL_GVISOR_PLATFORM")
-# What the pool begins with, until a provider pushes its configuration. RAGFlow's names.
-POOL_SIZE = env.number("SANDBOX_EXECUTOR_MANAGER_POOL_SIZE")
-POOL_MEMORY = env.str("SANDBOX_MAX_MEMORY")
-POOL_TIMEOUT = env.str("SANDBOX_TIMEOUT")
-POOL_IMAGES = {
-    "python": env.str("SANDBOX_BASE_PYTHON_IMAGE"),
-    "nodejs": env.str("SANDBOX_BASE_NODEJS_IMAGE"),
-}
 # Queued executions that each of the Q_WORKERS runs at once.
 Q_THREADS = env.number("Q_THREADS")
 Q_CLUSTER = task_queue.cluster(env, SECRET_KEY, SANDBOX_MAX_TIMEOUT_SEC + 60)

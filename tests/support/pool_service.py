@@ -145,6 +145,11 @@ def running(
     return _running(log, [*command, *arguments], port, data_dir or log.parent / "data", extra)
 
 
+def running_as(log: Path, command: list[str]) -> AbstractContextManager[PoolService]:
+    """A command that is `manage.py pool` in other circumstances, healthy."""
+    return _running(log, command, None, log.parent / "data", {})
+
+
 @contextmanager
 def _running(
     log: Path, command: list[str], port: int | None, data_dir: Path, extra: Mapping[str, str]

@@ -1,0 +1,153 @@
+"""The pool service as a command: its arguments, and what it reads of the settings."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from providers.addresses import is_loopback
+from providers.errors import InvalidConfiguration
+from providers.launcher_names import KINDS
+from providers.options import Options, use_options
+from providers.runtime.pool.state_store import StateStore
+from providers.runtime.service.http import AllowedAddresses
+from providers.runtime.service.launchers import LauncherChoice
+from providers.runtime.service.serve import ServiceOptions, serve
+from providers.runtime.service.settings import (
+    ServiceSettings,
+    parse_size,
+    parse_span,
+    usual_capacity,
+)
+from providers.runtime.service.unix_socket import socket_path
+
+HELP = (
+    "Run the pool service. It keeps warm sandboxes and runs code in them over HTTP, for the "
+    "self_managed provider and for RAGFlow's POST /run. On SIGTERM it waits until running code "
+    "has finished, then ends with all its sandboxes."
+)
+
+
+class PoolOptions(Options, Protocol):
+    """What the command reads; docs/settings.md says what each means."""
+
+    @property
+    def DATA_DIR(self) -> Path: ...
+
+    @property
+    def MINIMUM_ISOLATION(self) -> str: ...
+
+    @property
+    def POOL_ALLOWED_ADDRESSES(self) -> Sequence[str]: ...
+
+    @property
+    def POOL_GVISOR_PLATFORM(self) -> str: ...
+
+    @property
+    def POOL_IMAGES(self) -> Mapping[str, str]: ...
+
+    @property
+    def POOL_LAUNCHER(self) -> str: ...
+
+    @property
+    def POOL_MEMORY(self) -> str: ...
+
+    @property
+    def POOL_SIZE(self) -> int: ...
+
+    @property
+    def POOL_TIMEOUT(self) -> str: ...
+
+    @property
+    def POOL_TOKEN(self) -> str: ...
+
+    @property
+    def SANDBOX_LOCAL_PYTHON(self) -> str: ...
+
+    @property
+    def SHUTDOWN_GRACE_SECONDS(self) -> int: ...
+
+
+def add_arguments(parser: ArgumentParser, settings: PoolOptions) -> None:
+    """Declare the arguments, whose defaults are the settings."""
+    parser.add_argument(
+        "--launcher",
+        choices=KINDS,
+        default=settings.POOL_LAUNCHER,
+        help="the isolation tool; auto: the first that works on this machine (POOL_LAUNCHER)",
+    )
+    parser.add_argument(
+        "--host", default=settings.POOL_HOST, help="address to listen on (POOL_HOST)"
+    )
+    parser.add_argument(
+        "--port", type=int, default=settings.POOL_PORT, help="port to listen on (POOL_PORT)"
+    )
+    parser.add_argument(
+        "--token-file", type=Path, help="file with the bearer token (POOL_TOKEN, POOL_TOKEN_FILE)"
+    )
+    parser.add_argument(
+        "--socket",
+        action="store_true",
+        help="also listen on a socket in the data directory, for the local provider's sessions",
+    )
+    parser.add_argument("--no-port", action="store_true", help="listen only on that socket")
+
+
+def run(settings: PoolOptions, arguments: Mapping[str, Any], say: Callable[[str], None]) -> None:
+    """Serve until SIGTERM. `say` is told where, once connections are taken.
+
+    Raises SandboxError for what cannot be used, with its remedy.
+    """
+    use_options(settings)
+    host, no_port = arguments["host"], arguments["no_port"]
+    port = 0 if no_port else arguments["port"]
+    pool_id = "sessions" if no_port else f"port-{port}"
+    choice = LauncherChoice(
+        arguments["launcher"],
+        settings.DATA_DIR,
+        pool_id,
+        settings.POOL_GVISOR_PLATFORM,
+        settings.MINIMUM_ISOLATION,
+        settings.SANDBOX_LOCAL_PYTHON,
+        StateStore(settings.DATA_DIR, pool_id),
+    )
+    options = ServiceOptions(
+        host,
+        port,
+        choice,
+        _first_settings(settings),
+        AllowedAddresses.of(settings.POOL_ALLOWED_ADDRESSES, only_loopback=is_loopback(host)),
+        _token(settings, arguments["token_file"]),
+        settings.SHUTDOWN_GRACE_SECONDS,
+        socket_path(settings.DATA_DIR) if arguments["socket"] or no_port else None,
+    )
+    serve(options, lambda address: say(f"Pool: {address} (Ctrl-C ends it)"))
+
+
+def _first_settings(settings: PoolOptions) -> ServiceSettings:
+    try:
+        memory_bytes = parse_size(settings.POOL_MEMORY)
+        capacity = usual_capacity(memory_bytes, settings.POOL_SIZE)
+        return ServiceSettings(
+            pool_size=min(settings.POOL_SIZE, capacity),
+            max_sandboxes=capacity,
+            memory_bytes=memory_bytes,
+            timeout=parse_span(settings.POOL_TIMEOUT),
+            images={language: name for language, name in settings.POOL_IMAGES.items() if name},
+        )
+    except ValueError as error:
+        raise InvalidConfiguration(f"SANDBOX_MAX_MEMORY, SANDBOX_TIMEOUT: {error}.") from None
+
+
+def _token(settings: PoolOptions, path: Path | None) -> str:
+    if path is None:
+        return settings.POOL_TOKEN
+    try:
+        token = path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidConfiguration(f"--token-file: cannot read {path}: {error}") from None
+    if not token:
+        raise InvalidConfiguration(f"--token-file: {path} is empty.")
+    return token
