@@ -20,14 +20,14 @@ from executions.kernel.text import from_text, is_path, key_of, storable, to_text
 from executions.runs.models import Execution
 from executions.runs.requests import Caller, Conflict, ExecutionRequest
 from executions.sessions import cell_order, files
-from executions.sessions.control import opening
+from executions.sessions.control import open_session
 from executions.sessions.ending import close_if_due
-from executions.sessions.maintenance import saved_behind
+from executions.sessions.maintenance import save_changes
 from executions.sessions.models import Session, Workspace, WorkspaceFile
 from executions.sessions.queries import sessions_of
 from executions.sessions.requests import SessionRequest, ensure_not_ended
 from executions.sessions.storage import quota
-from executions.sessions.storage.carry_over import kept_of
+from executions.sessions.storage.carry_over import newest_with_files
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.guest.names import unescape
@@ -79,19 +79,19 @@ def find_files(tenant: Tenant, conversation: Conversation) -> Session | None:
     where files outlive their sessions.
     """
     session = find(tenant, conversation)
-    return kept_of(sessions_of(tenant).filter(conversation=conversation.key)) or session
+    return newest_with_files(sessions_of(tenant).filter(conversation=conversation.key)) or session
 
 
 async def held(caller: Caller, conversation: Conversation) -> Session:
     """Its session, opened where it has none. Of several callers at once one opens it, and the
-    others wait for that. Raises as `opening` does.
+    others wait for that. Raises as `open_session` does.
     """
     until = time.monotonic() + _OPENING_SECONDS
     while True:
         session = find(caller.tenant, conversation)
         if session is None:
             try:
-                return await opening(_request(conversation), caller)
+                return await open_session(_request(conversation), caller)
             except Conflict:
                 # Somebody else was faster.
                 session = find(caller.tenant, conversation)
@@ -111,7 +111,7 @@ def _is_open(session: Session) -> bool:
 
 async def _until_open(session: Session, until: float) -> None:
     """Wait until another has opened it, or has failed to."""
-    with cell_order.looking(session.pk) as pause:
+    with cell_order.poll_pause(session.pk) as pause:
         while time.monotonic() < until:
             with cell_order.waiter(session.pk) as bell:
                 found = Session.objects.filter(pk=session.pk, closed_at=None).first()
@@ -239,7 +239,7 @@ def ensure_upload_size(size: int) -> None:
 
 async def putting(session: Session, path: str, content: IO[bytes]) -> None:
     """Put a file that was sent along, and save it. Raises QuotaExceeded."""
-    await files.writing(session, path, files.Rereadable(content))
+    await files.write_file(session, path, files.Rereadable(content))
 
 
 async def fetching(session: Session, urls: Sequence[str], folder: str) -> Arrived:
@@ -268,7 +268,7 @@ async def fetching(session: Session, urls: Sequence[str], folder: str) -> Arrive
             else:
                 await _put(session, folder, names, result, came, arrived)
     if came:
-        await saved_behind(session)
+        await save_changes(session)
     _settle(session, came, arrived)
     return arrived
 
@@ -278,7 +278,7 @@ def _bounds(session: Session) -> Bounds:
     from executions.kernel.http import Bounds
 
     workspace = Workspace.objects.filter(session=session.pk).first()
-    left = max(1, quota.left(session.provider, workspace.bytes if workspace else 0))
+    left = max(1, quota.bytes_left(session.provider, workspace.bytes if workspace else 0))
     usual = Bounds()
     return Bounds(
         file_bytes=min(settings.AGENT_SANDBOX.upload_bytes, left),
@@ -315,7 +315,7 @@ async def _put_beside(session: Session, folder: str, names: Names, result: Fetch
         path = f"{folder}/{name}" if folder else name
         with _alone_at(session.pk, path) as is_alone:
             if is_alone and (await files.entry_of(session, path)) is None:
-                await files.writing(session, path, files.Rereadable(result.body), saves=False)
+                await files.write_file(session, path, files.Rereadable(result.body), saves=False)
                 return path
     raise Conflict(
         "Files with this name, and with every number that was tried after it, already exist."

@@ -52,7 +52,7 @@ from executions.kernel.text import MOST_FOLDERS, MOST_PATH_BYTES, storable
 from executions.runs.models import Execution
 from executions.runs.results import bundles_of
 from executions.runs.service import running
-from executions.sessions.control import resetting
+from executions.sessions.control import reset
 from executions.sessions.ending import close
 from executions.sessions.models import Blob, Session
 from executions.sessions.storage.browse import Wanted, links_to
@@ -331,7 +331,7 @@ class ResetView(AgentSandboxView):
         conversation = CONVERSATION.read(request.data).conversation
         try:
             session = await agent_sandbox.held(self.caller(), conversation)
-            await resetting(session, f"key:{self.api_key.prefix}")
+            await reset(session, f"key:{self.api_key.prefix}")
         except DatabaseUnavailable:
             raise
         except SandboxError as error:

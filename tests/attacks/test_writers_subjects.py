@@ -21,7 +21,7 @@ from executions.ledger.bindings import subject_of_user
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs.models import Approval, Execution
-from executions.sessions.queries import key_made_by
+from executions.sessions.queries import key_creators
 from executions.tenants.models import ApiKey
 from sandbox_site.accounts import was_altered_outside
 from tests.attacks.administrators import superuser
@@ -152,8 +152,8 @@ def test_the_subject_of_a_keys_entry_makes_nobody_its_maker(
     scripted: object, alice: Caller, charlie: Caller
 ) -> None:
     sent = run(alice, "pass").json()["id"]
-    before = key_made_by(sent)
+    before = key_creators(sent)
     entry = LedgerEntry.objects.get(kind="api_key", subject=charlie.api_key.prefix)
     put(entry, ApiKey.objects.get(pk=alice.api_key.pk).prefix)
-    assert key_made_by(sent) == before
+    assert key_creators(sent) == before
     assert altered() == [entry.sequence]

@@ -26,7 +26,7 @@ from executions.runs.requests import Caller, ExecutionRequest
 from executions.runs.routing import choices_for, ensure_choice
 from executions.runs.service import running
 from executions.sessions import queries
-from executions.sessions.control import opening
+from executions.sessions.control import open_session
 from executions.sessions.models import Session
 from executions.sessions.queries import living_session_of
 from executions.sessions.requests import SessionRequest, tenant_of
@@ -65,7 +65,7 @@ async def playing(
         request,
         caller,
         waits=True,
-        beside=lambda execution: queries.note_begun_by(person, execution, RAN),
+        beside=lambda execution: queries.record_initiator(person, execution, RAN),
     )
     return outcome.execution
 
@@ -78,14 +78,14 @@ async def opening_by_hand(
     address: str,
     request_id: str,
 ) -> Session:
-    """A session of the tenant, to run cells in. Raises as `playing`, and what `opening` does."""
+    """Open a session of the tenant, to run cells in. Raises as `playing` and `open_session` do."""
     request = read(subject=_subject())
     caller = Caller(_tenant(tenant_slug), request_id=request_id, client_address=address)
-    return await opening(
+    return await open_session(
         request,
         caller,
         may_choose=True,
-        beside=lambda session: queries.note_begun_by(person, session, OPENED),
+        beside=lambda session: queries.record_initiator(person, session, OPENED),
     )
 
 

@@ -51,7 +51,7 @@ from executions.runs.event_log import RunEvent
 from executions.runs.event_stream import first_of
 from executions.sessions import files
 from executions.sessions.control import with_sandbox
-from executions.sessions.file_events import Change, Watch, watching
+from executions.sessions.file_events import Change, Watch, watch_folder
 from executions.sessions.models import Session
 from executions.sessions.requests import MOST_DEPTH, FileListing
 from executions.tenants.models import ApiKey
@@ -277,7 +277,7 @@ class FilesystemView(SandboxView):
         if type(depth) is not int or depth < 0:
             raise invalid("depth should be at least 1")
         wanted = FileListing(path=path, depth=min(depth, MOST_DEPTH))
-        found, more = await files.listing(session, wanted, most=_MOST_ENTRIES)
+        found, more = await files.list_files(session, wanted, most=_MOST_ENTRIES)
         if not more:
             return {"entries": [detail(entry) for entry in found]}
         raise invalid(f"path: There are more than {_MOST_ENTRIES} entries. List parts of it.")
@@ -285,7 +285,7 @@ class FilesystemView(SandboxView):
     async def _make(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
         path = to_place(body.get("path", ""))
         is_there = path == "/" or below_workspace(path) == ""
-        if is_there or not (await files.making_directory(session, path)):
+        if is_there or not (await files.make_directory(session, path)):
             raise Refused(409, "already_exists", f"directory already exists: {shown(path)}")
         entry = await _entry(session, path)
         return {"entry": detail(entry or FileEntry(path, "directory", 0, 0o755))}
@@ -297,12 +297,12 @@ class FilesystemView(SandboxView):
             raise no_such_file(str(body["source"]))
         above = target.rpartition("/")[0]
         if above and below_workspace(above) != "" and (await _entry(session, above)) is None:
-            await files.making_directory(session, above)
-        return {"entry": detail(await files.moving(session, source, target))}
+            await files.make_directory(session, above)
+        return {"entry": detail(await files.move_file(session, source, target))}
 
     async def _remove(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
         # What was not there is gone as well.
-        await files.removing(session, to_named(body.get("path", "")))
+        await files.remove_file(session, to_named(body.get("path", "")))
         return {}
 
     def _watch(self, request: Request) -> HttpResponseBase:
@@ -314,7 +314,7 @@ class FilesystemView(SandboxView):
 
         async def work() -> None:
             await _require_folder(session, path, str(body.get("path", "")))
-            watch = await watching(session, path)
+            watch = await watch_folder(session, path)
             await events.follow(watch, self.seconds)
 
         return self.streamed(events, work)
@@ -322,7 +322,7 @@ class FilesystemView(SandboxView):
     async def _create_watcher(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
         path = to_place(body.get("path", ""))
         await _require_folder(session, path, str(body.get("path", "")))
-        watch = await watching(session, path)
+        watch = await watch_folder(session, path)
         return {"watcherId": keep(session.pk, watch, _told(path, body))}
 
     async def _watcher_events(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -562,7 +562,7 @@ class FilesView(SandboxView):
             raise no_such_file(given)
         if (kind := (entry.end or entry).type) != "file":
             raise invalid(f"path: {shown(path)!r} is not a regular file, but of type {kind}.")
-        entry = await files.readable(session, path, entry)
+        entry = await files.ensure_readable(session, path, entry)
         # It may grow while it is read: no more is sent than was announced.
         return ranged_download(
             request.META.get("HTTP_RANGE", ""),
@@ -584,7 +584,7 @@ class FilesView(SandboxView):
             written = []
             for path, content in wanted:
                 body = files.Rereadable(content)
-                await files.writing(session, path, body, metadata=metadata)
+                await files.write_file(session, path, body, metadata=metadata)
                 name = shown(path)
                 told = {"path": name, "name": name.rpartition("/")[2], "type": "file"}
                 written.append({**told, "metadata": metadata} if metadata else told)

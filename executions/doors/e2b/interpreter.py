@@ -218,7 +218,7 @@ class InterpreterView(SandboxView):
         wanted = ContextRequest(language=language, cwd=cwd, id=name)
         ensure_language(self.api_key, wanted.language)
         try:
-            return await control.creating_context(session, wanted)
+            return await control.create_context(session, wanted)
         except InvalidConfiguration as error:
             if wanted.language != "typescript" or error.field != "language":
                 raise
@@ -321,7 +321,7 @@ class ContextView(InterpreterView):
         session = self.session()
         if not _has(session, context_id) and context_id == _JAVASCRIPT["id"]:
             return HttpResponse(status=204)
-        if not (await control.ending_context(session, context_id)):
+        if not (await control.end_context(session, context_id)):
             raise _no_context(context_id)
         return HttpResponse(status=204)
 
@@ -333,7 +333,7 @@ class ContextRestartView(InterpreterView):
         if not _has(session, context_id) and context_id == _JAVASCRIPT["id"]:
             # It is as new as it can be.
             return json_response(_detail(_JAVASCRIPT))
-        if (context := (await control.restarting_context(session, context_id))) is None:
+        if (context := (await control.restart_context(session, context_id))) is None:
             raise _no_context(context_id)
         return json_response(_detail(context))
 

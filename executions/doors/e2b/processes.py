@@ -282,7 +282,7 @@ class ProcessView(SandboxView):
         async def work() -> None:
             logs: list[EventLog] = []
             with listener.counted():
-                execution = await cells.starting(
+                execution = await cells.start_command(
                     session, wanted, self.caller(), seconds=self.seconds, following=logs.append
                 )
                 events.told_of(execution.pid or 0)
@@ -312,7 +312,7 @@ class ProcessView(SandboxView):
         return self.streamed(events, work)
 
     async def _list(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
-        found = await cells.seen(session)
+        found = await cells.list_processes(session)
         running = [each for each in found if each.exit_code is None]
         return {"processes": [_info(each) for each in running]}
 
@@ -330,8 +330,8 @@ class ProcessView(SandboxView):
         ensure_language(self.api_key, *COMMANDS)
         pieces = [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)] or [b""]
         for piece in pieces[:-1]:
-            await cells.writing(session, pid, piece, close=False)
-        await cells.writing(session, pid, pieces[-1], close=close)
+            await cells.write_input(session, pid, piece, close=False)
+        await cells.write_input(session, pid, pieces[-1], close=close)
 
     async def _stream_input(self) -> HttpResponse:
         """All of it, once all of it has come."""
@@ -351,7 +351,7 @@ class ProcessView(SandboxView):
         name = _SIGNALS.get(wanted) if isinstance(wanted, str | int) else None
         if name is None:
             raise invalid("signal: Must be SIGNAL_SIGKILL or SIGNAL_SIGTERM.")
-        if not (await cells.signalling(session, pid, name)):
+        if not (await cells.send_signal(session, pid, name)):
             raise _no_process(pid)
         return {}
 
@@ -359,7 +359,7 @@ class ProcessView(SandboxView):
         pid = _pid_of(body)
         _require_process(session, pid)
         size = _size(_object(body, "pty"))
-        await cells.resizing(session, pid, size.pair)
+        await cells.resize_terminal(session, pid, size.pair)
         return {}
 
 

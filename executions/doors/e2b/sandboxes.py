@@ -27,10 +27,10 @@ from executions.kernel.coroutines import wait_for
 from executions.kernel.text import is_storable
 from executions.runs.requests import Conflict
 from executions.sessions import control
-from executions.sessions.capacity import sleeping
-from executions.sessions.control import is_without_network, opening
+from executions.sessions.capacity import suspend_in_thread
+from executions.sessions.control import is_without_network, open_session
 from executions.sessions.ending import close
-from executions.sessions.files import inspecting
+from executions.sessions.files import inspect
 from executions.sessions.models import Session, Snapshot
 from executions.sessions.queries import (
     LivingFilter,
@@ -99,7 +99,7 @@ class SandboxesView(SandboxApiView):
     async def post(self, request: Request) -> HttpResponse:
         wanted = connect.request_of(self.body())
         try:
-            session = await opening(wanted, self.caller())
+            session = await open_session(wanted, self.caller())
         except InvalidConfiguration as error:
             if error.field != "offline":
                 raise
@@ -166,7 +166,7 @@ class PauseView(SandboxApiView):
             session = self.session(sandbox_id)
             if session.state == Session.State.ASLEEP:
                 raise Refused(409, "failed_precondition", "The sandbox is already paused.")
-            if not (await sleeping(session, f"by {self.by()}")):
+            if not (await suspend_in_thread(session, f"by {self.by()}")):
                 session.refresh_from_db()
                 ensure_not_ended(session)
                 raise Conflict("The sandbox is busy, or its files are not saved.")
@@ -190,10 +190,10 @@ class MetricsView(SandboxApiView):
         is_now = _is_now(query.get("start", ""), query.get("end", ""))
         if not is_now or session.state == Session.State.ASLEEP:
             return json_response([])
-        before = await inspecting(session)
+        before = await inspect(session)
         began = time.monotonic()
         await wait_for(within(_LOOK_SECONDS, Future()))
-        seen = await inspecting(session)
+        seen = await inspect(session)
         seconds = time.monotonic() - began
         used = (seen.cpu_seconds or 0) - (before.cpu_seconds or 0)
         now = timezone.now()
@@ -322,7 +322,7 @@ class TakeView(SandboxApiView):
         name = self.body().get("name") or ""
         if not isinstance(name, str):
             raise invalid("name: Must be a string.")
-        taken = await snapshots.taking(session, SnapshotRequest(name=name), self.caller())
+        taken = await snapshots.take_snapshot(session, SnapshotRequest(name=name), self.caller())
         return json_response(detail(taken), 201)
 
 
@@ -372,7 +372,7 @@ class ForkView(SandboxApiView):
         seconds = connect.seconds_in(body) or connect.DEFAULT_SECONDS
         # What was opened without a network must not have one as a copy, whatever the route is now.
         is_offline = await is_without_network(session)
-        taken = await snapshots.taking(session, SnapshotRequest(), self.caller())
+        taken = await snapshots.take_snapshot(session, SnapshotRequest(), self.caller())
         try:
             told = []
             for _ in range(count):
@@ -397,7 +397,7 @@ class ForkView(SandboxApiView):
             **connect.from_snapshot(taken.pk),
         )
         try:
-            made = await opening(wanted, self.caller())
+            made = await open_session(wanted, self.caller())
         except SandboxError as error:
             return {"error": told_of_control(error)}
         return {"sandbox": connect.created(made, self.api_key)}

@@ -45,7 +45,7 @@ from executions.runs.routing import allowed_languages, languages_for
 from executions.runs.service import running
 from executions.sessions import cells, control, files
 from executions.sessions.background_commands import record_if_ended
-from executions.sessions.control import opening
+from executions.sessions.control import open_session
 from executions.sessions.ending import close
 from executions.sessions.models import Session
 from executions.sessions.queries import LIST, list_sessions, living_session_of, session_of
@@ -104,7 +104,7 @@ async def command_run(call: Call) -> types.CallToolResult:
     async def begin(log: EventLog) -> Outcome:
         session = living_session_of(tenant_of(call.door), session_id)
         wanted = START.read(body)
-        return await cells.commanding(session, wanted, call.door.caller, log)
+        return await cells.run_command(session, wanted, call.door.caller, log)
 
     return await _told(call, begin)
 
@@ -115,7 +115,7 @@ async def command_start(call: Call) -> types.CallToolResult:
     async def work() -> Execution:
         session = living_session_of(tenant_of(call.door), session_id)
         wanted = START.read({**body, "background": True})
-        return await cells.starting(session, wanted, call.door.caller)
+        return await cells.start_command(session, wanted, call.door.caller)
 
     started = await call.door.do(work)
     return answered({"pid": started.pid, "execution_id": str(started.pk)})
@@ -129,7 +129,7 @@ async def command_signal(call: Call) -> types.CallToolResult:
         session = living_session_of(tenant_of(call.door), session_id)
         if not cells.is_there(session, pid):
             raise Http404
-        return await cells.signalling(session, pid, SIGNAL.read(body).signal)
+        return await cells.send_signal(session, pid, SIGNAL.read(body).signal)
 
     return answered({"signalled": await call.door.do(work)})
 
@@ -305,7 +305,7 @@ async def session_open(call: Call) -> types.CallToolResult:
     given = call.given
 
     async def work() -> dict[str, Any]:
-        return _shown((await opening(OPEN.read(given), call.door.caller)), call.door)
+        return _shown((await open_session(OPEN.read(given), call.door.caller)), call.door)
 
     return answered(await call.door.do(work))
 
@@ -332,7 +332,7 @@ async def session_reset(call: Call) -> types.CallToolResult:
         session = living_session_of(tenant, session_id)
         # The message itself was counted as one request.
         take_request(tenant, counts_as=ENTRY_COUNTS_AS - 1).require()
-        return _shown((await control.resetting(session, by(call.door))), call.door)
+        return _shown((await control.reset(session, by(call.door))), call.door)
 
     return answered(await call.door.do(work))
 
@@ -357,7 +357,7 @@ async def file_list(call: Call) -> types.CallToolResult:
     async def work() -> dict[str, Any]:
         wanted = FileListing(path=path, depth=depth, after=after)
         session = living_session_of(tenant_of(call.door), session_id)
-        found, more = await files.listing(session, wanted)
+        found, more = await files.list_files(session, wanted)
         page = found[:MOST_LISTED]
         if len(found) > MOST_LISTED:
             more = to_text(page[-1].path)
@@ -394,7 +394,7 @@ async def file_write(call: Call) -> types.CallToolResult:
         wanted = FileRequest(path=path)
         session = living_session_of(tenant_of(call.door), session_id)
         sent = files.Rereadable(io.BytesIO(content))
-        return await files.writing(session, wanted.path, sent)
+        return await files.write_file(session, wanted.path, sent)
 
     return answered(entry_detail(await call.door.do(work)))
 

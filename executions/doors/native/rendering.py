@@ -27,7 +27,7 @@ from executions.runs.shapes import ArtifactShape, ExecutionShape, LateResultShap
 from executions.sessions.models import Session
 from executions.sessions.queries import expires_at
 from executions.sessions.requests import SessionShape
-from executions.sessions.storage.wake import files_of, files_saved, is_restored
+from executions.sessions.storage.wake import are_files_saved, files_of, is_restored
 from executions.tenants.models import ApiKey, Scope
 from executions.tenants.quotas import Quota
 from providers import slices
@@ -170,7 +170,7 @@ def execution_detail(
         "schedule": str(execution.schedule_id) if execution.schedule_id else None,
         "receipt": receipt_of(execution),
         "late_result": _late_result(execution, value_of),
-        "files_saved": files_saved(execution),
+        "files_saved": are_files_saved(execution),
         "restored": is_restored(execution),
         "policy": policy_of(execution),
         "observations": observations_of(execution),

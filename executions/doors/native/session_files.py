@@ -21,7 +21,7 @@ from executions.doors.native.rendering import json_response, next_page
 from executions.doors.native.schema import BYTES, EVENT_STREAM, endpoint
 from executions.doors.native.sessions import SessionApiView
 from executions.sessions import files
-from executions.sessions.file_events import watching
+from executions.sessions.file_events import watch_folder
 from executions.sessions.models import Session
 from executions.sessions.requests import (
     FILE,
@@ -34,7 +34,7 @@ from executions.sessions.requests import (
     FileShape,
     MadeShape,
     UnpackedShape,
-    named_as,
+    rename_fields,
 )
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.guest.names import escape
@@ -69,7 +69,7 @@ async def _or_not_found(session: Session, wanted: FileListing) -> tuple[list[Fil
     It is looked up once more only where the list was refused.
     """
     try:
-        return await files.listing(session, wanted)
+        return await files.list_files(session, wanted)
     except InvalidConfiguration as error:
         if error.field != "path" or (await files.entry_of(session, wanted.path)) is not None:
             raise
@@ -100,7 +100,7 @@ class FilesView(SessionApiView):
     async def delete(self, request: Request, session_id: UUID) -> HttpResponse:
         """Delete a file, or a folder with its content."""
         session = self.session(session_id)
-        if not (await files.removing(session, self.of(request, FILE).path)):
+        if not (await files.remove_file(session, self.of(request, FILE).path)):
             raise Http404
         return HttpResponse(status=204)
 
@@ -149,7 +149,7 @@ class FileContentView(SessionApiView):
         with received(request) as content:
             session = self.session(session_id)
             path = self.of(request, FILE).path
-            entry = await files.writing(session, path, files.Rereadable(content))
+            entry = await files.write_file(session, path, files.Rereadable(content))
         return json_response(entry_detail(entry))
 
 
@@ -162,8 +162,8 @@ class FileMoveView(SessionApiView):
         """Rename a file or folder."""
         session = self.session(session_id)
         wanted = MOVE.read(request.data)
-        with named_as({"path": "from", "target": "to"}):
-            moved = await files.moving(session, wanted.source, wanted.to)
+        with rename_fields({"path": "from", "target": "to"}):
+            moved = await files.move_file(session, wanted.source, wanted.to)
         return json_response(entry_detail(moved))
 
 
@@ -181,7 +181,7 @@ class FileMkdirView(SessionApiView):
         """Create a folder and its parents."""
         session = self.session(session_id)
         path = MKDIR.read(request.data).path
-        made = await files.making_directory(session, path)
+        made = await files.make_directory(session, path)
         return json_response(MadeShape(path=escape(path), created=made), 201 if made else 200)
 
 
@@ -217,7 +217,7 @@ class FileArchiveView(SessionApiView):
         with received(request) as content:
             session = self.session(session_id)
             path = self.of(request, FOLDER).path
-            number = await files.unpacking(session, path, files.Rereadable(content))
+            number = await files.unpack(session, path, files.Rereadable(content))
         return json_response(UnpackedShape(entries=number))
 
 
@@ -253,7 +253,7 @@ class FileEventsView(SessionApiView):
         session = self.session(session_id)
         path = self.of(request, FOLDER).path
         form = wanted_form(request.headers.get("Accept", "")) or NDJSON
-        watch = await watching(session, path)
+        watch = await watch_folder(session, path)
         events = EventStream(form, on_leave=watch.leave)
         events.begin(watch)
         watch.ended.add_done_callback(lambda ended: events.end(_last_event(ended)))

@@ -50,7 +50,7 @@ from executions.runs.routing import COMMANDS, ensure_language
 from executions.runs.service import running
 from executions.runs.shapes import ExecutionShape
 from executions.sessions import cells, control
-from executions.sessions.control import opening
+from executions.sessions.control import open_session
 from executions.sessions.ending import close
 from executions.sessions.models import Session, Snapshot
 from executions.sessions.queries import LIST, list_sessions, living_session_of, session_of
@@ -145,7 +145,7 @@ class SessionsView(SessionApiView):
         With `from`, the session starts with the files of a snapshot or of an ended session, without
         its variables.
         """
-        session = await opening(OPEN.read(request.data), self.caller())
+        session = await open_session(OPEN.read(request.data), self.caller())
         response = json_response(session_detail(session), 201)
         path = reverse("session", args=[session.pk])
         response["Location"] = request.build_absolute_uri(path)
@@ -233,7 +233,7 @@ class InterruptView(SessionApiView):
         """
         session = self.session(session_id)
         wanted = INTERRUPT.read(request.data)
-        stopped = await control.interrupting(session, wanted.context)
+        stopped = await control.interrupt(session, wanted.context)
         return json_response(InterruptedShape(interrupted=stopped), 202)
 
 
@@ -247,9 +247,7 @@ class ResetView(SessionApiView):
         """
         session = self.session(session_id)
         RESET.read(request.data)
-        return json_response(
-            session_for(self.api_key, (await control.resetting(session, self.by())))
-        )
+        return json_response(session_for(self.api_key, (await control.reset(session, self.by()))))
 
 
 class ContextsView(SessionApiView):
@@ -262,7 +260,7 @@ class ContextsView(SessionApiView):
         session = self.session(session_id)
         wanted = CREATE_CONTEXT.read(request.data)
         ensure_language(self.api_key, wanted.language)
-        made = await control.creating_context(session, wanted)
+        made = await control.create_context(session, wanted)
         return json_response(made, 201)
 
     @endpoint("list_contexts", answers={200: PageShape[ContextShape]}, errors=(409,))
@@ -277,7 +275,7 @@ class ContextView(SessionApiView):
     async def delete(self, request: Request, session_id: UUID, context_id: str) -> HttpResponse:
         """End a context."""
         session = self.session(session_id)
-        if not (await control.ending_context(session, context_id)):
+        if not (await control.end_context(session, context_id)):
             raise Http404
         return HttpResponse(status=204)
 
@@ -288,7 +286,7 @@ class ContextRestartView(SessionApiView):
     async def post(self, request: Request, session_id: UUID, context_id: str) -> HttpResponse:
         """Restart a context."""
         session = self.session(session_id)
-        context = await control.restarting_context(session, context_id)
+        context = await control.restart_context(session, context_id)
         if context is None:
             raise Http404
         if not may_read(self.api_key, session):
@@ -323,7 +321,7 @@ class SessionSnapshotView(SessionApiView):
         """
         session = self.session(session_id)
         wanted = snapshots.TAKE.read(request.data)
-        snapshot = await snapshots.taking(session, wanted, self.caller())
+        snapshot = await snapshots.take_snapshot(session, wanted, self.caller())
         response = json_response(snapshot_detail(snapshot), 201)
         path = reverse("snapshot", args=[snapshot.pk])
         response["Location"] = request.build_absolute_uri(path)
@@ -396,7 +394,7 @@ class ProcessesView(SessionApiView):
                 self,
                 request,
                 form,
-                lambda log: cells.commanding(session, wanted, self.caller(), log),
+                lambda log: cells.run_command(session, wanted, self.caller(), log),
             )
         return answer(request, self.told(self._start(request, session, wanted)))
 
@@ -404,11 +402,11 @@ class ProcessesView(SessionApiView):
         self, request: Request, session: Session, wanted: CommandRequest
     ) -> HttpResponse:
         if wanted.background:
-            started = await cells.starting(session, wanted, self.caller())
+            started = await cells.start_command(session, wanted, self.caller())
             detail = cells.process_detail(started.pid or 0, started.pk, started.exit_code)
             return json_response(detail, 201)
         is_detached(request)
-        outcome = await cells.commanding(session, wanted, self.caller())
+        outcome = await cells.run_command(session, wanted, self.caller())
         with known_to_run(outcome):
             return outcome_response(outcome, request)
 
@@ -419,7 +417,7 @@ class ProcessesView(SessionApiView):
 
         Running commands, and commands that ended recently.
         """
-        found = await cells.listing(self.session(session_id))
+        found = await cells.list_commands(self.session(session_id))
         return json_response(PageShape(results=found, next=None))
 
 
@@ -454,7 +452,7 @@ class ProcessStdinView(_ProcessView):
         session = self.of_process(session_id, pid)
         # Whoever types into a shell runs commands.
         ensure_language(self.api_key, *COMMANDS)
-        await cells.writing(session, pid, data, close=close)
+        await cells.write_input(session, pid, data, close=close)
         return HttpResponse(status=204)
 
 
@@ -464,7 +462,7 @@ class ProcessSignalView(_ProcessView):
     async def post(self, request: Request, session_id: UUID, pid: int) -> HttpResponse:
         """Send a signal to a command and its group."""
         session = self.of_process(session_id, pid)
-        sent = await cells.signalling(session, pid, SIGNAL.read(request.data).signal)
+        sent = await cells.send_signal(session, pid, SIGNAL.read(request.data).signal)
         return json_response(SignalledShape(signalled=sent))
 
 
@@ -474,7 +472,7 @@ class ProcessResizeView(_ProcessView):
     async def post(self, request: Request, session_id: UUID, pid: int) -> HttpResponse:
         """Resize the terminal of a command."""
         session = self.of_process(session_id, pid)
-        await cells.resizing(session, pid, RESIZE.read(request.data).pair)
+        await cells.resize_terminal(session, pid, RESIZE.read(request.data).pair)
         return HttpResponse(status=204)
 
 

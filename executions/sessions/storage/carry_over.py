@@ -20,21 +20,19 @@ from executions.tenants.models import Tenant
 logger = logging.getLogger(__name__)
 
 
-def kept_of(sessions: QuerySet[Session]) -> Session | None:
-    """The newest of these sessions that has saved files, ended or not; None where files go with
-    their sessions.
-    """
+def newest_with_files(sessions: QuerySet[Session]) -> Session | None:
+    """Return the newest of these sessions that has saved files, ended or not; None where files go
+    with their sessions."""
     if settings.DELETE_S3_ON_CLEANUP:
         return None
     found = sessions.filter(workspace__isnull=False).select_related("workspace")
     return found.order_by("-id").first()
 
 
-def kept_session(tenant: Tenant, session_id: UUID) -> Session | None:
-    """The tenant's session of this id, where it has ended and its files were kept; none of a
-    conversation, whose next session has them.
-    """
-    return kept_of(
+def ended_session_with_files(tenant: Tenant, session_id: UUID) -> Session | None:
+    """Return the tenant's session of this id, where it has ended and its files were kept; none of a
+    conversation, whose next session has them."""
+    return newest_with_files(
         Session.objects.filter(
             tenant=tenant, pk=session_id, conversation="", closed_at__isnull=False
         )
@@ -52,7 +50,7 @@ def inherit(session: Session, former: Session | None = None) -> list[Restored]:
         return []
     is_named = former is not None
     if former is None and session.conversation:
-        former = kept_of(
+        former = newest_with_files(
             Session.objects.filter(
                 tenant=session.tenant_id,
                 conversation=session.conversation,

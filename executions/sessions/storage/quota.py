@@ -58,8 +58,8 @@ def ensure_room(session: Session, path: str, size: int) -> None:
     check_session(session.provider, files, workspace.bytes + size - (before or 0))
 
 
-def left(provider: str, size: int) -> int:
-    """How many bytes more a session may have that has so many."""
+def bytes_left(provider: str, size: int) -> int:
+    """Return how many more bytes a session may have that has so many."""
     return _most(provider) - size
 
 
