@@ -31,7 +31,7 @@ from executions.admin.executions import (
     SessionStateField,
     SessionTenantField,
     UntilField,
-    told,
+    translate_errors,
 )
 from executions.admin.files import SavedFiles
 from executions.admin.frame import SessionModelAdmin, link_to, named_in, shown_entry
@@ -154,7 +154,7 @@ class SessionViews:
             session = session_of(None, session_id)
         except NoSuchSession:
             raise Http404 from None
-        return answer(request, told(request, self._rendered(request, session, work)))
+        return answer(request, translate_errors(request, self._rendered(request, session, work)))
 
     async def _rendered(
         self,

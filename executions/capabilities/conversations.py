@@ -82,10 +82,9 @@ def find_files(tenant: Tenant, conversation: Conversation) -> Session | None:
     return newest_with_files(sessions_of(tenant).filter(conversation=conversation.key)) or session
 
 
-async def held(caller: Caller, conversation: Conversation) -> Session:
-    """Its session, opened where it has none. Of several callers at once one opens it, and the
-    others wait for that. Raises as `open_session` does.
-    """
+async def ensure_session(caller: Caller, conversation: Conversation) -> Session:
+    """Return the conversation's session, and open one where it has none. Of several callers at once
+    one opens it, and the others wait for that. Raises as `open_session` does."""
     until = time.monotonic() + _OPENING_SECONDS
     while True:
         session = find(caller.tenant, conversation)
@@ -102,14 +101,14 @@ async def held(caller: Caller, conversation: Conversation) -> Session:
         if session is None:
             await wait_for(within(_LOOK_SECONDS, Future[None]()))
         else:
-            await _until_open(session, until)
+            await _wait_until_open(session, until)
 
 
 def _is_open(session: Session) -> bool:
     return session.ref is not None or session.state != Session.State.OPEN
 
 
-async def _until_open(session: Session, until: float) -> None:
+async def _wait_until_open(session: Session, until: float) -> None:
     """Wait until another has opened it, or has failed to."""
     with cell_order.poll_pause(session.pk) as pause:
         while time.monotonic() < until:
@@ -164,7 +163,7 @@ def saved_files(session: Session) -> Iterator[Saved]:
 
 def file(session: Session, path: str) -> Saved | None:
     """One of them."""
-    return next(iter(_named(session, [path])), None)
+    return next(iter(_find_saved(session, [path])), None)
 
 
 def names_in(session: Session, folder: str) -> list[str]:
@@ -177,25 +176,27 @@ def names_in(session: Session, folder: str) -> list[str]:
     return [path.removeprefix(prefix) for path in paths if "/" not in path.removeprefix(prefix)]
 
 
-def those_saved(session: Session, paths: Sequence[str]) -> set[str]:
-    """Those of them that are saved files."""
-    return {saved.path for saved in _named(session, paths)}
+def filter_saved(session: Session, paths: Sequence[str]) -> set[str]:
+    """Return those of the paths that are saved files."""
+    return {saved.path for saved in _find_saved(session, paths)}
 
 
-def made_by(execution: Execution) -> list[Saved]:
-    """The files that a run has made or changed, and that were saved with it."""
+def files_of_run(execution: Execution) -> list[Saved]:
+    """Return the files that a run has made or changed, and that were saved with it."""
     if execution.session is None:
         return []
-    return sorted(_named(execution.session, execution.changed_files), key=lambda saved: saved.path)
+    return sorted(
+        _find_saved(execution.session, execution.changed_files), key=lambda saved: saved.path
+    )
 
 
-def missing(session: Session, paths: Sequence[str]) -> list[str]:
-    """Those of them that are no saved files."""
-    there = those_saved(session, paths)
+def filter_missing(session: Session, paths: Sequence[str]) -> list[str]:
+    """Return those of the paths that are no saved files."""
+    there = filter_saved(session, paths)
     return [path for path in paths if path not in there]
 
 
-def _named(session: Session, paths: Sequence[str]) -> Iterator[Saved]:
+def _find_saved(session: Session, paths: Sequence[str]) -> Iterator[Saved]:
     wanted = [key_of(path) for path in paths]
     rows = WorkspaceFile.objects.filter(
         workspace__session=session, type=WorkspaceFile.Type.FILE
@@ -237,12 +238,12 @@ def ensure_upload_size(size: int) -> None:
         raise TooLarge(f"file: Must be at most {most} bytes (MAX_UPLOAD_BYTES).", field="file")
 
 
-async def putting(session: Session, path: str, content: IO[bytes]) -> None:
+async def put_file(session: Session, path: str, content: IO[bytes]) -> None:
     """Put a file that was sent along, and save it. Raises QuotaExceeded."""
     await files.write_file(session, path, files.Rereadable(content))
 
 
-async def fetching(session: Session, urls: Sequence[str], folder: str) -> Arrived:
+async def fetch_urls(session: Session, urls: Sequence[str], folder: str) -> Arrived:
     """Fetch files into a folder, whichever of them come, and save them together.
 
     None of them replaces a file that is there. Raises where none can be begun with.
@@ -340,7 +341,7 @@ def _alone_at(session_id: UUID, path: str) -> Iterator[bool]:
 def _settle(session: Session, came: Iterable[tuple[str, str]], arrived: Arrived) -> None:
     """What is said to have come is what is saved."""
     came = list(came)
-    saved = those_saved(session, [path for path, _ in came])
+    saved = filter_saved(session, [path for path, _ in came])
     for path, url in came:
         if path in saved:
             arrived.paths.append(path)

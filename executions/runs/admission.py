@@ -227,7 +227,7 @@ def _refusal(tenant: Tenant, wanted: Demand) -> RateLimited | None:
         (None if wanted.background else _beyond_places(tenant, held, wanted.status))
         or _beyond_executions(tenant, held)
         or _beyond_seconds(tenant, held, wanted.seconds)
-        or _beyond_stored(tenant, held, wanted.payload_bytes)
+        or _check_stored_bytes(tenant, held, wanted.payload_bytes)
     )
 
 
@@ -273,7 +273,7 @@ def _beyond_seconds(tenant: Tenant, held: Usage, seconds: float) -> RateLimited 
     )
 
 
-def _beyond_stored(tenant: Tenant, held: Usage, payload_bytes: int) -> RateLimited | None:
+def _check_stored_bytes(tenant: Tenant, held: Usage, payload_bytes: int) -> RateLimited | None:
     most = bound(tenant, Quota.STORED_BYTES)
     if held.stored + payload_bytes < most:
         return None

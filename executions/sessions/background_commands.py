@@ -51,7 +51,7 @@ class Output:
 
     def facts(self) -> dict[str, Any]:
         return {
-            **{name: self.log.printed(name) for name in STREAMS},
+            **{name: self.log.text_of(name) for name in STREAMS},
             **{f"{name}_truncated": seen > self._most for name, seen in self._seen.items()},
             "output_order": self.log.order(),
         }

@@ -134,7 +134,7 @@ async def wait_turn(
             record = event_stream.Waiter(found.holder, is_urgent=True)
             awaited = within(left, _first_of(bell, record.ended))
             with (
-                event_stream.poll.joined(record),
+                event_stream.poll.join(record),
                 active_runs.cancel_on_shutdown(awaited),
                 waiting(awaited),
             ):

@@ -22,12 +22,12 @@ from executions.runs import event_stream, extensions
 from executions.runs.event_log import EventLog
 from executions.runs.extensions import Extension, Placement, RunPart, Waiting
 from executions.runs.models import Execution
-from executions.runs.provider_calls import Step, lent
+from executions.runs.provider_calls import Step, borrow_lease
 from executions.runs.record import Outcome, open_record, reject
 from executions.runs.requests import Caller, Conflict, ExecutionRequest
 from executions.runs.results import ValidatedResult
 from executions.runs.routing import allowed_steps, ensure_isolation, required_isolation
-from executions.runs.service import running
+from executions.runs.service import execute
 from executions.sessions import cell_order, maintenance
 from executions.sessions.background_commands import Follower, Output, record_if_ended, result_of
 from executions.sessions.cell_order import use_session
@@ -187,10 +187,10 @@ class SessionHost:
 async def run_command(
     session: Session, wanted: CommandRequest, caller: Caller, log: EventLog | None = None
 ) -> Outcome:
-    """Run a command and wait for its end: a run like every other. As `running`."""
+    """Run a command and wait for its end: a run like every other. As `execute`."""
     request = _as_execution(session, wanted)
     step = step_in(session, "", {}, _Command(wanted))
-    return await running(request, caller, step=step, log=log)
+    return await execute(request, caller, step=step, log=log)
 
 
 async def start_command(
@@ -199,10 +199,10 @@ async def start_command(
     caller: Caller,
     *,
     seconds: float | None = None,
-    following: Callable[[EventLog], object] = lambda log: None,
+    on_start: Callable[[EventLog], object] = lambda log: None,
 ) -> Execution:
     """Start a command in the background. It has an execution from now on, and ends with the
-    session at the latest, or after so many `seconds`. `following` is given where its output is
+    session at the latest, or after so many `seconds`. `on_start` is given where its output is
     told. Raises SandboxError; the record then says that it was not started.
     """
     request = _as_execution(session, wanted)
@@ -236,7 +236,7 @@ async def start_command(
         await _kill_unrecorded(session, execution, pid)
     for name, value in facts.items():
         setattr(execution, name, value)
-    following(Follower(session, execution).begin())
+    on_start(Follower(session, execution).begin())
     return execution
 
 
@@ -272,7 +272,7 @@ async def _apply_policy(
     await parts.admit(request, execution)
     floor = required_isolation(execution)
     with ExitStack() as lending:
-        lease = await lent(Step(lender_of(session)), lending)
+        lease = await borrow_lease(Step(lender_of(session)), lending)
         parts.check_provider(lease)
 
     def refuse() -> None:
@@ -426,7 +426,7 @@ async def stop_command(execution: Execution) -> None:
     try:
         for name, seconds in (("SIGTERM", TERM_SECONDS), ("SIGKILL", KILL_SECONDS)):
             ran = await with_sandbox(session, _signal(pid, name), bool, is_use=False)
-            await event_stream.until_ended(execution.pk, seconds if ran else RECORD_SECONDS)
+            await event_stream.wait_for_end(execution.pk, seconds if ran else RECORD_SECONDS)
             if not Execution.objects.filter(pk=execution.pk, finished_at=None).exists():
                 return
         await record_if_ended(session, execution)

@@ -22,7 +22,7 @@ from executions.ledger.append import enter_row, look_at
 from executions.runs import extensions, heartbeat, output_collector
 from executions.runs.admission import ensure_ready
 from executions.runs.extensions import RunParts
-from executions.runs.provider_calls import Step, lender, lent
+from executions.runs.provider_calls import Step, borrow_lease, lender
 from executions.runs.requests import Caller, Conflict, ExecutionRequest
 from executions.runs.routing import (
     ProviderIncompatible,
@@ -302,7 +302,7 @@ async def open_session(
 async def is_without_network(session: Session) -> bool:
     """Whether its provider promises this, as it did when the session was opened."""
     with ExitStack() as held:
-        lease = await lent(Step(lender_of(session)), held)
+        lease = await borrow_lease(Step(lender_of(session)), held)
         return lease.provider.network == NO_NETWORK
 
 
@@ -320,7 +320,7 @@ async def _offline_steps(steps: Sequence[Step]) -> list[Step]:
     found = []
     for step in steps:
         with ExitStack() as held:
-            lease = await lent(step, held)
+            lease = await borrow_lease(step, held)
             if lease.provider.network == NO_NETWORK:
                 found.append(step)
     if not found:

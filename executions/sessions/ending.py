@@ -302,7 +302,7 @@ async def _wait_for_runs(session: Session) -> None:
     )
     until = time.monotonic() + PATIENCE_SECONDS
     for execution_id in list(running.values_list("pk", flat=True)):
-        await event_stream.until_ended(execution_id, max(0.0, until - time.monotonic()))
+        await event_stream.wait_for_end(execution_id, max(0.0, until - time.monotonic()))
 
 
 _AT_ONCE = 100

@@ -79,9 +79,9 @@ class Watch(EventBuffer):
         """Nobody listens any more."""
         self._left.set()
 
-    def changed(self, after: int) -> Future[None]:
+    def next_change(self, after: int) -> Future[None]:
         self._wanted_until = math.inf
-        return super().changed(after)
+        return super().next_change(after)
 
     def keep_for(self, seconds: float) -> None:
         """Go on for so long without a reader, who comes now and then."""

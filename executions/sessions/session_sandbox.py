@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from django.conf import settings
 
 from executions.runs import extensions
-from executions.runs.provider_calls import CREATE_SECONDS, Route, Step, call_provider, lent
+from executions.runs.provider_calls import CREATE_SECONDS, Route, Step, borrow_lease, call_provider
 from executions.sessions.models import Session
 from providers.base import Health, SandboxProvider
 from providers.errors import (
@@ -102,7 +102,7 @@ async def call_sandbox(
     Raises SandboxError, and KeptSandboxLost for a sandbox that is gone.
     """
     with ExitStack() as held:
-        lease = await lent(Step(lender_of(session)), held)
+        lease = await borrow_lease(Step(lender_of(session)), held)
         ref, provider = _ref(session), lease.provider
         return await call_provider(
             lease.provider_id,

@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from executions.capabilities.observability.counters import recount
-from executions.capabilities.playground.service import replay
+from executions.capabilities.playground.service import replay_sync
 from executions.capabilities.spending.models import Budget
 from executions.client import execute_code
 from executions.ledger.append import append
@@ -150,7 +150,7 @@ def test_every_way_in_is_bounded(scripted: Callable[[], list[str]], alice: Calle
     with pytest.raises(RateLimited):
         execute_code("pass")
     with pytest.raises(RateLimited):
-        replay(original)
+        replay_sync(original)
     with pytest.raises((CommandError, SystemExit)):
         call_command("execute", "-")
     assert len(scripted()) == before

@@ -314,7 +314,7 @@ def compare_storage(
             if _is_missing(artifact):
                 found.without_bytes.add(f"{ARTIFACTS}/{artifact.file.name}")
         report(found)
-    for execution_id in payloads.missing():
+    for execution_id in payloads.missing_payloads():
         found.without_bytes.add(f"queue/{execution_id.hex}")
     _compare_workspaces(found, oldest, remove=remove, report=report)
     return found

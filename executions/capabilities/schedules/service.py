@@ -44,7 +44,7 @@ from executions.runs.models import Execution
 from executions.runs.payloads import LARGE_BYTES
 from executions.runs.requests import API_ENTRYPOINTS, TOOLS_IN_THESE, Caller, ExecutionRequest
 from executions.runs.routing import BeyondKey
-from executions.runs.service import running
+from executions.runs.service import execute
 from executions.sessions.requests import NOT_FOUND
 from executions.tenants.models import ApiKey, Scope, Tenant
 from executions.tenants.quotas import Quota, bound, tenant_lock
@@ -371,7 +371,7 @@ def _run(schedule: Schedule, following: datetime) -> bool:
         request_id=f"schedule:{schedule.pk}",
         schedule_id=schedule.pk,
     )
-    run_sync(running(request, caller, beside=take))
+    run_sync(execute(request, caller, beside=take))
     return True
 
 

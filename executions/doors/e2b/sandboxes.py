@@ -19,9 +19,9 @@ from django.utils import timezone
 from rest_framework.request import Request
 
 from executions.doors.e2b import connect, credentials
-from executions.doors.e2b.connect import Refused, invalid, told_of_control, unimplemented
+from executions.doors.e2b.connect import Refused, control_error_body, invalid, unimplemented
 from executions.doors.e2b.frame import ControlView
-from executions.doors.native.frame import answered_later
+from executions.doors.native.frame import deferred
 from executions.doors.native.rendering import json_response
 from executions.kernel.coroutines import wait_for
 from executions.kernel.text import is_storable
@@ -90,12 +90,12 @@ class SandboxesView(SandboxApiView):
             cursor_in(query.get("nextToken", "")),
             limit_in(query.get("limit", str(connect.MOST_LISTED))),
         )
-        answer = json_response([connect.listed(session) for session in page.sessions])
+        answer = json_response([connect.summary(session) for session in page.sessions])
         if page.next_cursor and is_second:
             answer["X-Next-Token"] = page.next_cursor
         return answer
 
-    @answered_later
+    @deferred
     async def post(self, request: Request) -> HttpResponse:
         wanted = connect.request_of(self.body())
         try:
@@ -109,16 +109,16 @@ class SandboxesView(SandboxApiView):
             ) from None
         if not connect.pauses_at_its_end(session) and connect.age_of(session) > 1:
             # Its time begins when it is there, however long that took.
-            changes = connect.ending_in(session, wanted.max_seconds, is_bounded=True)
+            changes = connect.end_after(session, wanted.max_seconds, is_bounded=True)
             control.change(session, changes, self.by())
-        return json_response(connect.created(session, self.api_key), 201)
+        return json_response(connect.create_answer(session, self.api_key), 201)
 
 
 class OneSandboxView(SandboxApiView):
     def get(self, request: Request, sandbox_id: str) -> HttpResponse:
         return json_response(connect.detail(self.session(sandbox_id), self.api_key))
 
-    @answered_later
+    @deferred
     async def delete(self, request: Request, sandbox_id: str) -> HttpResponse:
         session = session_of(self.api_key.tenant, _uuid(sandbox_id))
         if session.closed_at is not None:
@@ -128,7 +128,7 @@ class OneSandboxView(SandboxApiView):
 
 
 class ConnectView(SandboxApiView):
-    @answered_later
+    @deferred
     async def post(self, request: Request, sandbox_id: str) -> HttpResponse:
         """Have it run for so long from now on at least; one that sleeps is woken."""
         session = self.session(sandbox_id)
@@ -137,11 +137,11 @@ class ConnectView(SandboxApiView):
         if slept:
             await ensure_awake(session)
         # Not before: it has grown older while it was woken.
-        seconds = connect.at_most_left(session, wanted)
-        if slept or _left(session) < seconds:
-            changes = connect.ending_in(session, seconds, is_bounded=True)
+        seconds = connect.clamp_seconds(session, wanted)
+        if slept or _seconds_left(session) < seconds:
+            changes = connect.end_after(session, seconds, is_bounded=True)
             control.change(session, changes, self.by())
-        return json_response(connect.created(session, self.api_key), 201 if slept else 200)
+        return json_response(connect.create_answer(session, self.api_key), 201 if slept else 200)
 
 
 class TimeoutView(SandboxApiView):
@@ -151,7 +151,7 @@ class TimeoutView(SandboxApiView):
         if seconds is None:
             raise invalid("timeout: This field is required.")
         try:
-            control.change(session, connect.ending_in(session, seconds), self.by(), if_awake=True)
+            control.change(session, connect.end_after(session, seconds), self.by(), if_awake=True)
         except SessionAsleep:
             # What is kept has no timeout: a late call to keep it alive would have it removed.
             raise NoSuchSession("The sandbox is paused. Connect to it.") from None
@@ -159,7 +159,7 @@ class TimeoutView(SandboxApiView):
 
 
 class PauseView(SandboxApiView):
-    @answered_later
+    @deferred
     async def post(self, request: Request, sandbox_id: str) -> HttpResponse:
         """Its files are kept, and neither memory nor processes."""
         try:
@@ -176,12 +176,12 @@ class PauseView(SandboxApiView):
             # 409 means to clients that it is paused, and its files are kept.
             raise Refused(423, "failed_precondition", error.message) from None
         # Not before: one that goes on ends when it was to.
-        control.change(session, connect.kept_paused(session), self.by())
+        control.change(session, connect.pause_changes(session), self.by())
         return HttpResponse(status=204)
 
 
 class MetricsView(SandboxApiView):
-    @answered_later
+    @deferred
     async def get(self, request: Request, sandbox_id: str) -> HttpResponse:
         """As it is now, where that lies between `start` and `end`: the past is not kept. The
         processor is looked at twice, a moment apart."""
@@ -197,7 +197,7 @@ class MetricsView(SandboxApiView):
         seconds = time.monotonic() - began
         used = (seen.cpu_seconds or 0) - (before.cpu_seconds or 0)
         now = timezone.now()
-        about = connect.listed(session)
+        about = connect.summary(session)
         return json_response(
             [
                 {
@@ -235,7 +235,7 @@ def _uuid(sandbox_id: str) -> UUID:
     return found
 
 
-def _left(session: Session) -> float:
+def _seconds_left(session: Session) -> float:
     return (expires_at(session) - timezone.now()).total_seconds()
 
 
@@ -267,7 +267,7 @@ def _templates_in(name: str) -> list[str] | None:
     """What sessions of this template have for one; None for every template."""
     if not is_storable(name):
         raise invalid("template: Must hold neither NUL nor lone surrogates.")
-    return connect.templates_named(name) if name else None
+    return connect.template_names(name) if name else None
 
 
 def _is_now(start: str, end: str) -> bool:
@@ -316,7 +316,7 @@ MOST_FORKS = 10
 
 
 class TakeView(SandboxApiView):
-    @answered_later
+    @deferred
     async def post(self, request: Request, sandbox_id: str) -> HttpResponse:
         session = self.session(sandbox_id)
         name = self.body().get("name") or ""
@@ -361,7 +361,7 @@ class SnapshotView(SandboxApiView):
 
 
 class ForkView(SandboxApiView):
-    @answered_later
+    @deferred
     async def post(self, request: Request, sandbox_id: str) -> HttpResponse:
         """Others that begin with its files. How each of them failed is told in its place."""
         session = self.session(sandbox_id)
@@ -376,14 +376,14 @@ class ForkView(SandboxApiView):
         try:
             told = []
             for _ in range(count):
-                told.append(await self._forked(session, taken, seconds, is_offline))
+                told.append(await self._fork(session, taken, seconds, is_offline))
         finally:
             # Under a legal hold it stays. What was opened is told all the same.
             with suppress(Conflict):
                 snapshots.remove(taken, self.by())
         return json_response(told, 201)
 
-    async def _forked(
+    async def _fork(
         self, session: Session, taken: Snapshot, seconds: int, is_offline: bool
     ) -> dict[str, Any]:
         wanted = SessionRequest(
@@ -399,8 +399,8 @@ class ForkView(SandboxApiView):
         try:
             made = await open_session(wanted, self.caller())
         except SandboxError as error:
-            return {"error": told_of_control(error)}
-        return {"sandbox": connect.created(made, self.api_key)}
+            return {"error": control_error_body(error)}
+        return {"sandbox": connect.create_answer(made, self.api_key)}
 
 
 def detail(snapshot: Snapshot) -> dict[str, Any]:

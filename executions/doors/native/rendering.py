@@ -111,8 +111,8 @@ class Written:
     text: str
 
 
-def json_with_written(body: Any) -> str:
-    """The body as JSON, in which Written values stand as they are."""
+def render_json(body: Any) -> str:
+    """Render the body as JSON, in which Written values stand as they are."""
     nonce, written = uuid4().hex, list[str]()
 
     def named(value: Any) -> str:
@@ -128,7 +128,7 @@ def json_with_written(body: Any) -> str:
 
 
 def json_response(body: Any, status: int = 200) -> HttpResponse:
-    content = json_with_written(body).encode(errors="replace")
+    content = render_json(body).encode(errors="replace")
     return HttpResponse(content, status=status, content_type="application/json")
 
 

@@ -280,9 +280,8 @@ class Edit(Tree):
     def _counts(self) -> dict[str, int]:
         """How much there will be. Raises QuotaExceeded."""
         before = self.workspace
-        size = sum(row.size for row in self._written_rows()) - sum(
-            row.size for row in self._removed_rows()
-        )
+        written = sum(row.size for row in self._written_rows())
+        size = written - sum(row.size for row in self._removed_rows())
         if self.files > before.files or size > 0 or self.names > before.names:
             provider = before.session.provider if before.session is not None else ""
             quota.check_session(provider, self.files, before.bytes + size, self.names)

@@ -24,7 +24,7 @@ from executions.runs import heartbeat
 from executions.runs.active_runs import ensure_not_ending
 from executions.runs.admission import ensure_ready
 from executions.runs.models import Execution
-from executions.runs.provider_calls import Step, call_provider, lent
+from executions.runs.provider_calls import Step, borrow_lease, call_provider
 from executions.runs.requests import Conflict
 from executions.runs.routing import (
     ensure_provider_isolation,
@@ -149,7 +149,7 @@ async def _wake(session: Session, claimed_at: datetime, turn: int | None) -> Non
     workspace = Workspace.objects.filter(session=session.pk).first()
     members = to_restore(workspace) if workspace is not None else []
     with ExitStack() as held:
-        lease = await lent(Step(lender_of(session)), held)
+        lease = await borrow_lease(Step(lender_of(session)), held)
         floor = required_isolation_for(tenant, session.api_key, session.language)
         ensure_provider_isolation(lease, floor)
         sandbox = await open_evicting(lease, session)
