@@ -23,7 +23,7 @@ from executions.runs import heartbeat, payloads
 from executions.runs.admission import disk_problem, may_claim
 from executions.runs.models import Approval, Execution, Process
 from executions.runs.record import QUEUE_ALLOWANCE, deadline_after
-from executions.tenants.quotas import bound_on_running, tenant_lock
+from executions.tenants.quotas import running_limit, tenant_lock
 from providers.fields import DecryptionError
 
 logger = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ def _note_turn(execution: Execution) -> Execution:
 
 def takeable() -> list[str]:
     """The tenants with something in the queue that a worker may take now."""
-    return [slug for slug, number in _running_of().items() if number < bound_on_running(slug)]
+    return [slug for slug, number in _running_of().items() if number < running_limit(slug)]
 
 
 def _running_of() -> dict[str, int]:
@@ -215,7 +215,7 @@ def _in_turn() -> list[str]:
         # Whoever comes back to the queue has not been served in it.
         _turns.pop(known, None)
     # Who is at its bound is passed over without a lock: it is looked at several times a second.
-    served = (slug for slug, number in running.items() if number < bound_on_running(slug))
+    served = (slug for slug, number in running.items() if number < running_limit(slug))
     return sorted(served, key=lambda slug: (running[slug], _turns.get(slug, 0)))
 
 

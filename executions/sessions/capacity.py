@@ -40,7 +40,7 @@ from executions.tenants.quotas import (
     OF_ALL_SESSIONS,
     Quota,
     Use,
-    bound,
+    limit_of,
     tenant_lock,
     tomorrow,
     used_requests,
@@ -185,7 +185,7 @@ def awake_of(tenant: Tenant) -> int:
 
 def ensure_sleeping_bound(tenant: Tenant) -> None:
     """Raises RateLimited. Only who opens another is asked: those that are awake can fall asleep."""
-    most = ASLEEP_FOR_EACH * bound(tenant, Quota.SESSIONS)
+    most = ASLEEP_FOR_EACH * limit_of(tenant, Quota.SESSIONS)
     asleep = Session.objects.filter(
         tenant_slug=tenant.slug, state=Session.State.ASLEEP, closed_at=None
     )
@@ -199,7 +199,7 @@ def ensure_sleeping_bound(tenant: Tenant) -> None:
 def _full(tenant: Tenant) -> tuple[str, str, str] | None:
     """Whose sessions are one too many, why, and by which quota; None where there is room."""
     own = awake_of(tenant)
-    if own >= (most := bound(tenant, Quota.SESSIONS)):
+    if own >= (most := limit_of(tenant, Quota.SESSIONS)):
         said = f"The tenant has {own} sessions, and the limit is {most}"
         return tenant.slug, said, Quota.SESSIONS.value
     if (total := _AWAKE.count()) >= settings.SESSIONS_MAX_TOTAL:
@@ -285,11 +285,11 @@ def usage_of(tenant: Tenant) -> dict[Quota, Use]:
         Quota.SCHEDULES: (0, None),
     }
     found = {
-        quota: Use(bound(tenant, quota), number, resets_at)
+        quota: Use(limit_of(tenant, quota), number, resets_at)
         for quota, (number, resets_at) in counted.items()
     }
     total = StoredTotal.objects.filter(tenant=tenant.pk).first() or StoredTotal()
-    found[Quota.STORAGE_BYTES] = Use(bound(tenant, Quota.STORAGE_BYTES), total.bytes)
+    found[Quota.STORAGE_BYTES] = Use(limit_of(tenant, Quota.STORAGE_BYTES), total.bytes)
     found[Quota.STORAGE_FILES] = Use(settings.TENANT_STORAGE_FILES, total.files)
     found |= dict.fromkeys((Quota.BUDGET_OF_DAY, Quota.BUDGET_OF_MONTH), Use(None, 0))
     for each in extensions.installed():

@@ -16,7 +16,7 @@ from django_otp.plugins.otp_totp.models import TOTPDevice
 
 from executions.capabilities.reports.reading import Scope
 from executions.capabilities.reports.service import make
-from executions.ledger.append import record_baseline, rows_called
+from executions.ledger.append import record_baseline, rows_by_subject
 from executions.ledger.bindings import subject_of_user
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
@@ -138,11 +138,11 @@ def test_nobody_is_locked_out_or_let_in_by_the_subject_of_an_authenticator() -> 
     device = TOTPDevice.objects.create(user=frank, name="phone", confirmed=True)
     entry = LedgerEntry.objects.get(kind="authenticator")
     label = TOTPDevice._meta.label_lower
-    assert rows_called(label, subject_of_user(frank.pk)) == [str(device.pk)]
+    assert rows_by_subject(label, subject_of_user(frank.pk)) == [str(device.pk)]
 
     TOTPDevice.objects.filter(pk=device.pk)._raw_delete("default")
     put(entry, subject_of_user(erin.pk))
-    assert rows_called(label, subject_of_user(erin.pk)) == []
+    assert rows_by_subject(label, subject_of_user(erin.pk)) == []
     assert not was_altered_outside(erin)
     put(entry, entry.subject)
     assert was_altered_outside(frank)

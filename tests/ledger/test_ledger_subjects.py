@@ -15,7 +15,7 @@ from executions.capabilities.policies import approvals
 from executions.capabilities.reports.reading import Scope, entry_of
 from executions.capabilities.reports.service import make
 from executions.capabilities.reports.signing import Signed
-from executions.ledger.append import append, rows_called
+from executions.ledger.append import append, rows_by_subject
 from executions.ledger.bindings import subject_of_user
 from executions.ledger.models import LedgerEntry
 from executions.ledger.trust import trusted_keys
@@ -90,7 +90,7 @@ def other_lookups(alice: Caller) -> dict[str, Callable[[], object]]:
     signed = Signed("r", "d", "k", "s")
     return {
         "who made a key": lambda: key_creators(execution.pk),
-        "authenticators": lambda: rows_called("otp_totp.totpdevice", subject_of_user(1)),
+        "authenticators": lambda: rows_by_subject("otp_totp.totpdevice", subject_of_user(1)),
         "a report": lambda: entry_of(signed, trusted_keys()),
         "runs without a record": lambda: list(Scope("wonderland").entries_without_rows()),
     }

@@ -27,7 +27,7 @@ from executions.runs.record import open_record
 from executions.runs.requests import Caller as By
 from executions.runs.requests import ExecutionRequest
 from executions.tenants.models import Tenant
-from executions.tenants.quotas import COLUMNS, MIB, Quota, bound
+from executions.tenants.quotas import COLUMNS, MIB, Quota, limit_of
 from executions.tenants.service import internal_tenant
 from providers.errors import RateLimited
 from tests.conftest import Caller
@@ -209,10 +209,10 @@ def test_the_bounds_are_the_installations_until_a_tenant_has_its_own(
     alice: Caller, settings: Any
 ) -> None:
     counted = (Quota.RUNNING, Quota.QUEUED, Quota.STORED_BYTES, Quota.STORAGE_BYTES)
-    assert [bound(alice.tenant, each) for each in counted] == [10, 100, 5 * 2**30, 20 * 2**30]
+    assert [limit_of(alice.tenant, each) for each in counted] == [10, 100, 5 * 2**30, 20 * 2**30]
     settings.SANDBOX_MAX_RUNNING = 2
     bounded(alice, max_queued=7, max_stored_mib=3, max_storage_mib=4)
-    assert [bound(alice.tenant, each) for each in counted] == [2, 7, 3 * MIB, 4 * MIB]
+    assert [limit_of(alice.tenant, each) for each in counted] == [2, 7, 3 * MIB, 4 * MIB]
 
 
 def test_an_administrator_sets_them_and_the_ledger_says_so(

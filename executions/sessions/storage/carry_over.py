@@ -10,7 +10,7 @@ from django.db import transaction
 from django.db.models import F, QuerySet
 
 from executions.ledger.append import enter_row, look_at
-from executions.ledger.erasures import held_of
+from executions.ledger.erasures import hold_scope
 from executions.runs.requests import Conflict
 from executions.sessions.models import Session, Workspace
 from executions.sessions.storage import blobs, drafts
@@ -121,7 +121,7 @@ def clean(session_id: UUID) -> bool:
         mine = rows.filter(session=session_id, session__closed_at__isnull=False)
         if (workspace := mine.select_related("tenant").first()) is None:
             return False
-        if held_of(workspace.tenant.slug).everything:
+        if hold_scope(workspace.tenant.slug).everything:
             return False
         # Before anything is entered in the ledger, which all wait for.
         drafts.detach(workspace)
@@ -138,7 +138,7 @@ def clean_ended() -> int:
         return 0
     left = Workspace.objects.filter(session__closed_at__isnull=False)
     slugs = left.order_by().values_list("tenant__slug", flat=True).distinct()
-    held = [slug for slug in slugs if held_of(slug).everything]
+    held = [slug for slug in slugs if hold_scope(slug).everything]
     left = left.exclude(tenant__slug__in=held).order_by("pk")
     found = left.values_list("session", flat=True)[:_AT_ONCE]
     return sum(clean(session_id) for session_id in found if session_id is not None)

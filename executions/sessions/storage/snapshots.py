@@ -20,7 +20,7 @@ from executions.kernel.coroutines import wait_for
 from executions.kernel.declarations import Body, Query, declared, newest_first
 from executions.ledger.append import enter_row, look_at
 from executions.ledger.bindings import DELETED
-from executions.ledger.erasures import held_of
+from executions.ledger.erasures import hold_scope
 from executions.runs import active_runs
 from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.runs.requests import Caller, Conflict
@@ -237,7 +237,7 @@ def remove(snapshot: Snapshot, by: str) -> bool:
 
     Raises Conflict where its tenant is under a legal hold.
     """
-    if held_of(snapshot.tenant_slug).everything:
+    if hold_scope(snapshot.tenant_slug).everything:
         raise Conflict("The tenant is under a legal hold: its snapshots are kept.")
     with transaction.atomic():
         workspace = Workspace.objects.select_for_update().filter(snapshot=snapshot.pk).first()
