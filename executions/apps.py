@@ -72,7 +72,7 @@ def _compose_heartbeat() -> None:
     from executions.runs import active_runs, heartbeat, orphaned_runs
     from executions.runs.heartbeat import PeriodicStep
     from executions.sessions.ending import abort_unfinished
-    from executions.sessions.storage.wake import give_back_left
+    from executions.sessions.storage.wake import release_stale_claims
 
     def create_steps() -> list[PeriodicStep]:
         watcher, unattended = orphaned_runs.Watcher(), orphaned_runs.UnattendedRuns()
@@ -80,7 +80,7 @@ def _compose_heartbeat() -> None:
             PeriodicStep("signals", active_runs.deliver_requests),
             PeriodicStep("deaths", watcher.look, is_behind=lambda: watcher.is_behind),
             PeriodicStep("unfinished sessions", lambda lease: abort_unfinished()),
-            PeriodicStep("waking", lambda lease: give_back_left()),
+            PeriodicStep("waking", lambda lease: release_stale_claims()),
             PeriodicStep("unattended", unattended.close, orphaned_runs.UNATTENDED_LOOK_SECONDS),
             PeriodicStep(
                 "forget", lambda lease: orphaned_runs.forget_ended(), orphaned_runs.FORGET_SECONDS

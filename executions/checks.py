@@ -9,7 +9,7 @@ from django.core.checks import CheckMessage, Error, Tags, register
 
 from executions.ledger.entry import LedgerUnavailable, keyring
 from executions.ledger.trust import configured_keys
-from executions.runs.journal import left_over
+from executions.runs.journal import leftover_files
 
 
 @register(Tags.security)
@@ -50,5 +50,5 @@ def journal_can_be_recorded(**_: Any) -> list[CheckMessage]:
             "`manage.py record_journal --all`. See docs/database-outages.md.",
             id="executions.W001",
         )
-        for path in left_over()
+        for path in leftover_files()
     ]

@@ -7,7 +7,7 @@ from typing import Any
 
 from executions.runs.provider_calls import Route
 from executions.runs.requests import Caller, ExecutionRequest
-from executions.runs.service import run_execution
+from executions.runs.service import execute_sync
 from executions.tenants.service import internal_tenant
 from providers.errors import ProviderUnavailable
 from providers.values import ExecutionResult
@@ -31,7 +31,7 @@ def execute_code(
 
 def run_in_process(request: ExecutionRequest, route: Route | None = None) -> ExecutionResult:
     """Run and record a request of this process's own, for which no API key vouches."""
-    outcome = run_execution(request, Caller(internal_tenant()), route=route)
+    outcome = execute_sync(request, Caller(internal_tenant()), route=route)
     if outcome.error is not None:
         raise outcome.error
     if outcome.result is None:

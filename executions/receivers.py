@@ -19,11 +19,11 @@ from executions.kernel.text import storable_value
 from executions.ledger.append import (
     Before,
     append,
-    before_of_saved,
+    compare_before_save,
     enter_row,
     look_at,
-    look_at_saved,
-    saving,
+    state_before_save,
+    track_save,
 )
 from executions.ledger.bindings import BINDINGS, DELETED, NOT_COMPARED, columns_of, model_of
 from executions.ledger.entry import lock_ledger
@@ -100,7 +100,7 @@ def _save_whole(models: tuple[type[Model], ...]) -> None:
             save_base(row, *args, **options)
             return
         using = options.get("using") or router.db_for_write(type(row), instance=row)
-        with transaction.atomic(using=using, savepoint=False), saving(row):
+        with transaction.atomic(using=using, savepoint=False), track_save(row):
             save_base(row, *args, **options)
 
     Model.save_base = save_whole  # type: ignore[assignment,method-assign]
@@ -108,12 +108,12 @@ def _save_whole(models: tuple[type[Model], ...]) -> None:
 
 def _saves(sender: Any, instance: Model, update_fields: Any = None, **sent: Any) -> None:
     if _is_of_bound(instance, update_fields):
-        look_at_saved(instance)
+        compare_before_save(instance)
 
 
 def _saved(sender: Any, instance: Model, created: bool, **sent: Any) -> None:
     if _is_of_bound(instance, sent.get("update_fields")):
-        before = before_of_saved(instance, created=created)
+        before = state_before_save(instance, created=created)
         enter_row(instance, "created" if created else "changed", before, said_of(instance))
 
 

@@ -43,7 +43,7 @@ def write_ledger_checkpoint() -> int | None:
 
 
 def check_ledger() -> None:
-    ledger_checks.begin_waiting()
+    ledger_checks.start_waiting()
 
 
 def apply_retention() -> int:

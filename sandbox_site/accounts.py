@@ -11,7 +11,7 @@ from django.contrib.auth.models import Group, Permission, User
 from django.db.models.signals import post_delete
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
-from executions.ledger.append import append, is_altered, rows_called
+from executions.ledger.append import append, is_altered, rows_by_subject
 from executions.ledger.bindings import subject_of_user
 from providers.guarded import Change, Guarded, guard, values_of
 
@@ -148,7 +148,7 @@ def was_altered_outside(account: Any) -> bool:
     """Whether its row, or one of its authenticators', was changed past the service, which nobody
     has accepted. It must not sign in: see `manage.py accept_row`."""
     # One that was taken away, or given to somebody else, is known by its entries.
-    called = rows_called(TOTPDevice._meta.label_lower, subject_of_user(account.pk))
+    called = rows_by_subject(TOTPDevice._meta.label_lower, subject_of_user(account.pk))
     devices = set(map(int, called))
     devices.update(TOTPDevice.objects.filter(user_id=account.pk).values_list("pk", flat=True))
     rows = [(User, account.pk), *((TOTPDevice, pk) for pk in sorted(devices))]

@@ -10,7 +10,7 @@ from django.conf import settings
 from django.contrib.auth import get_user_model
 from django.db import transaction
 
-from executions.tenants.keys import create_api_key, keep_given_key
+from executions.tenants.keys import create_api_key, ensure_key
 from executions.tenants.models import Tenant
 from executions.tenants.service import DEMO, INTERNAL, create_tenant
 from providers.addresses import is_loopback
@@ -74,7 +74,7 @@ def ensure_given_key() -> bool:
     if not key_text:
         return False
     tenant = Tenant.objects.filter(slug=AGENT_SANDBOX).first()
-    return keep_given_key(
+    return ensure_key(
         tenant or create_tenant(AGENT_SANDBOX, "Agent Sandbox"), "SANDBOX_API_KEY", key_text
     )
 

@@ -22,7 +22,7 @@ from django_q.signing import SignedPackage
 from django_q.worker import worker as run_worker
 
 from executions import tasks as of_executions
-from executions.runs.worker import note_done, recurring_tasks
+from executions.runs.worker import record_done, recurring_tasks
 from providers import draining
 from providers import tasks as of_providers
 
@@ -159,6 +159,6 @@ def _note_done(task: dict[str, Any]) -> None:
     if not (name and task.get("success")):
         return
     try:
-        note_done(name, task["started"])
+        record_done(name, task["started"])
     except Exception:
         logger.exception("%s is done, but this could not be recorded; it is run again", name)

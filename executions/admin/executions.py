@@ -31,7 +31,7 @@ from executions.capabilities.playground.service import (
     differences_of,
     providers_for,
     recorded_request,
-    replaying,
+    replay,
 )
 from executions.capabilities.search.admin import PERMISSION as EXPORT
 from executions.capabilities.search.admin import export_view
@@ -59,7 +59,7 @@ from executions.middleware import away_answer
 from executions.runs.models import Artifact, Execution
 from executions.runs.requests import CLAIMS
 from executions.runs.results import rich_outputs
-from executions.runs.service import HasEnded, cancelling
+from executions.runs.service import HasEnded, cancel
 from executions.sessions.models import Session
 from executions.tenants.models import Tenant
 from providers.admin_lists import (
@@ -213,11 +213,11 @@ class Details:
         if request.method != "POST":
             raise Http404
         execution = self._execution(request, execution_id)
-        return answer(request, told(request, self._cancel(request, execution)))
+        return answer(request, translate_errors(request, self._cancel(request, execution)))
 
     async def _cancel(self, request: HttpRequest, execution: Execution) -> HttpResponse:
         try:
-            await cancelling(execution, current_actor())
+            await cancel(execution, current_actor())
         except HasEnded as error:
             messages.error(request, error.message)
         return redirect("admin:executions_execution_change", execution.pk)
@@ -228,12 +228,12 @@ class Details:
             raise PermissionDenied
         execution = self._execution(request, execution_id)
         if request.method == "POST":
-            return answer(request, told(request, self._replay(request, execution)))
+            return answer(request, translate_errors(request, self._replay(request, execution)))
         return self._comparison(request, execution)
 
     async def _replay(self, request: HttpRequest, execution: Execution) -> HttpResponse:
         try:
-            outcome = await replaying(execution, request.POST.get("provider", ""))
+            outcome = await replay(execution, request.POST.get("provider", ""))
         except DatabaseUnavailable:
             raise
         except SandboxError as error:
@@ -283,8 +283,9 @@ class Details:
         return artifact
 
 
-async def told(request: HttpRequest, work: Coroutine[HttpResponse]) -> HttpResponse:
-    """The work, whose failure because of the database is a page, also when it comes later."""
+async def translate_errors(request: HttpRequest, work: Coroutine[HttpResponse]) -> HttpResponse:
+    """Await the work, and answer a failure of the database with a page, also when it comes
+    later."""
     try:
         return await work
     except Exception as error:

@@ -58,7 +58,7 @@ class SavedFiles:
         name, after = named_in(request), from_text(request.GET.get("after", ""))
 
         def found() -> dict[str, Any]:
-            entries, more = browse.listing(workspace, name, 1, after, MOST_LISTED)
+            entries, more = browse.list_folder(workspace, name, 1, after, MOST_LISTED)
             return {
                 "folder": visible(escape(name)),
                 "above": link_to(name.rpartition("/")[0]) if name else "",

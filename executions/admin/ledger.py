@@ -23,7 +23,7 @@ from executions.admin.display import once
 from executions.admin.frame import LedgerEntryModelAdmin
 from executions.ledger.models import LedgerCheck, LedgerEntry
 from executions.ledger.verification import verify_entry
-from executions.runs.ledger_checks import ask, close_left, ledger_state
+from executions.runs.ledger_checks import ask, close_abandoned, ledger_state
 from providers.admin_lists import ChoiceField, Condition, KeysetAdmin, ListField, MomentField
 from providers.admin_pages import ReadOnly
 from providers.hidden_characters import visible
@@ -192,7 +192,7 @@ class LedgerCheckAdmin(ReadOnly, _LedgerCheckAdmin):
         """How the ledger is, as a piece of a page that renews itself while it is verified."""
         if not self.has_view_permission(request):
             raise PermissionDenied
-        close_left()
+        close_abandoned()
         context: dict[str, Any] = {
             **ledger_state(),
             "may_verify": request.user.has_perm(REQUEST),

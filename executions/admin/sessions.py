@@ -31,7 +31,7 @@ from executions.admin.executions import (
     SessionStateField,
     SessionTenantField,
     UntilField,
-    told,
+    translate_errors,
 )
 from executions.admin.files import SavedFiles
 from executions.admin.frame import SessionModelAdmin, link_to, named_in, shown_entry
@@ -43,9 +43,9 @@ from executions.kernel.presentation import PageTime, shown
 from executions.kernel.text import to_json
 from executions.runs.models import Execution
 from executions.runs.results import MOST_VALUES, values_in
-from executions.sessions.control import extend, resetting
+from executions.sessions.control import extend, reset
 from executions.sessions.ending import close
-from executions.sessions.files import inspecting, looking_into
+from executions.sessions.files import inspect, inspect_folder
 from executions.sessions.models import Session, Workspace
 from executions.sessions.queries import expires_at, living_session_of, session_of
 from executions.sessions.requests import NoSuchSession
@@ -106,7 +106,7 @@ class SessionViews:
 
     async def _now(self, request: HttpRequest, session: Session) -> dict[str, Any]:
         living = living_session_of(None, session.pk)
-        found = await inspecting(living)
+        found = await inspect(living)
         return {
             "title": "Live state",
             "state": found,
@@ -120,7 +120,7 @@ class SessionViews:
     async def _files(self, request: HttpRequest, session: Session) -> dict[str, Any]:
         living = living_session_of(None, session.pk)
         folder, after = named_in(request), request.GET.get("after", "")
-        entries, following = await looking_into(living, folder, after)
+        entries, following = await inspect_folder(living, folder, after)
         return {
             "title": "Live files",
             "folder": visible(folder),
@@ -135,7 +135,7 @@ class SessionViews:
             self.model_admin.log_change(request, session, "Closed.")
 
     async def _reset(self, request: HttpRequest, session: Session) -> None:
-        await resetting(living_session_of(None, session.pk), current_actor())
+        await reset(living_session_of(None, session.pk), current_actor())
         self.model_admin.log_change(request, session, "Reset.")
 
     async def _extend(self, request: HttpRequest, session: Session) -> None:
@@ -154,7 +154,7 @@ class SessionViews:
             session = session_of(None, session_id)
         except NoSuchSession:
             raise Http404 from None
-        return answer(request, told(request, self._rendered(request, session, work)))
+        return answer(request, translate_errors(request, self._rendered(request, session, work)))
 
     async def _rendered(
         self,

@@ -42,7 +42,7 @@ from executions.sessions.capacity import usage_of
 from executions.sessions.models import Session
 from executions.sessions.storage.snapshots import snapshots_of
 from executions.tenants.models import ApiKey, Tenant
-from executions.tenants.quotas import COLUMNS, Quota, Use, installed_in_column
+from executions.tenants.quotas import COLUMNS, Quota, Use, default_of_column
 from providers.admin.routing import RouteAdmin
 from providers.admin_pages import GuardedAdmin, ReadOnly, once
 from providers.hidden_characters import visible
@@ -257,7 +257,7 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
         """Show the default in each empty field."""
         form = super().get_form(request, obj, change, **kwargs)
         ensure_visible_name(form)
-        installed = {name: installed_in_column(name) for name in COLUMNS}
+        installed = {name: default_of_column(name) for name in COLUMNS}
         installed |= {name: default_limit(name) for name in LIMIT_COLUMNS}
         shown = {name: str(value) for name, value in installed.items()}
         shown |= {name: _days_kept(name) for name in RETENTION}

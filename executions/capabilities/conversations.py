@@ -20,14 +20,14 @@ from executions.kernel.text import from_text, is_path, key_of, storable, to_text
 from executions.runs.models import Execution
 from executions.runs.requests import Caller, Conflict, ExecutionRequest
 from executions.sessions import cell_order, files
-from executions.sessions.control import opening
+from executions.sessions.control import open_session
 from executions.sessions.ending import close_if_due
-from executions.sessions.maintenance import saved_behind
+from executions.sessions.maintenance import save_changes
 from executions.sessions.models import Session, Workspace, WorkspaceFile
 from executions.sessions.queries import sessions_of
 from executions.sessions.requests import SessionRequest, ensure_not_ended
 from executions.sessions.storage import quota
-from executions.sessions.storage.carry_over import kept_of
+from executions.sessions.storage.carry_over import newest_with_files
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.runtime.guest.names import unescape
@@ -79,19 +79,18 @@ def find_files(tenant: Tenant, conversation: Conversation) -> Session | None:
     where files outlive their sessions.
     """
     session = find(tenant, conversation)
-    return kept_of(sessions_of(tenant).filter(conversation=conversation.key)) or session
+    return newest_with_files(sessions_of(tenant).filter(conversation=conversation.key)) or session
 
 
-async def held(caller: Caller, conversation: Conversation) -> Session:
-    """Its session, opened where it has none. Of several callers at once one opens it, and the
-    others wait for that. Raises as `opening` does.
-    """
+async def ensure_session(caller: Caller, conversation: Conversation) -> Session:
+    """Return the conversation's session, and open one where it has none. Of several callers at once
+    one opens it, and the others wait for that. Raises as `open_session` does."""
     until = time.monotonic() + _OPENING_SECONDS
     while True:
         session = find(caller.tenant, conversation)
         if session is None:
             try:
-                return await opening(_request(conversation), caller)
+                return await open_session(_request(conversation), caller)
             except Conflict:
                 # Somebody else was faster.
                 session = find(caller.tenant, conversation)
@@ -102,16 +101,16 @@ async def held(caller: Caller, conversation: Conversation) -> Session:
         if session is None:
             await wait_for(within(_LOOK_SECONDS, Future[None]()))
         else:
-            await _until_open(session, until)
+            await _wait_until_open(session, until)
 
 
 def _is_open(session: Session) -> bool:
     return session.ref is not None or session.state != Session.State.OPEN
 
 
-async def _until_open(session: Session, until: float) -> None:
+async def _wait_until_open(session: Session, until: float) -> None:
     """Wait until another has opened it, or has failed to."""
-    with cell_order.looking(session.pk) as pause:
+    with cell_order.poll_pause(session.pk) as pause:
         while time.monotonic() < until:
             with cell_order.waiter(session.pk) as bell:
                 found = Session.objects.filter(pk=session.pk, closed_at=None).first()
@@ -164,7 +163,7 @@ def saved_files(session: Session) -> Iterator[Saved]:
 
 def file(session: Session, path: str) -> Saved | None:
     """One of them."""
-    return next(iter(_named(session, [path])), None)
+    return next(iter(_find_saved(session, [path])), None)
 
 
 def names_in(session: Session, folder: str) -> list[str]:
@@ -177,25 +176,27 @@ def names_in(session: Session, folder: str) -> list[str]:
     return [path.removeprefix(prefix) for path in paths if "/" not in path.removeprefix(prefix)]
 
 
-def those_saved(session: Session, paths: Sequence[str]) -> set[str]:
-    """Those of them that are saved files."""
-    return {saved.path for saved in _named(session, paths)}
+def filter_saved(session: Session, paths: Sequence[str]) -> set[str]:
+    """Return those of the paths that are saved files."""
+    return {saved.path for saved in _find_saved(session, paths)}
 
 
-def made_by(execution: Execution) -> list[Saved]:
-    """The files that a run has made or changed, and that were saved with it."""
+def files_of_run(execution: Execution) -> list[Saved]:
+    """Return the files that a run has made or changed, and that were saved with it."""
     if execution.session is None:
         return []
-    return sorted(_named(execution.session, execution.changed_files), key=lambda saved: saved.path)
+    return sorted(
+        _find_saved(execution.session, execution.changed_files), key=lambda saved: saved.path
+    )
 
 
-def missing(session: Session, paths: Sequence[str]) -> list[str]:
-    """Those of them that are no saved files."""
-    there = those_saved(session, paths)
+def filter_missing(session: Session, paths: Sequence[str]) -> list[str]:
+    """Return those of the paths that are no saved files."""
+    there = filter_saved(session, paths)
     return [path for path in paths if path not in there]
 
 
-def _named(session: Session, paths: Sequence[str]) -> Iterator[Saved]:
+def _find_saved(session: Session, paths: Sequence[str]) -> Iterator[Saved]:
     wanted = [key_of(path) for path in paths]
     rows = WorkspaceFile.objects.filter(
         workspace__session=session, type=WorkspaceFile.Type.FILE
@@ -237,12 +238,12 @@ def ensure_upload_size(size: int) -> None:
         raise TooLarge(f"file: Must be at most {most} bytes (MAX_UPLOAD_BYTES).", field="file")
 
 
-async def putting(session: Session, path: str, content: IO[bytes]) -> None:
+async def put_file(session: Session, path: str, content: IO[bytes]) -> None:
     """Put a file that was sent along, and save it. Raises QuotaExceeded."""
-    await files.writing(session, path, files.Rereadable(content))
+    await files.write_file(session, path, files.Rereadable(content))
 
 
-async def fetching(session: Session, urls: Sequence[str], folder: str) -> Arrived:
+async def fetch_urls(session: Session, urls: Sequence[str], folder: str) -> Arrived:
     """Fetch files into a folder, whichever of them come, and save them together.
 
     None of them replaces a file that is there. Raises where none can be begun with.
@@ -268,7 +269,7 @@ async def fetching(session: Session, urls: Sequence[str], folder: str) -> Arrive
             else:
                 await _put(session, folder, names, result, came, arrived)
     if came:
-        await saved_behind(session)
+        await save_changes(session)
     _settle(session, came, arrived)
     return arrived
 
@@ -278,7 +279,7 @@ def _bounds(session: Session) -> Bounds:
     from executions.kernel.http import Bounds
 
     workspace = Workspace.objects.filter(session=session.pk).first()
-    left = max(1, quota.left(session.provider, workspace.bytes if workspace else 0))
+    left = max(1, quota.bytes_left(session.provider, workspace.bytes if workspace else 0))
     usual = Bounds()
     return Bounds(
         file_bytes=min(settings.AGENT_SANDBOX.upload_bytes, left),
@@ -315,7 +316,7 @@ async def _put_beside(session: Session, folder: str, names: Names, result: Fetch
         path = f"{folder}/{name}" if folder else name
         with _alone_at(session.pk, path) as is_alone:
             if is_alone and (await files.entry_of(session, path)) is None:
-                await files.writing(session, path, files.Rereadable(result.body), saves=False)
+                await files.write_file(session, path, files.Rereadable(result.body), saves=False)
                 return path
     raise Conflict(
         "Files with this name, and with every number that was tried after it, already exist."
@@ -340,7 +341,7 @@ def _alone_at(session_id: UUID, path: str) -> Iterator[bool]:
 def _settle(session: Session, came: Iterable[tuple[str, str]], arrived: Arrived) -> None:
     """What is said to have come is what is saved."""
     came = list(came)
-    saved = those_saved(session, [path for path, _ in came])
+    saved = filter_saved(session, [path for path, _ in came])
     for path, url in came:
         if path in saved:
             arrived.paths.append(path)

@@ -25,11 +25,11 @@ from executions.capabilities.fetching.filenames import clean_name
 from executions.doors.native.frame import (
     CLAIMS,
     RunningView,
-    answered_later,
-    as_told,
     claims_of,
-    known_to_run,
+    deferred,
+    keep_outcome,
     render_error,
+    to_database_error,
 )
 from executions.doors.native.rendering import json_response
 from executions.doors.native.schema import endpoint
@@ -51,8 +51,8 @@ from executions.kernel.storage import MOST_LINK_SECONDS
 from executions.kernel.text import MOST_FOLDERS, MOST_PATH_BYTES, storable
 from executions.runs.models import Execution
 from executions.runs.results import bundles_of
-from executions.runs.service import running
-from executions.sessions.control import resetting
+from executions.runs.service import execute
+from executions.sessions.control import reset
 from executions.sessions.ending import close
 from executions.sessions.models import Blob, Session
 from executions.sessions.storage.browse import Wanted, links_to
@@ -77,21 +77,21 @@ Seconds = Annotated[
 ]
 
 
-def _described(pattern: str) -> Rule:
+def _path_rule(pattern: str) -> Rule:
     """A path, which `conversations.path_of` reads and refuses."""
     return Rule(check_storable, {"pattern": pattern})
 
 
 _PATH = rf"(\./)?{PATH_PART}(/{PATH_PART}){{0,{MOST_FOLDERS - 1}}}"
 SavedPath = Annotated[
-    str, Field(min_length=1, max_length=MOST_PATH_BYTES), _described(f"^{_PATH}$")
+    str, Field(min_length=1, max_length=MOST_PATH_BYTES), _path_rule(f"^{_PATH}$")
 ]
 # That API's own examples name them from the root, which is their folder.
 InputPath = Annotated[
-    str, Field(min_length=1, max_length=MOST_PATH_BYTES), _described(f"^/*{_PATH}$")
+    str, Field(min_length=1, max_length=MOST_PATH_BYTES), _path_rule(f"^/*{_PATH}$")
 ]
-NewPath = Annotated[str, Field(max_length=MOST_PATH_BYTES), _described(f"^({_PATH})?$")]
-Folder = Annotated[str, Field(max_length=MOST_PATH_BYTES), _described(f"^({_PATH}/*)?$")]
+NewPath = Annotated[str, Field(max_length=MOST_PATH_BYTES), _path_rule(f"^({_PATH})?$")]
+Folder = Annotated[str, Field(max_length=MOST_PATH_BYTES), _path_rule(f"^({_PATH}/*)?$")]
 
 
 def seconds_of(expires_in: int | None) -> int:
@@ -251,7 +251,7 @@ class AgentSandboxView(RunningView):
         return _render_error
 
 
-def failed(
+def error_answer(
     error: SandboxError, body: AgentSandboxAnswerShape | AgentSandboxFetchedShape
 ) -> HttpResponse:
     """Answer with the body and the error in it. A failure of the service is a 200 there."""
@@ -266,7 +266,7 @@ def file_details(
     request: Request, tenant: Tenant, found: Sequence[Saved], expires_in: int
 ) -> list[AgentSandboxArtifactShape]:
     """Saved files, each with a link to it for whoever has the link, without what is gone."""
-    wanted = [_wanted(saved) for saved in found]
+    wanted = [_link_target(saved) for saved in found]
     urls = links_to(tenant, wanted, expires_in=expires_in, absolute=request.build_absolute_uri)
     return [
         {
@@ -280,7 +280,7 @@ def file_details(
     ]
 
 
-def _wanted(saved: Saved) -> Wanted:
+def _link_target(saved: Saved) -> Wanted:
     name = saved.path.rpartition("/")[2]
     return Wanted(
         cast("Blob", saved.row.blob),
@@ -291,7 +291,7 @@ def _wanted(saved: Saved) -> Wanted:
 
 def _render_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
     response = render_error(exc, context)
-    exc = as_told(exc)
+    exc = to_database_error(exc)
     if isinstance(exc, DatabaseUnavailable):
         return _away(exc, response)
     if isinstance(exc, (AuthenticationFailed, NotAuthenticated)):
@@ -325,13 +325,13 @@ def _away(away: DatabaseUnavailable, response: HttpResponse) -> HttpResponse:
 
 class ResetView(AgentSandboxView):
     @endpoint("agent_sandbox_reset", request=CONVERSATION, answers={200: AgentSandboxStatusShape})
-    @answered_later
+    @deferred
     async def post(self, request: Request) -> HttpResponse:
         """Reset a conversation: delete its variables, keep its files."""
         conversation = CONVERSATION.read(request.data).conversation
         try:
-            session = await agent_sandbox.held(self.caller(), conversation)
-            await resetting(session, f"key:{self.api_key.prefix}")
+            session = await agent_sandbox.ensure_session(self.caller(), conversation)
+            await reset(session, f"key:{self.api_key.prefix}")
         except DatabaseUnavailable:
             raise
         except SandboxError as error:
@@ -347,7 +347,7 @@ class ResetView(AgentSandboxView):
 
 class StopView(AgentSandboxView):
     @endpoint("agent_sandbox_stop", request=CONVERSATION, answers={200: AgentSandboxStatusShape})
-    @answered_later
+    @deferred
     async def post(self, request: Request) -> HttpResponse:
         """End a conversation's sandbox.
 
@@ -380,7 +380,7 @@ class ExecuteView(AgentSandboxView):
             503: OpenApiResponse(AgentSandboxAwayShape, "Nothing can be recorded now."),
         },
     )
-    @answered_later
+    @deferred
     async def post(self, request: Request) -> HttpResponse:
         """Run Python code in a conversation, in the format of Agent Sandbox.
 
@@ -395,18 +395,18 @@ class ExecuteView(AgentSandboxView):
         claims = claims_of(request)
         caller = self.caller()
         try:
-            session = await agent_sandbox.held(caller, wanted.conversation)
-            if away := agent_sandbox.missing(session, inputs):
+            session = await agent_sandbox.ensure_session(caller, wanted.conversation)
+            if away := agent_sandbox.filter_missing(session, inputs):
                 problem = f"inputs: There is no file {storable(away[0])!r}."
                 return json_response(AgentSandboxAnswerShape(error=problem))
             cell = agent_sandbox.cell(session, wanted.code, **claims)
-            outcome = await running(cell, caller)
+            outcome = await execute(cell, caller)
         except DatabaseUnavailable:
             raise
         except SandboxError as error:
-            return failed(error, {})
+            return error_answer(error, {})
         execution = outcome.execution
-        with known_to_run(outcome):
+        with keep_outcome(outcome):
             response = json_response(self._body(request, execution, wanted))
         response["X-Execution-ID"] = str(execution.pk)
         return response
@@ -420,7 +420,7 @@ class ExecuteView(AgentSandboxView):
         return {
             "output": _output(execution),
             "artifacts": file_details(
-                request, self.api_key.tenant, agent_sandbox.made_by(execution), expires_in
+                request, self.api_key.tenant, agent_sandbox.files_of_run(execution), expires_in
             ),
         }
 
@@ -495,7 +495,7 @@ class UploadView(_FilesView):
         },
         answers={200: AgentSandboxUploadShape},
     )
-    @answered_later
+    @deferred
     async def post(self, request: Request) -> HttpResponse:
         """Upload a file to a conversation."""
         form: Any = request.data
@@ -506,9 +506,9 @@ class UploadView(_FilesView):
             refuse("file", "Send one file under this name.")
         path = path_of("path", wanted.path or clean_name(sent.name or ""))
         agent_sandbox.ensure_upload_size(sent.size or 0)
-        with _kept(sent) as content:
-            session = await agent_sandbox.held(self.caller(), wanted.conversation)
-            await agent_sandbox.putting(session, path, content)
+        with _copy(sent) as content:
+            session = await agent_sandbox.ensure_session(self.caller(), wanted.conversation)
+            await agent_sandbox.put_file(session, path, content)
         detail = self.detail_of(request, session, path, wanted.presign_expires_in)
         if detail is None:
             return json_response(
@@ -525,7 +525,7 @@ class UploadView(_FilesView):
         return json_response(done)
 
 
-def _kept(sent: UploadedFile[Any]) -> IO[bytes]:
+def _copy(sent: UploadedFile[Any]) -> IO[bytes]:
     """In a file of our own: the server takes its own back when the view has returned."""
     kept: IO[bytes] = TemporaryFile()  # noqa: SIM115
     for piece in sent.chunks():
@@ -538,7 +538,7 @@ class UploadUrlsView(AgentSandboxView):
     bounds = LARGE
 
     @endpoint("agent_sandbox_upload_urls", request=FETCH, answers={200: AgentSandboxFetchedShape})
-    @answered_later
+    @deferred
     async def post(self, request: Request) -> HttpResponse:
         """Fetch files by URL into a conversation.
 
@@ -547,12 +547,12 @@ class UploadUrlsView(AgentSandboxView):
         wanted = FETCH.read(request.data)
         folder = path_of("dest_dir", wanted.dest_dir.rstrip("/")) if wanted.dest_dir else ""
         try:
-            session = await agent_sandbox.held(self.caller(), wanted.conversation)
-            arrived = await agent_sandbox.fetching(session, wanted.urls, folder)
+            session = await agent_sandbox.ensure_session(self.caller(), wanted.conversation)
+            arrived = await agent_sandbox.fetch_urls(session, wanted.urls, folder)
         except (DatabaseUnavailable, InvalidConfiguration):
             raise
         except SandboxError as error:
-            return failed(error, {"status": "error", "uploaded": [], "errors": []})
+            return error_answer(error, {"status": "error", "uploaded": [], "errors": []})
         failures: list[AgentSandboxNotFetchedShape] = [
             {"source_url": storable(url), "error": text} for url, text in arrived.failures
         ]

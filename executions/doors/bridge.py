@@ -39,7 +39,7 @@ from executions.runs.provider_calls import Route, lender
 from executions.runs.record import Outcome
 from executions.runs.requests import API_ENTRYPOINTS, Caller, ExecutionRequest, run_limits
 from executions.runs.routing import FORBIDDEN, BeyondKey
-from executions.runs.service import running
+from executions.runs.service import execute
 from executions.tenants.keys import Unauthenticated, authenticate, note_refusal
 from executions.tenants.models import Scope
 from executions.tenants.service import internal_tenant
@@ -384,16 +384,16 @@ class Bridge:
             request = read_request(body)
             caller = _caller()
             route = _route(caller.tenant.slug, request.language)
-            outcome = run_sync(running(request, caller, route=route, log=log))
+            outcome = run_sync(execute(request, caller, route=route, log=log))
             return answer_of(outcome, self.folder)
         except SandboxError as error:
             return unrun(error)
         except DatabaseFailure as failure:
             if problem := problem_of(failure):
                 return unrun(nothing_ran(problem))
-            return _failed()
+            return _internal_error()
         except Exception:
-            return _failed()
+            return _internal_error()
 
     def warm(self) -> None:
         """Have the provider started before the first call comes."""
@@ -407,7 +407,7 @@ class Bridge:
             logger.warning("No provider is ready. %s: %s", error.code, error.message)
 
 
-def _failed() -> dict[str, Any]:
+def _internal_error() -> dict[str, Any]:
     logger.exception("a call over the bridge failed inside the service")
     message = "The call failed inside the service. Its log has the details."
     return unrun(ProviderUnavailable(message, started=True))

@@ -58,7 +58,7 @@ from executions.ledger.entry import (
 )
 from executions.ledger.erasures import authentic
 from executions.ledger.models import LedgerEntry
-from executions.ledger.trust import configured_keys, introduced, trusted_keys
+from executions.ledger.trust import configured_keys, introduce, trusted_keys
 from executions.ledger.verification import verify_entry
 from providers.fields import DecryptionError
 
@@ -121,9 +121,9 @@ def _read(entry: LedgerEntry, label: str, row: str) -> LastEntry:
     return LastEntry(entry.sequence, nothing, problem, is_forged=True)
 
 
-def rows_called(label: str, subject: str) -> list[str]:
-    """The rows of a model that some entry calls by this subject. They may be called otherwise by
-    now, or be gone."""
+def rows_by_subject(label: str, subject: str) -> list[str]:
+    """Return the rows of a model that some entry calls by this subject. They may be called
+    otherwise by now, or be gone."""
     entries = LedgerEntry.objects.filter(kind=BINDINGS[label].kind, subject=column_of(subject))
     stated = filter(None, (parse(entry.statement) for entry in entries))
     said = (label, subject)
@@ -132,7 +132,7 @@ def rows_called(label: str, subject: str) -> list[str]:
     )
 
 
-def has_adopted(label: str) -> bool:
+def has_baseline_of(label: str) -> bool:
     """Whether stock was taken of the rows of this model, so that each must have an entry."""
     baselines = LedgerEntry.objects.filter(kind=BASELINE).order_by("-sequence")
     if not (entries := list(baselines)):
@@ -153,21 +153,21 @@ class _Written(threading.local):
 _written = _Written()
 
 
-def number_written() -> int:
-    """How many entries of rows this thread has written."""
+def write_count() -> int:
+    """Return how many entries of rows this thread has written."""
     return _written.number
 
 
-def note_written(label: str, row: str, entry: LedgerEntry) -> None:
+def note_write(label: str, row: str, entry: LedgerEntry) -> None:
     if len(_written.entries) >= _MOST_KEPT:
         _written.entries.clear()
     _written.number += 1
     _written.entries[label, row] = (_written.number, entry)
 
 
-def written_since(label: str, row: str, number: int) -> LedgerEntry | None:
-    """The newest entry of the row, if this thread has written it after `number` others and it was
-    not undone."""
+def entry_since(label: str, row: str, number: int) -> LedgerEntry | None:
+    """Return the newest entry of the row, if this thread has written it after `number` others and
+    it was not undone."""
     written, entry = _written.entries.get((label, row), (0, None))
     if entry is None or written <= number:
         return None
@@ -202,7 +202,7 @@ def append(
         is_first = head is None
         key = signing_key()
         if head is None or head.key_id != key.key_id:
-            head = introduced(key, head)
+            head = introduce(key, head)
         entry = add(head, key, kind, subject, content, execution_id)
         point = checkpoints.Point(entry.sequence, entry.digest, entry.key_id, entry.signature)
         transaction.on_commit(lambda: checkpoints.note(point, None if is_first else head))
@@ -229,7 +229,7 @@ class Before:
 
     said: str | None
     altered_at: int | None = None
-    written: int = field(default_factory=number_written)
+    written: int = field(default_factory=write_count)
 
 
 @dataclass
@@ -253,8 +253,9 @@ _saves = _Saves()
 
 
 @contextmanager
-def saving(row: Model) -> Iterator[None]:
-    """Within it the row is saved: `look_at_saved` compares it, and `before_of_saved` tells."""
+def track_save(row: Model) -> Iterator[None]:
+    """Track the save of a row: within it `compare_before_save` compares the row, and
+    `state_before_save` returns what was found."""
     pk = None if row.pk is None else str(row.pk)
     _saves.open.append(_Save(_label(type(row)), pk))
     try:
@@ -263,7 +264,7 @@ def saving(row: Model) -> Iterator[None]:
         _saves.open.pop()
 
 
-def look_at_saved(row: Model) -> None:
+def compare_before_save(row: Model) -> None:
     """Compare a row with its last entry before it is saved."""
     save = _saves.open[-1]
     key: Any = row._meta.pk
@@ -274,8 +275,9 @@ def look_at_saved(row: Model) -> None:
     save.before = look_at(type(row), row.pk)
 
 
-def before_of_saved(row: Model, *, created: bool) -> Before:
-    """What `look_at_saved` found of the row that is saved; a new one is compared now."""
+def state_before_save(row: Model, *, created: bool) -> Before:
+    """Return what `compare_before_save` found of the row that is saved; a new one is compared
+    now."""
     save = _saves.open[-1]
     if not created and save.before is not None:
         return save.before
@@ -299,7 +301,7 @@ def look_at(model: type[Model], pk: Any) -> Before:
             # The row is changed already, and its entry is made when it is saved.
             save.nested.add(name)
             return save.before
-    row = _held(model, pk)
+    row = _lock_row(model, pk)
     last = last_entry(label, name)
     for save in _saves.open:
         is_new = save.is_new and save.label == label and save.pk in (None, name)
@@ -319,7 +321,7 @@ def is_altered(model: type[Model], pk: Any) -> bool:
     except LedgerUnavailable as error:
         logger.warning("%s %s could not be entered: %s", _label(model), pk, error.message)
     with transaction.atomic():
-        row, last = _held(model, pk), last_entry(_label(model), str(pk))
+        row, last = _lock_row(model, pk), last_entry(_label(model), str(pk))
         has_been = last is not None and last.altered_at is not None
         return has_been or bool(_difference(_label(model), row, last))
 
@@ -349,7 +351,7 @@ def accept_removal(model: type[Model], pk: Any, reason: str) -> LedgerEntry | No
         if before.altered_at is None or last is None or last.is_there:
             return None
         content = {
-            **{known: last.stated[known] for known in _told_of_removed(label, last.stated)},
+            **{known: last.stated[known] for known in _clear_columns(label, last.stated)},
             "reason": reason,
             "accepts": before.altered_at,
             "action": ACCEPTED,
@@ -360,7 +362,7 @@ def accept_removal(model: type[Model], pk: Any, reason: str) -> LedgerEntry | No
             "before": before.said,
         }
         entry = append(BINDINGS[label].kind, str(last.stated["subject"]), content)
-        note_written(label, name, entry)
+        note_write(label, name, entry)
         return entry
 
 
@@ -396,13 +398,13 @@ def enter_row(
     if before.altered_at is not None and action not in (ACCEPTED, DELETED):
         content["altered_at"] = before.altered_at
     entry = append(binding.kind, _subject(row), content)
-    note_written(label, pk, entry)
+    note_write(label, pk, entry)
     return entry
 
 
 def _now(label: str, pk: str, action: str, before: Before) -> Before:
     """What is so before this entry: the same transaction may have entered the row since."""
-    if (entry := written_since(label, pk, before.written)) is not None:
+    if (entry := entry_since(label, pk, before.written)) is not None:
         return _before(LastEntry(entry.sequence, entry.stated), entry.stated["row_hash"])
     if before.said == NEVER_ENTERED and action != FOUND:
         # Unless stock was taken since, of the row as it was.
@@ -420,7 +422,7 @@ def _judge(label: str, pk: str, row: Model | None, last: LastEntry | None) -> Be
         return _before(last, NEVER_ENTERED if last is None else why)
     if not difference:
         return _before(last, last.row_hash if last is not None and last.is_there else None)
-    return _enter_altered(label, pk, row, last, difference)
+    return _enter_alteration(label, pk, row, last, difference)
 
 
 def _difference(label: str, row: Model | None, last: LastEntry | None) -> str | None:
@@ -429,7 +431,7 @@ def _difference(label: str, row: Model | None, last: LastEntry | None) -> str | 
     if last is None:
         if row is None:
             return ""
-        return "it has no entry" if has_adopted(label) else None
+        return "it has no entry" if has_baseline_of(label) else None
     if last.problem:
         return last.problem if last.is_forged else None
     if row is None or not last.is_there:
@@ -446,7 +448,7 @@ def _difference(label: str, row: Model | None, last: LastEntry | None) -> str | 
     except DecryptionError:
         # A key of FERNET_KEYS is lost, or somebody has written what is no text of ours.
         facts = _facts(row, BINDINGS[label].shown)
-        named = _differing(facts, last.stated)
+        named = _differences(facts, last.stated)
         # Times and decimals are entered as they were before the database had them.
         kinds = {column.attname: column.get_internal_type() for column in row._meta.concrete_fields}
         is_changed = any(kinds[name] not in ("DateTimeField", "DecimalField") for name in named)
@@ -455,7 +457,7 @@ def _difference(label: str, row: Model | None, last: LastEntry | None) -> str | 
         return "it holds what was never entered"
 
 
-def _enter_altered(
+def _enter_alteration(
     label: str, pk: str, row: Model | None, last: LastEntry | None, because: str
 ) -> Before:
     binding = BINDINGS[label]
@@ -470,13 +472,13 @@ def _enter_altered(
         except (DecryptionError, ValueError):
             columns = []
     else:
-        facts = {name: stated[name] for name in _told_of_removed(label, stated)}
+        facts = {name: stated[name] for name in _clear_columns(label, stated)}
         subject = str(stated.get("subject", pk))
     content = {
         **facts,
         "action": ALTERED,
         "because": because,
-        "differs": _differing(facts, stated),
+        "differs": _differences(facts, stated),
         "model": label,
         "row": pk,
         "columns": columns,
@@ -484,7 +486,7 @@ def _enter_altered(
     }
     # Its own number is what the entries after it name.
     entry = append(binding.kind, subject, content)
-    note_written(label, pk, entry)
+    note_write(label, pk, entry)
     logger.critical(
         "ALERT: %s %s was changed outside the service: %s. Find out who can write to the database, "
         "and run `manage.py verify_ledger`.",
@@ -499,12 +501,12 @@ def _enter_altered(
     return Before(found, entry.sequence)
 
 
-def _told_of_removed(label: str, stated: Mapping[str, Any]) -> list[str]:
+def _clear_columns(label: str, stated: Mapping[str, Any]) -> list[str]:
     """Which columns the last entry of a row that is gone says in clear."""
     return [name for name in BINDINGS[label].shown or () if name in stated]
 
 
-def _differing(facts: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str]:
+def _differences(facts: Mapping[str, Any], stated: Mapping[str, Any]) -> list[str]:
     return [name for name in facts if name in stated and stated[name] != facts[name]]
 
 
@@ -512,7 +514,7 @@ def _before(last: LastEntry | None, said: str | None) -> Before:
     return Before(said, None if last is None else last.altered_at)
 
 
-def _held(model: type[Model], pk: Any) -> Model | None:
+def _lock_row(model: type[Model], pk: Any) -> Model | None:
     """The row, which nobody else changes until this transaction ends; None where there is none.
 
     What is encrypted is read when it is compared: a lost key must not keep a row from going.
@@ -558,7 +560,7 @@ def record_baseline() -> int:
     with transaction.atomic(savepoint=False):
         read_head(lock=True)
         columns = {label: columns_of(model) for label, model in _models().items()}
-        adopted = _adopted() or {}
+        adopted = _baseline_columns() or {}
         missing = [label for label in columns if not {*columns[label]} <= {*adopted.get(label, ())}]
         if not missing:
             return entered
@@ -580,7 +582,7 @@ def _models() -> dict[str, type[Model]]:
     return {label: model for label in BINDINGS if (model := model_of(label)) is not None}
 
 
-def _adopted() -> dict[str, list[str]] | None:
+def _baseline_columns() -> dict[str, list[str]] | None:
     """The columns of every model that was taken in; None before that was ever done."""
     adopted: dict[str, list[str]] | None = None
     for entry in LedgerEntry.objects.filter(kind=BASELINE).order_by("sequence"):
@@ -590,7 +592,7 @@ def _adopted() -> dict[str, list[str]] | None:
 
 
 def _enter(rows: RowsRead, label: str, row: Model, columns: list[str], was_adopted: bool) -> bool:
-    said = rows.last_said(label, str(row.pk))
+    said = rows.last_entry_of(label, str(row.pk))
     if said is None and was_adopted:
         return False
     before = Before(NEVER_ENTERED)

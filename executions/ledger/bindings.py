@@ -312,7 +312,7 @@ NOT_COMPARED = "not compared"
 _AT_ONCE = 200
 
 
-def has_taken_stock() -> bool:
+def has_baseline() -> bool:
     """Whether rows were ever taken into this ledger as a whole, so that each must have an entry."""
     return LedgerEntry.objects.filter(kind=BASELINE).exists()
 
@@ -431,14 +431,14 @@ class RowsRead:
                 place = (label, str(row.pk))
                 if not self._difference(label, row):
                     self._said.execute("DELETE FROM said WHERE model = ? AND row = ?", place)
-                elif self.last_said(*place) is None:
+                elif self.last_entry_of(*place) is None:
                     self._said.execute(
                         "INSERT INTO said VALUES (?, ?, 0, '', '', NULL, NULL, NULL)", place
                     )
             after = chunk[-1].pk
 
-    def last_said(self, label: str, row: str) -> tuple[int, list[str], str] | None:
-        """The entry that spoke of a row last, the columns it binds, and their hash."""
+    def last_entry_of(self, label: str, row: str) -> tuple[int, list[str], str] | None:
+        """Return the entry that spoke of a row last, the columns it binds, and their hash."""
         said = self._said.execute(
             "SELECT sequence, columns, hash FROM said WHERE model = ? AND row = ?", (label, row)
         ).fetchone()
@@ -453,7 +453,7 @@ class RowsRead:
 
     def _difference(self, label: str, row: Model) -> str:
         """How a row differs from what was said of it last; "" when it does not."""
-        said = self.last_said(label, str(row.pk))
+        said = self.last_entry_of(label, str(row.pk))
         if said is None and label not in self.adopted:
             self.unproven += 1
             return ""

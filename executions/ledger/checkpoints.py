@@ -99,7 +99,7 @@ class FolderStore:
             return None
 
     def change_head(self, change: Callable[[str], str | None]) -> None:
-        descriptor = self._locked(_HEAD, os.O_RDWR)
+        descriptor = self._open_locked(_HEAD, os.O_RDWR)
         try:
             text = os.pread(descriptor, 4096, 0).decode("ascii", errors="replace")
             if (changed := change(text)) is not None:
@@ -115,7 +115,7 @@ class FolderStore:
             return
 
     def append(self, add: Callable[[str], str]) -> None:
-        descriptor = self._locked(_HISTORY, os.O_RDWR | os.O_APPEND)
+        descriptor = self._open_locked(_HISTORY, os.O_RDWR | os.O_APPEND)
         with os.fdopen(descriptor, "r+b", buffering=0) as stream:
             size = os.fstat(descriptor).st_size
             tail = os.pread(descriptor, 4096, max(0, size - 4096)).decode(errors="replace")
@@ -131,7 +131,7 @@ class FolderStore:
                 moved.append(str(target))
         return moved
 
-    def _locked(self, name: str, flags: int) -> int:
+    def _open_locked(self, name: str, flags: int) -> int:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         descriptor = os.open(self._folder / name, flags | os.O_CREAT | os.O_CLOEXEC, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -152,11 +152,11 @@ class BucketStore:
         return None if found is None else found.decode("ascii", errors="replace")
 
     def change_head(self, change: Callable[[str], str | None]) -> None:
-        def changed(found: bytes | None) -> bytes | None:
+        def change_bytes(found: bytes | None) -> bytes | None:
             text = change((found or b"").decode("ascii", errors="replace"))
             return None if text is None else text.encode("ascii")
 
-        self._bucket.change(_HEAD, changed)
+        self._bucket.change(_HEAD, change_bytes)
 
     def lines(self) -> Iterator[str]:
         found, _ = self._bucket.read(_HISTORY)
@@ -444,7 +444,7 @@ def _raise_head(place: CheckpointStore, point: Point, previous: Head | None = No
     """
     line = json.dumps(asdict(point)).ljust(_HEAD_BYTES - 1) + "\n"
 
-    def raised(text: str) -> str | None:
+    def raise_line(text: str) -> str | None:
         known = _read_head(text)
         if known is not None and not _is_noted(known, previous) and _is_ours(known):
             if known.sequence >= point.sequence:
@@ -460,7 +460,7 @@ def _raise_head(place: CheckpointStore, point: Point, previous: Head | None = No
                 _write_line(place, known)
         return line
 
-    place.change_head(raised)
+    place.change_head(raise_line)
 
 
 def _is_noted(known: Point, previous: Head | None) -> bool:
@@ -497,7 +497,7 @@ def _signed_point(entry: LedgerEntry) -> Point:
 def _write_line(place: CheckpointStore, point: Point, *, begun: bool = False) -> None:
     key = signing_key()
 
-    def added(last: str) -> str:
+    def make_line(last: str) -> str:
         line: dict[str, Any] = {
             "ledger": FORMAT,
             "kind": "checkpoint",
@@ -513,7 +513,7 @@ def _write_line(place: CheckpointStore, point: Point, *, begun: bool = False) ->
         gap = "\n" if last and not last.endswith("\n") else ""
         return f"{gap}{canonical(line)}\n"
 
-    place.append(added)
+    place.append(make_line)
 
 
 def _parse(read: Any) -> Point:

@@ -85,7 +85,7 @@ def _text(value: Any) -> str:
 
 
 def _object(value: Mapping[Any, Any]) -> str:
-    members = [f"{encode_basestring(name)}:{_text(value[name])}" for name in _sorted(value)]
+    members = [f"{encode_basestring(name)}:{_text(value[name])}" for name in _sort(value)]
     return "{" + ",".join(members) + "}"
 
 
@@ -93,7 +93,7 @@ def _array(value: Iterable[Any]) -> str:
     return "[" + ",".join([_text(child) for child in value]) + "]"
 
 
-def _sorted(names: Mapping[Any, Any]) -> list[str]:
+def _sort(names: Mapping[Any, Any]) -> list[str]:
     """By UTF-16 code units, as section 3.2.3 has it; of ASCII that is the order of characters."""
     for name in names:
         if not isinstance(name, str):
@@ -304,7 +304,7 @@ class SigningKey:
 
 def keyring() -> dict[str, SigningKey]:
     """The configured keys by id, the signing one first. Raises LedgerUnavailable."""
-    return _loaded(tuple(settings.LEDGER_KEYS))
+    return _load_keys(tuple(settings.LEDGER_KEYS))
 
 
 def signing_key() -> SigningKey:
@@ -327,7 +327,7 @@ def is_signed_by(public_key: str, message: bytes, signature: str) -> bool:
 
 
 @lru_cache(maxsize=8)
-def _loaded(seeds: tuple[str, ...]) -> dict[str, SigningKey]:
+def _load_keys(seeds: tuple[str, ...]) -> dict[str, SigningKey]:
     if not seeds:
         raise LedgerUnavailable("LEDGER_KEYS is not set, so nothing can be entered in the ledger.")
     keys = [_load(number, seed) for number, seed in enumerate(seeds, 1)]
@@ -408,7 +408,7 @@ def read_head(*, lock: bool) -> Head | None:
     if _seen != (row, tuple(settings.LEDGER_KEYS)):
         if reason := _wrong(row):
             _has_refused = True
-            raise _altered(row, reason)
+            raise _alteration_error(row, reason)
         remember(row)
     return Head(row.sequence, row.digest, row.key_id, row.signature)
 
@@ -480,7 +480,7 @@ _MESSAGE = (
 )
 
 
-def _altered(row: Row, reason: str) -> LedgerAltered:
+def _alteration_error(row: Row, reason: str) -> LedgerAltered:
     global _told
     if _told != row:
         _told = row

@@ -121,7 +121,7 @@ class Erasures:
 
     def covers_record(self, stated: Mapping[str, Any]) -> bool:
         """Whether the whole record was erased of which an entry states this."""
-        return self._covers(stated["tenant"], "records", stated["subject"], _made(stated))
+        return self._covers(stated["tenant"], "records", stated["subject"], _creation_time(stated))
 
     def covers_artifacts(self, execution: Erasable, stated: Mapping[str, Any]) -> bool:
         """Whether the bytes of its artifacts were erased: by themselves, or with the record of
@@ -137,7 +137,7 @@ class Erasures:
         )
 
 
-def _made(stated: Mapping[str, Any]) -> str:
+def _creation_time(stated: Mapping[str, Any]) -> str:
     """When the execution of this entry was made, which also of a record that is gone its id has, or
     the later time that it was asked for at."""
     made = moment(time_of(UUID(stated["subject"]))) or ""
@@ -156,20 +156,19 @@ class Held:
     executions: Collection[UUID] = field(default_factory=frozenset)
 
 
-def held_of(tenant_slug: str, by_ledger: Held | None = None) -> Held:
-    """What of the tenant must not be erased now, by the rows and by the ledger: by what was read
-    of it before, or by entries whose columns say what they are.
-    """
+def hold_scope(tenant_slug: str, by_ledger: Held | None = None) -> Held:
+    """Return what of the tenant must not be erased now, by the rows and by the ledger: by what was
+    read of it before, or by entries whose columns say what they are."""
     found = set(
         LegalHold.objects.filter(tenant_slug=tenant_slug).values_list("execution_id", flat=True)
     )
-    said = by_ledger or held_by_ledger(thorough=False).get(tenant_slug, Held())
+    said = by_ledger or hold_scopes_in_ledger(thorough=False).get(tenant_slug, Held())
     everything = said.everything or None in found
     return Held(everything, frozenset(said.executions) | {pk for pk in found if pk is not None})
 
 
-def held_by_ledger(*, thorough: bool) -> dict[str, Held]:
-    """By tenant, what the ledger says was put on hold and not lifted.
+def hold_scopes_in_ledger(*, thorough: bool) -> dict[str, Held]:
+    """Return, by tenant, what the ledger says was put on hold and not lifted.
 
     `thorough` reads all of it, and finds also what somebody has made to look as if it were
     something else.

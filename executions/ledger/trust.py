@@ -91,8 +91,8 @@ def _introductions() -> list[tuple[LedgerEntry, dict[str, Any]]]:
     return found
 
 
-def introduced(key: SigningKey, head: Head | None) -> Head:
-    """The head once the ledger says, by the word of the key before, that `key` signs as well.
+def introduce(key: SigningKey, head: Head | None) -> Head:
+    """Introduce `key`, signed by the key before it, and return the head after that.
 
     A head that none of our keys signed is not continued: our signature would vouch for it.
     """

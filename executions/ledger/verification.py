@@ -48,7 +48,7 @@ class SealedRecords(Protocol):
     ) -> str:
         """Return what of the record differs from its entry; "" for nothing."""
 
-    def unentered(self) -> Iterator[UUID]:
+    def missing_entries(self) -> Iterator[UUID]:
         """Yield the ids of records that have ended and have no entry."""
 
 
@@ -196,7 +196,7 @@ class _Reading:
             for kind, sequence, detail in self.marks.problems(self.expected - 1):
                 self._find(kind, sequence, detail)
         if self.erasures is not None:
-            for execution_id in self.records.unentered():
+            for execution_id in self.records.missing_entries():
                 self._find("missing", self.expected, f"execution {execution_id} has no entry")
             if self.rows.look():
                 self._look_again()

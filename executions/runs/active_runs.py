@@ -149,16 +149,16 @@ class ClientRun:
 def ensure_not_stopping() -> None:
     """Raises ProviderUnavailable where nothing new is begun any more."""
     if draining.refuses_new():
-        raise stopped(started=False)
+        raise stop_error(started=False)
 
 
 def ensure_not_ending() -> None:
     """Raises ProviderUnavailable where what has begun goes no further."""
     if draining.is_ending():
-        raise stopped(started=False)
+        raise stop_error(started=False)
 
 
-def stopped(*, started: bool) -> ProviderUnavailable:
+def stop_error(*, started: bool) -> ProviderUnavailable:
     if started:
         return ProviderUnavailable(
             "The service was stopped during the run and ended its sandbox; the code may have run "
@@ -187,7 +187,7 @@ def end_all(seconds: float) -> None:
         left = list(_runs)
     for run in left:
         try:
-            run.end_with_error(stopped(started=run.handed_over))
+            run.end_with_error(stop_error(started=run.handed_over))
         except Exception:
             logger.exception("a run could not be recorded at the end")
 

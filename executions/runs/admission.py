@@ -20,7 +20,7 @@ from executions.runs import extensions
 from executions.runs.active_runs import ensure_not_stopping
 from executions.runs.models import Execution, ExecutionTenantCount, hour_of
 from executions.tenants.models import Tenant
-from executions.tenants.quotas import MIB, Quota, bound, bound_on_running, seconds_of_today
+from executions.tenants.quotas import MIB, Quota, limit_of, running_limit, seconds_of_today
 from providers.errors import ProviderUnavailable, RateLimited
 
 logger = logging.getLogger(__name__)
@@ -227,7 +227,7 @@ def _refusal(tenant: Tenant, wanted: Demand) -> RateLimited | None:
         (None if wanted.background else _beyond_places(tenant, held, wanted.status))
         or _beyond_executions(tenant, held)
         or _beyond_seconds(tenant, held, wanted.seconds)
-        or _beyond_stored(tenant, held, wanted.payload_bytes)
+        or _check_stored_bytes(tenant, held, wanted.payload_bytes)
     )
 
 
@@ -237,7 +237,7 @@ def _beyond_places(tenant: Tenant, held: Usage, status: Execution.Status) -> Rat
         if status == Execution.Status.QUEUED
         else (held.running, Quota.RUNNING, _RETRY_RUNNING)
     )
-    if has < (most := bound(tenant, quota)):
+    if has < (most := limit_of(tenant, quota)):
         return None
     return RateLimited(
         f"The tenant has {has} executions {quota}, and the limit is {most}. Wait until one has "
@@ -248,7 +248,7 @@ def _beyond_places(tenant: Tenant, held: Usage, status: Execution.Status) -> Rat
 
 
 def _beyond_executions(tenant: Tenant, held: Usage) -> RateLimited | None:
-    if held.executions < (most := bound(tenant, Quota.EXECUTIONS)):
+    if held.executions < (most := limit_of(tenant, Quota.EXECUTIONS)):
         return None
     return RateLimited(
         f"The tenant may have {most} executions per day (UTC), and has used them all. An "
@@ -259,7 +259,7 @@ def _beyond_executions(tenant: Tenant, held: Usage) -> RateLimited | None:
 
 
 def _beyond_seconds(tenant: Tenant, held: Usage, seconds: float) -> RateLimited | None:
-    most = bound(tenant, Quota.SECONDS)
+    most = limit_of(tenant, Quota.SECONDS)
     if held.seconds + held.reserved + seconds <= most:
         return None
     return RateLimited(
@@ -273,8 +273,8 @@ def _beyond_seconds(tenant: Tenant, held: Usage, seconds: float) -> RateLimited 
     )
 
 
-def _beyond_stored(tenant: Tenant, held: Usage, payload_bytes: int) -> RateLimited | None:
-    most = bound(tenant, Quota.STORED_BYTES)
+def _check_stored_bytes(tenant: Tenant, held: Usage, payload_bytes: int) -> RateLimited | None:
+    most = limit_of(tenant, Quota.STORED_BYTES)
     if held.stored + payload_bytes < most:
         return None
     return RateLimited(
@@ -296,7 +296,7 @@ def may_claim(tenant_slug: str) -> bool:
     running = Execution.objects.filter(
         finished_at=None, tenant_slug=tenant_slug, status=Execution.Status.RUNNING
     )
-    return running.count() - running.filter(background=True).count() < bound_on_running(tenant_slug)
+    return running.count() - running.filter(background=True).count() < running_limit(tenant_slug)
 
 
 # Adds to the tenant's use in one hour, or begins it. One statement, which no other comes between.

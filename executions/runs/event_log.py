@@ -73,7 +73,7 @@ class EventSource(Protocol):
     def read(self, after: int, most_bytes: int) -> tuple[Sequence[RunEvent], bool]:
         """Those that follow `after`, and whether they are the last there will be."""
 
-    def changed(self, after: int) -> Future[None]:
+    def next_change(self, after: int) -> Future[None]:
         """Done when `read` may have something else to say. Who waits no longer cancels it."""
 
 
@@ -177,8 +177,8 @@ class EventLog:
 
         self._add(end)
 
-    def printed(self, stream: str) -> str:
-        """What has come of a stream by now, as a record has it."""
+    def text_of(self, stream: str) -> str:
+        """Return what has come of a stream by now, as a record has it."""
         with self._lock:
             return storable(self._texts[stream].decode("utf-8", "replace"))
 
@@ -205,7 +205,7 @@ class EventLog:
             self._given = max(self._given, found[-1].seq if found else 0)
             return found, self._has_ended and last >= self._next - 1
 
-    def changed(self, after: int) -> Future[None]:
+    def next_change(self, after: int) -> Future[None]:
         future: Future[None] = Future()
         with self._lock:
             is_there = self._next - 1 > after
@@ -392,7 +392,7 @@ def read_behind(execution_id: UUID, place: int) -> tuple[int, Sequence[RunEvent]
     return row[0], [RunEvent.of_body(body) for body in from_json(row[1])]
 
 
-def are_kept(execution_id: UUID) -> bool:
+def has_stored_events(execution_id: UUID) -> bool:
     return ExecutionEvent.objects.filter(execution=execution_id).exists()
 
 

@@ -123,7 +123,7 @@ class Poll:
         self._answered_at = 0.0
 
     @contextmanager
-    def joined(self, waiter: Waiter) -> Iterator[None]:
+    def join(self, waiter: Waiter) -> Iterator[None]:
         """Have the waiter hear of what it waits for. Raises RateLimited without a thread."""
         with self._lock:
             if not self._waiters:
@@ -194,7 +194,7 @@ class Poll:
     def _look(self, waiters: Sequence[Waiter]) -> tuple[bool, bool]:
         """Tell each waiter what is new. Whether there was something, and whether that was all."""
         # In this order: what has ended by now has left all of its events.
-        unfinished = _unfinished({each.execution_id for each in waiters})
+        unfinished = _unfinished_ids({each.execution_id for each in waiters})
         full = {each for each in waiters if each.is_full}
         readers = [each for each in waiters if isinstance(each, Reader) and each not in full]
         places: dict[UUID, int] = {}
@@ -247,13 +247,13 @@ class Poll:
 poll = Poll()
 
 
-async def until_ended(execution_id: UUID, seconds: float) -> None:
+async def wait_for_end(execution_id: UUID, seconds: float) -> None:
     """Wait until the record is closed, for so many seconds at most."""
-    if not _unfinished({execution_id}):
+    if not _unfinished_ids({execution_id}):
         return
     record, ended = Waiter(execution_id, is_urgent=True), Future[None]()
     record.ended.bring(ended)
-    with poll.joined(record):
+    with poll.join(record):
         await wait_for(within(seconds, ended))
 
 
@@ -262,7 +262,7 @@ def fail(waiter: Waiter, error: Exception) -> None:
         waiter.ended.set_exception(error)
 
 
-def _unfinished(ids: set[UUID]) -> set[UUID]:
+def _unfinished_ids(ids: set[UUID]) -> set[UUID]:
     found: set[UUID] = set()
     wanted = list(ids)
     for start in range(0, len(wanted), _IDS_AT_ONCE):
@@ -329,7 +329,7 @@ class EventBuffer:
             found, self._entries = self._entries[:count], self._entries[count:]
             return found, self._has_ended and not self._entries
 
-    def changed(self, after: int) -> Future[None]:
+    def next_change(self, after: int) -> Future[None]:
         with self._lock:
             changed = self._changed = Future()
             is_there = bool(self._entries)
@@ -351,7 +351,7 @@ class Listener:
         return cls(f"key:{key.pk}", key.tenant.slug)
 
     @contextmanager
-    def counted(self, execution_id: UUID | None = None) -> Iterator[None]:
+    def hold_place(self, execution_id: UUID | None = None) -> Iterator[None]:
         """Take a place among the followers of this process, of this execution where there is one
         already. Raises RateLimited beyond a bound."""
         bounds = [
@@ -386,13 +386,13 @@ _counting = threading.RLock()
 _followers: Counter[tuple[str, str, str]] = Counter()
 
 
-async def following(execution_id: UUID, follower: Follower, after: int, listener: Listener) -> None:
+async def follow(execution_id: UUID, follower: Follower, after: int, listener: Listener) -> None:
     """Hand what follows the event `after` to the follower, until the execution has ended or he has
     left, or the service is about to stop.
 
     Raises RateLimited where too many follow already, before anything is handed over.
     """
-    with listener.counted(execution_id):
+    with listener.hold_place(execution_id):
         run = active_runs.find(execution_id)
         if run is not None and run.log is not None and run.log.has_begun:
             follower.begin(run.log)
@@ -400,18 +400,18 @@ async def following(execution_id: UUID, follower: Follower, after: int, listener
             return
         if (log := output_collector.log_of(execution_id)) is not None:
             follower.begin(log)
-            await _until_recorded(execution_id, log, follower)
+            await _wait_until_recorded(execution_id, log, follower)
             return
         relay = EventBuffer()
         follower.begin(relay)
-        await _relaying(execution_id, relay, follower, after)
+        await _relay(execution_id, relay, follower, after)
         relay.end()
 
 
-async def _until_recorded(execution_id: UUID, log: EventLog, follower: Follower) -> None:
+async def _wait_until_recorded(execution_id: UUID, log: EventLog, follower: Follower) -> None:
     """A process in the background may outlive ours, which does not wait for it."""
     record = Waiter(execution_id)
-    with poll.joined(record):
+    with poll.join(record):
         while not (follower.left.done() or draining.is_draining()):
             if not record.ended.done():
                 await wait_for(first_of(record.ended, follower.left))
@@ -423,12 +423,12 @@ async def _until_recorded(execution_id: UUID, log: EventLog, follower: Follower)
             await wait_for(first_of(log.closed, follower.left, seconds=SLOW_LOOK_SECONDS))
 
 
-async def _relaying(execution_id: UUID, relay: EventBuffer, follower: Follower, after: int) -> None:
+async def _relay(execution_id: UUID, relay: EventBuffer, follower: Follower, after: int) -> None:
     is_open = Execution.objects.filter(pk=execution_id, finished_at=None).exists()
-    reader = Reader(execution_id, after, relay, lambda: follower.is_waited_for, _may_be_told)
+    reader = Reader(execution_id, after, relay, lambda: follower.is_waited_for, _is_genuine)
     has_all = poll.read_all(reader)
     if is_open or not has_all:
-        with poll.joined(reader):
+        with poll.join(reader):
             if is_open and not poll.has_asked_for(execution_id):
                 active_runs.post_request(execution_id, RunSignal.Kind.FOLLOW, "whoever follows")
                 reader.has_asked = True
@@ -437,11 +437,11 @@ async def _relaying(execution_id: UUID, relay: EventBuffer, follower: Follower, 
             if follower.left.done() or draining.is_draining():
                 return
             reader.ended.result()
-    if not event_log.are_kept(execution_id):
-        relay.push([entry for entry in recorded(execution_id) if entry.seq > reader.after])
+    if not event_log.has_stored_events(execution_id):
+        relay.push([entry for entry in recorded_events(execution_id) if entry.seq > reader.after])
 
 
-def _may_be_told(execution_id: UUID, entry: RunEvent) -> bool:
+def _is_genuine(execution_id: UUID, entry: RunEvent) -> bool:
     """Whoever hears of a call carries it out: of one that the ledger does not know nobody does."""
     said = entry.said or {}
     if entry.type != "tool_call" or any(
@@ -456,8 +456,8 @@ def _may_be_told(execution_id: UUID, entry: RunEvent) -> bool:
     return False
 
 
-def recorded(execution_id: UUID) -> Iterator[RunEvent]:
-    """The events of an ended execution, as far as its record tells them."""
+def recorded_events(execution_id: UUID) -> Iterator[RunEvent]:
+    """Return the events of an ended execution, as far as its record tells them."""
     execution = Execution.objects.only(*STREAMS, "outputs", "output_order").get(pk=execution_id)
     yield RunEvent(1, "started", said={"id": str(execution_id)})
     seq = 1

@@ -154,7 +154,7 @@ class RunParts(RunPart):
 
     def close(self) -> None:
         for part in self._parts:
-            with _logged_errors(part):
+            with _log_errors(part):
                 part.close()
 
     def result_metadata(self) -> Mapping[str, Any]:
@@ -329,12 +329,12 @@ def ensure_served(request: ExecutionRequest) -> None:
 def after_run(execution: Execution) -> None:
     """Call the hook of every extension, whatever another one raises."""
     for each in _installed:
-        with _logged_errors(each):
+        with _log_errors(each):
             each.after_run(execution)
 
 
 @contextmanager
-def _logged_errors(part: object) -> Iterator[None]:
+def _log_errors(part: object) -> Iterator[None]:
     try:
         yield
     except Exception:

@@ -98,7 +98,7 @@ def write(ended: Ended) -> None:
     """Raises OSError and CannotBeKept."""
     folder = _folder()
     path = folder / f"{ended.execution_id.hex}{ENDED}"
-    sealed = seal(fernet_keys(), _CONTEXT, _packed(ended))
+    sealed = seal(fernet_keys(), _CONTEXT, _pack(ended))
     with _writing:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         there = [_size(each) for each in folder.iterdir()]
@@ -110,7 +110,7 @@ def write(ended: Ended) -> None:
 def read(path: Path) -> Ended:
     """Raises OSError and Unreadable."""
     try:
-        stored = json.loads(_opened(path.read_bytes()))
+        stored = json.loads(_decrypt(path.read_bytes()))
     except NotOpened:
         raise Unreadable("no key of FERNET_KEYS opens it, or it was changed") from None
     execution_id = UUID(stored["execution"])
@@ -142,7 +142,7 @@ def rotate(dry_run: bool) -> Rotation:
         for path in [*_files(ENDED), *_files(ASIDE)] if ours or dry_run else []:
             try:
                 sealed = path.read_bytes()
-                plain = _opened(sealed)
+                plain = _decrypt(sealed)
             except FileNotFoundError:
                 continue
             except NotOpened:
@@ -158,22 +158,22 @@ def rotate(dry_run: bool) -> Rotation:
     return rotation
 
 
-def waiting() -> list[Path]:
-    """The files that wait to be recorded, those of the oldest executions first."""
+def waiting_files() -> list[Path]:
+    """List the files that wait to be recorded, those of the oldest executions first."""
     return [path for path in _files(ENDED) if path.name not in _passed_over]
 
 
-def kept_ids() -> set[UUID]:
-    """The executions whose ends wait here, which nobody has to close."""
+def waiting_ids() -> set[UUID]:
+    """List the executions whose ends wait here, which nobody has to close."""
     found: set[UUID] = set()
-    for path in waiting():
+    for path in waiting_files():
         with suppress(ValueError):
             found.add(UUID(hex=path.stem))
     return found
 
 
-def left_over() -> list[Path]:
-    """The files that nothing could be made of, and those whose writing was broken off."""
+def leftover_files() -> list[Path]:
+    """List the files that nothing could be made of, and those whose writing was broken off."""
     broken_off = [path for path in _files(DRAFT) if _age(path) > DRAFT_SECONDS]
     return [*_files(ASIDE), *broken_off]
 
@@ -218,7 +218,7 @@ def alone() -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _opened(sealed: bytes) -> bytes:
+def _decrypt(sealed: bytes) -> bytes:
     return opened(lambda keys: unseal(keys, _CONTEXT, sealed))
 
 
@@ -247,7 +247,7 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _packed(ended: Ended) -> bytes:
+def _pack(ended: Ended) -> bytes:
     values = dict(ended.values)
     values["finished_at"] = values["finished_at"].isoformat()
     if values.get("cost") is not None:
@@ -398,18 +398,18 @@ def end_unrun(execution: Execution, error: SandboxError) -> Outcome:
         return Outcome(execution, error=keep(ended, problem))
 
 
-def record_kept() -> int:
-    """Record everything that waits. How much it was.
+def record_waiting() -> int:
+    """Record everything that waits, and return how much it was.
 
     Raises django.db.Error while the database is away and LedgerUnavailable while the ledger takes
-    nothing; what was not recorded waits on. A file that is none of ours, or that cannot be
-    recorded whatever is done, is set aside with an alert, and never looked at again by itself.
+    nothing; what was not recorded waits on. A file that is none of ours, or that cannot be recorded
+    whatever is done, is set aside with an alert, and never looked at again by itself.
     """
     with alone() as is_ours:
         if not is_ours:
             return 0
         recorded = 0
-        for path in waiting():
+        for path in waiting_files():
             try:
                 ended = read(path)
                 is_known = _record(ended)
@@ -468,16 +468,16 @@ _lost: dict[UUID, Ended] = {}
 _retry_at = -math.inf
 
 
-def _record_waiting() -> float:
+def _tick() -> float:
     global _retry_at
     # Not by the next result, which wakes the loop: the database is away for that one too.
     if (pause := _retry_at - time.monotonic()) > 0:
         return pause
     # Said also where nobody asks for anything.
     disk_problem()
-    if waiting() or _lost:
+    if waiting_files() or _lost:
         try:
-            if recorded := record_kept():
+            if recorded := record_waiting():
                 logger.warning("%s runs of the journal have been recorded", recorded)
         except (DatabaseFailure, LedgerUnavailable) as error:
             logger.info("the journal waits: %s", error)
@@ -485,13 +485,13 @@ def _record_waiting() -> float:
             logger.exception("the journal cannot be recorded; it is tried again")
         finally:
             connections.close_all()
-        if waiting() or _lost:
+        if waiting_files() or _lost:
             _retry_at = time.monotonic() + RETRY_SECONDS
             return RETRY_SECONDS
     return LOOK_SECONDS
 
 
-_loop = Loop("journal", _record_waiting)
+_loop = Loop("journal", _tick)
 
 
 def _record(ended: Ended) -> bool:

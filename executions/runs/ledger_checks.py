@@ -70,9 +70,9 @@ def _queue(pk: int) -> None:
         logger.warning("verification %s waits for the schedule", pk, exc_info=True)
 
 
-def begin_waiting() -> None:
+def start_waiting() -> None:
     """Have a thread of this process read what waits, and close what was left unfinished."""
-    close_left()
+    close_abandoned()
     check = under_way()
     if check and (
         check.state == State.WAITING or check.process_id == heartbeat.current_process_id()
@@ -92,7 +92,7 @@ def _carry_out_alone() -> None:
     carry_out()
 
 
-def close_left() -> int:
+def close_abandoned() -> int:
     """Close what is read by a process that has ended. How many there were."""
     alive = Process.objects.filter(ended_at=None).values("pk")
     left = LedgerCheck.objects.filter(active_key=LedgerCheck.ONE, state=State.RUNNING)
@@ -166,8 +166,8 @@ def _end(chosen: Any, state: LedgerCheck.State, **values: Any) -> int:
     return ended
 
 
-def last_told() -> LedgerCheck | None:
-    """The newest that said whether the ledger is intact."""
+def last_result() -> LedgerCheck | None:
+    """Return the newest check that said whether the ledger is intact."""
     return LedgerCheck.objects.filter(state__in=(State.INTACT, State.NOT_INTACT)).first()
 
 
@@ -184,7 +184,7 @@ def ledger_state() -> dict[str, Any]:
     newest = LedgerEntry.objects.values_list("sequence", flat=True).first() or 0
     sequence, written, problem = _newest_line()
     return {
-        "last": last_told(),
+        "last": last_result(),
         "broke_off": _broke_off(),
         "under_way": check,
         "percent": min(100, 100 * check.entries // max(1, check.total)) if check else 0,
@@ -215,8 +215,8 @@ def _line() -> tuple[int, datetime | None, str]:
 _newest_line = CachedQuery(_line, seconds=30.0)
 
 
-def uncheckpointed_since(newest: int) -> datetime | None:
-    """When the oldest entry after this one was entered; None where there is none."""
+def first_without_checkpoint(newest: int) -> datetime | None:
+    """Return when the oldest entry after this one was entered; None where there is none."""
     later = LedgerEntry.objects.filter(sequence__gt=newest).order_by("sequence")
     return later.values_list("at", flat=True).first()
 
@@ -256,8 +256,8 @@ class Executions:
     ) -> str:
         return alteration_of(record, stated, erasures, artifact_bytes=artifact_bytes)
 
-    def unentered(self) -> Iterator[UUID]:
-        return unentered()
+    def missing_entries(self) -> Iterator[UUID]:
+        return missing_entries()
 
 
 def alteration_of(
@@ -289,8 +289,8 @@ def alteration_of(
     )
 
 
-def unentered() -> Iterator[UUID]:
-    """Executions that ended and are not in the ledger.
+def missing_entries() -> Iterator[UUID]:
+    """Find executions that ended and are not in the ledger.
 
     A row that says that it ended in one of its two columns alone counts: pages and answers go by
     the other.
@@ -321,7 +321,7 @@ def _compare_relations(execution: Execution, stated: Mapping[str, Any]) -> str:
     That a tenant or a key was removed behind our back is found at its own row.
     """
     slug, prefix = execution.tenant_slug, execution.api_key_prefix
-    tenant, key = _related(execution, "tenant"), _related(execution, "api_key")
+    tenant, key = _related_row(execution, "tenant"), _related_row(execution, "api_key")
     before = {"created_at__lte": execution.created_at}
     if tenant is not None and tenant.slug != slug:
         return f"it was moved to the tenant {tenant.slug}"
@@ -340,7 +340,7 @@ def _compare_relations(execution: Execution, stated: Mapping[str, Any]) -> str:
     return "" if said == (str(found) if found else None) else "what it replays was changed"
 
 
-def _related(execution: Execution, name: str) -> Any:
+def _related_row(execution: Execution, name: str) -> Any:
     """The row at the other end; None also where there is none of that number."""
     try:
         return getattr(execution, name)

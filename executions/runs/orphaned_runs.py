@@ -34,7 +34,7 @@ from django.db.models.functions import Now
 from executions.kernel.database import delete_in_batches
 from executions.runs import active_runs, extensions, journal, payloads
 from executions.runs.heartbeat import LOOK_SECONDS, clock
-from executions.runs.journal import kept_ids
+from executions.runs.journal import waiting_ids
 from executions.runs.models import Approval, Execution, Process
 from executions.runs.queue import requeue
 from executions.runs.record import close_record, error_changes, log_execution
@@ -95,7 +95,7 @@ class Watcher:
         How many deaths were recorded. Raises what the database does, and has then not looked.
         """
         died = sum(self._record_death(pk, beat) for pk, beat in self._certain(own))
-        self.is_behind = self._close_left_open(own)
+        self.is_behind = self._close_orphans(own)
         return died
 
     def _certain(self, own: UUID | None) -> list[tuple[UUID, int]]:
@@ -148,7 +148,7 @@ class Watcher:
         )
         return True
 
-    def _close_left_open(self, own: UUID | None) -> bool:
+    def _close_orphans(self, own: UUID | None) -> bool:
         """Close what ended processes left open. Whether there was no time for all of it, though
         some could be closed: what cannot be is tried again with the next look.
 
@@ -157,8 +157,8 @@ class Watcher:
         """
         until = self._now() + _CLOSING_SECONDS
         # What waits in the journal of this host is recorded from there, with its result.
-        tried, closed = kept_ids(), 0
-        while batch := list(_left_open().exclude(pk__in=tried)[:_AT_ONCE]):
+        tried, closed = waiting_ids(), 0
+        while batch := list(_orphans().exclude(pk__in=tried)[:_AT_ONCE]):
             random.shuffle(batch)
             for execution in batch:
                 if self._now() > until:
@@ -192,7 +192,7 @@ class UnattendedRuns:
         starting = Q(background=True, created_at__gt=Now() - _STARTING)
         mine = set(open_rows.exclude(starting).values_list("pk", flat=True))
         # What waits in the journal is recorded from there, as soon as anything can be written.
-        found = mine - {run.execution_id for run in active_runs.runs()} - kept_ids()
+        found = mine - {run.execution_id for run in active_runs.runs()} - waiting_ids()
         self._since = {pk: self._since.get(pk, now) for pk in found}
         late = [pk for pk, since in self._since.items() if now - since >= seconds]
         for execution in open_rows.filter(pk__in=late).defer("code", "arguments"):
@@ -200,7 +200,7 @@ class UnattendedRuns:
         return closed
 
 
-def _left_open() -> QuerySet[Execution]:
+def _orphans() -> QuerySet[Execution]:
     # The first is what lets the index serve.
     left = Execution.objects.filter(
         process__isnull=False, process__ended_at__isnull=False, finished_at=None
@@ -308,7 +308,7 @@ def close_after_restore(made_at: str) -> Settled:
     Raises LedgerUnavailable.
     """
     # What is known of what was open, before the rest is given up.
-    recorded = journal.record_kept()
+    recorded = journal.record_waiting()
     ended = end_open_executions(made_at)
     paused = sum(each.after_restore() for each in extensions.installed())
     return Settled(recorded, ended, paused)

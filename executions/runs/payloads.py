@@ -50,7 +50,7 @@ def keep(execution: Execution, request: ExecutionRequest) -> None:
         execution.pending = request.to_stored()
         return
     storage = file_store(QUEUE)
-    content = _pending().dumped_in_slices(slices.in_slices(request.stored_in_pieces()))
+    content = _pending().dumped_in_slices(slices.in_slices(request.to_stored_pieces()))
     try:
         storage.save_stream(execution.pk.hex, content)
     except OSError as error:
@@ -109,8 +109,8 @@ def orphans() -> list[str]:
     return [name for name in old if not _is_waited_for(name)]
 
 
-def missing() -> Iterator[UUID]:
-    """The executions that wait for a worker and whose files are not there. Raises OSError."""
+def missing_payloads() -> Iterator[UUID]:
+    """Find the executions that wait for a worker and whose files are not there. Raises OSError."""
     waiting = Execution.objects.filter(finished_at=None, status=Execution.Status.QUEUED)
     for pk in waiting.order_by("pk").values_list("pk", flat=True).iterator():
         execution = waiting.filter(pk=pk).first()

@@ -102,7 +102,7 @@ async def call_provider(
         if awaited is not answer:
             _give_up(provider_id, owner, answer, check, too_late)
         if draining.is_ending():
-            raise active_runs.stopped(started=started)
+            raise active_runs.stop_error(started=started)
         raise ProviderUnavailable(
             f"The provider {provider_id!r} was closed meanwhile.", started=started
         )
@@ -256,8 +256,11 @@ def lender(provider_id: str) -> Route:
     return lambda *, wait=True: lease_of(provider_id, wait=wait)
 
 
-async def lent(step: Step, held: ExitStack, may_wait: Callable[[], bool] = lambda: True) -> Lease:
-    """The step's provider, until `held` is closed. One that is starting is waited for as a future.
+async def borrow_lease(
+    step: Step, held: ExitStack, may_wait: Callable[[], bool] = lambda: True
+) -> Lease:
+    """Lease the step's provider until `held` is closed. One that is starting is waited for as a
+    future.
 
     Raises StillStarting where `may_wait` says that it is not to be waited for, or after
     LOAD_SECONDS, and what the route does.

@@ -23,7 +23,7 @@ from executions.runs import heartbeat, payloads
 from executions.runs.admission import disk_problem, may_claim
 from executions.runs.models import Approval, Execution, Process
 from executions.runs.record import QUEUE_ALLOWANCE, deadline_after
-from executions.tenants.quotas import bound_on_running, tenant_lock
+from executions.tenants.quotas import running_limit, tenant_lock
 from providers.fields import DecryptionError
 
 logger = logging.getLogger(__name__)
@@ -94,14 +94,14 @@ def claim_next(may_serve: Callable[[str], bool] = lambda tenant_slug: True) -> E
         with tenant_lock(tenant_slug, wait=False) as is_alone:
             execution = _claim_first(tenant_slug) if is_alone else None
         if execution is not None:
-            return _served(execution)
+            return _note_turn(execution)
         if not is_alone:
             busy.append(tenant_slug)
     for tenant_slug in busy:
         with tenant_lock(tenant_slug):
             execution = _claim_first(tenant_slug)
         if execution is not None:
-            return _served(execution)
+            return _note_turn(execution)
     return None
 
 
@@ -144,7 +144,7 @@ def mark_dispatched(execution: Execution, **place: Any) -> None:
     go back to the queue, and after it never: both are an UPDATE of the row that still has its
     request, and only one of them finds it. Raises OwnershipLost where it was too late.
     """
-    if not _not_dispatched(execution).update(pending=None, **place):
+    if not _undispatched_row(execution).update(pending=None, **place):
         raise heartbeat.OwnershipLost(
             "This process lost the execution before its code was sent to the sandbox, and another "
             "process runs it."
@@ -169,7 +169,7 @@ def requeue(execution: Execution) -> bool:
     if execution.mode != Execution.Mode.ASYNC or tries >= MAX_REQUEUES:
         return False
     return bool(
-        _not_dispatched(execution).update(
+        _undispatched_row(execution).update(
             status=Execution.Status.QUEUED,
             process_id=None,
             started_at=None,
@@ -180,7 +180,7 @@ def requeue(execution: Execution) -> bool:
     )
 
 
-def _not_dispatched(execution: Execution) -> QuerySet[Execution]:
+def _undispatched_row(execution: Execution) -> QuerySet[Execution]:
     """The row, while it is as it was claimed, by this process and then, and has its request.
 
     By columns of its own alone: PostgreSQL looks at no other again after it waited for a lock.
@@ -191,14 +191,14 @@ def _not_dispatched(execution: Execution) -> QuerySet[Execution]:
     )
 
 
-def _served(execution: Execution) -> Execution:
+def _note_turn(execution: Execution) -> Execution:
     _turns[execution.tenant_slug] = next(_next_turn)
     return execution
 
 
 def takeable() -> list[str]:
     """The tenants with something in the queue that a worker may take now."""
-    return [slug for slug, number in _running_of().items() if number < bound_on_running(slug)]
+    return [slug for slug, number in _running_of().items() if number < running_limit(slug)]
 
 
 def _running_of() -> dict[str, int]:
@@ -215,7 +215,7 @@ def _in_turn() -> list[str]:
         # Whoever comes back to the queue has not been served in it.
         _turns.pop(known, None)
     # Who is at its bound is passed over without a lock: it is looked at several times a second.
-    served = (slug for slug, number in running.items() if number < bound_on_running(slug))
+    served = (slug for slug, number in running.items() if number < running_limit(slug))
     return sorted(served, key=lambda slug: (running[slug], _turns.get(slug, 0)))
 
 
@@ -289,7 +289,7 @@ def queue_state(now: datetime) -> QueueState:
     part of each."""
     workers = Process.objects.filter(kind=Process.Kind.WORKER, ended_at=None, draining=False)
     number = workers.count()
-    busy = _served_by(workers, now) if number else set()
+    busy = _tenants_of(workers, now) if number else set()
     tenants = [slug for slug in takeable() if slug not in busy][:_TENANTS]
     if not tenants:
         return QueueState(0, 0.0, number)
@@ -307,7 +307,7 @@ def queue_state(now: datetime) -> QueueState:
     return QueueState(len(waited), max([0.0, *waited]), number, _idle_seconds(now))
 
 
-def _served_by(workers: QuerySet[Process], now: datetime) -> set[str]:
+def _tenants_of(workers: QuerySet[Process], now: datetime) -> set[str]:
     """The tenants of whom they run something that may still run: a thread that hangs is no work."""
     runs = Execution.objects.filter(
         process__in=workers.values("pk"), finished_at=None, deadline__gte=now

@@ -288,7 +288,7 @@ def open_record(
         ) as problem:
             # What a known key stands for is told, whatever there is room for, and also once its
             # session has ended, or its time has come.
-            recorded = _recorded(caller, request)
+            recorded = _find_by_idempotency_key(caller, request)
             if recorded is not None:
                 return recorded, False
             if not isinstance(problem, IntegrityError) or request.idempotency_key is None:
@@ -315,7 +315,7 @@ def _insert(request: ExecutionRequest, caller: Caller, beside: Beside | None) ->
         each.ensure_accepted(request, caller.tenant)
     if request.run_at is not None:
         ensure_run_at(request.run_at, caller.api_key)
-    execution = _unsaved(request, caller, status)
+    execution = _new_row(request, caller, status)
     try:
         if queued:
             payloads.keep(execution, request)
@@ -366,7 +366,7 @@ def _unsure(execution: Execution, problem: str) -> DatabaseUnavailable:
     return DatabaseUnavailable(text, ran=False, record_id=execution.pk)
 
 
-def _unsaved(request: ExecutionRequest, caller: Caller, status: Execution.Status) -> Execution:
+def _new_row(request: ExecutionRequest, caller: Caller, status: Execution.Status) -> Execution:
     now = timezone.now()
     queued = status == Execution.Status.QUEUED
     keep_code = settings.SANDBOX_STORE_CODE != "never"
@@ -539,7 +539,7 @@ def error_changes(code: str, message: str, field: str | None = None) -> dict[str
     }
 
 
-def _recorded(caller: Caller, request: ExecutionRequest) -> Execution | None:
+def _find_by_idempotency_key(caller: Caller, request: ExecutionRequest) -> Execution | None:
     if request.idempotency_key is None:
         return None
     recorded = (
@@ -656,7 +656,7 @@ def log_execution(execution: Execution, instance_id: str = "") -> None:
         config_version=execution.config_version,
         runtime=execution.runtime,
         region=execution.meta.get("region"),
-        instance_id=_scoped(execution, instance_id),
+        instance_id=_scope_name(execution, instance_id),
         language=execution.language,
         code_hash=execution.code_hash,
         agent=execution.agent,
@@ -677,7 +677,7 @@ def log_execution(execution: Execution, instance_id: str = "") -> None:
     )
 
 
-def _scoped(execution: Execution, instance_id: str) -> str:
+def _scope_name(execution: Execution, instance_id: str) -> str:
     """`{tenant}:{session}:{instance}`, so that one name stands for no sandbox of anybody else. A
     run outside of sessions is one of its own."""
     if not instance_id:

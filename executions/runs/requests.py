@@ -43,7 +43,7 @@ from executions.kernel.declarations import (
 from executions.kernel.http import Destinations, FetchError, Reason, read_url
 from executions.kernel.text import is_storable, to_json
 from executions.runs.models import Execution
-from executions.runs.tool_schemas import Tools, stored
+from executions.runs.tool_schemas import Tools, to_stored
 from executions.tenants.models import ApiKey, Tenant
 from providers import slices
 from providers.addresses import Allowed
@@ -71,8 +71,8 @@ _BASE64 = (
 )
 
 
-def decoded(text: Any) -> bytes:
-    """What a text of base64, or one that was read apart, stands for. Raises ValueError."""
+def decode_base64(text: Any) -> bytes:
+    """Decode a text of base64, or one that was read apart. Raises ValueError."""
     if isinstance(text, Base64):
         if text.content is None:
             raise ValueError(text.problem)
@@ -94,7 +94,7 @@ class _SentFile(BaseModel):
     ]
     content_base64: Annotated[
         bytes,
-        BeforeValidator(decoded),
+        BeforeValidator(decode_base64),
         WithJsonSchema({"type": "string", "pattern": _BASE64}),
         Field(description=f"At most {MAX_FILE_BYTES} bytes, and {MAX_FILES_BYTES} for all files."),
     ]
@@ -236,7 +236,7 @@ def origin_of(url: httpx.URL) -> str:
     return str(url.copy_with(path="/", query=None, fragment=None)).rstrip("/")
 
 
-def _checked_receiver(text: str) -> str:
+def _check_receiver(text: str) -> str:
     try:
         read_receiver(text)
     except FetchError:
@@ -263,7 +263,7 @@ class Webhook(BaseModel):
     url: Annotated[
         str,
         Field(min_length=1, max_length=WEBHOOK_CHARACTERS),
-        Rule(_checked_receiver, _receiver_schema),
+        Rule(_check_receiver, _receiver_schema),
     ]
 
 
@@ -408,10 +408,11 @@ class ExecutionRequest:
                 "run_at", "Not supported in a session: its code runs in the order of the requests."
             )
         check_files(self.files)
-        object.__setattr__(self, "arguments_json", _checked_arguments(self.arguments))
+        object.__setattr__(self, "arguments_json", _check_arguments(self.arguments))
 
-    def queued(self) -> ExecutionRequest:
-        """The same with mode async, for the idempotency key of the one that was asked for."""
+    def as_queued(self) -> ExecutionRequest:
+        """Return the same with mode async, for the idempotency key of the one that was asked
+        for."""
         queued = replace(self, mode="async")
         object.__setattr__(queued, "asked_mode", self.mode)
         return queued
@@ -460,7 +461,7 @@ class ExecutionRequest:
         if self.run_at is not None:
             parts.append(f"run_at {self.run_at.isoformat()}")
         if self.tools:
-            parts.append(f"tools {to_json(stored(self.tools))}")
+            parts.append(f"tools {to_json(to_stored(self.tools))}")
         if self.provider:
             parts.append(f"provider {self.provider}")
         return parts
@@ -473,7 +474,7 @@ class ExecutionRequest:
         ]
         return {**self._but_files(), "files": files}
 
-    def stored_in_pieces(self) -> Iterator[bytes]:
+    def to_stored_pieces(self) -> Iterator[bytes]:
         """The same as a text, in pieces: files are large, and encoded a slice at a time."""
         yield json.dumps(self._but_files(), separators=(",", ":")).encode()[:-1] + b',"files":['
         for number, file in enumerate(self.files):
@@ -494,7 +495,7 @@ class ExecutionRequest:
             "subject": self.subject,
             **({} if self.run_at is None else {"run_at": self.run_at.isoformat()}),
             **({"provider": self.provider} if self.provider else {}),
-            **({"tools": stored(self.tools)} if self.tools else {}),
+            **({"tools": to_stored(self.tools)} if self.tools else {}),
             **self._place(),
         }
 
@@ -577,7 +578,7 @@ CELL = Body(
 )
 
 
-def _checked_arguments(arguments: Any) -> str:
+def _check_arguments(arguments: Any) -> str:
     if arguments is None:
         return ""
     try:

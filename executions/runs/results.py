@@ -474,7 +474,7 @@ def image_type(start: bytes) -> str:
 
 def _best(bundle: Mapping[str, Any]) -> RichOutput:
     for mime_type in IMAGE_SIGNATURES:
-        image = _decoded(bundle.get(mime_type))
+        image = _decode(bundle.get(mime_type))
         if found := image_type(image[:SIGNATURE_BYTES]):
             return RichOutput(found, image=image)
     mime_type = next((name for name in _TEXTS if name in bundle), next(iter(bundle), ""))
@@ -482,7 +482,7 @@ def _best(bundle: Mapping[str, Any]) -> RichOutput:
     return RichOutput(mime_type, text=value if isinstance(value, str) else to_json(value))
 
 
-def _decoded(value: Any) -> bytes:
+def _decode(value: Any) -> bytes:
     try:
         return base64.b64decode(value, validate=True) if isinstance(value, str) else b""
     except (binascii.Error, ValueError):

@@ -115,7 +115,7 @@ class OpenAnswers:
         self._answered_at = 0.0
 
     @contextmanager
-    def counted(self, right: Right | None) -> Iterator[Broadcast]:
+    def watch(self, right: Right | None) -> Iterator[Broadcast]:
         """Have the answer be checked while it is open: what is given is done when the right is
         lost, at once where no thread can look."""
         lost = Broadcast()
@@ -147,7 +147,7 @@ class OpenAnswers:
         if not rights:
             return None if self._idle > _IDLE_CHECKS else CHECK_SECONDS
         try:
-            kept = _kept(rights)
+            kept = _valid_rights(rights)
         except DatabaseFailure as failure:
             seconds = time.monotonic() - self._answered_at
             if seconds < AWAY_SECONDS:
@@ -171,19 +171,19 @@ class OpenAnswers:
 open_answers = OpenAnswers()
 
 
-def _kept(rights: Sequence[Right]) -> set[Right]:
+def _valid_rights(rights: Sequence[Right]) -> set[Right]:
     """Those that are as they were. Raises what the database does."""
     of_keys = [right for right in rights if isinstance(right, KeyRight)]
     of_people = [right for right in rights if isinstance(right, PersonRight)]
     kept: set[Right] = set()
     for start in range(0, len(of_keys), _AT_ONCE):
-        kept.update(_kept_of_keys(of_keys[start : start + _AT_ONCE]))
+        kept.update(_valid_key_rights(of_keys[start : start + _AT_ONCE]))
     for start in range(0, len(of_people), _AT_ONCE):
-        kept.update(_kept_of_people(of_people[start : start + _AT_ONCE]))
+        kept.update(_valid_person_rights(of_people[start : start + _AT_ONCE]))
     return kept
 
 
-def _kept_of_keys(rights: Sequence[KeyRight]) -> Iterator[KeyRight]:
+def _valid_key_rights(rights: Sequence[KeyRight]) -> Iterator[KeyRight]:
     ids = {right.key_id for right in rights}
     found = ApiKey.objects.select_related("tenant").filter(pk__in=ids).order_by().in_bulk()
     for right in rights:
@@ -192,7 +192,7 @@ def _kept_of_keys(rights: Sequence[KeyRight]) -> Iterator[KeyRight]:
             yield right
 
 
-def _kept_of_people(rights: Sequence[PersonRight]) -> Iterator[PersonRight]:
+def _valid_person_rights(rights: Sequence[PersonRight]) -> Iterator[PersonRight]:
     ids = {right.user_id for right in rights}
     sign_ins = SignIn.objects.filter(
         session_key__in={right.sign_in for right in rights}, expire_date__gt=timezone.now()

@@ -19,7 +19,7 @@ from executions.kernel.declarations import refuse
 from executions.kernel.text import storable
 from executions.runs import extensions
 from executions.runs.models import Execution
-from executions.runs.provider_calls import Route, Step, guard, lender, lent
+from executions.runs.provider_calls import Route, Step, borrow_lease, guard, lender
 from executions.runs.requests import Caller, ExecutionRequest
 from executions.runs.results import BlockedByPolicy
 from executions.tenants.keys import note_refusal
@@ -275,7 +275,7 @@ async def _offers(
         step = Step(lender(provider_id) if provider_id else manager.lease, provider_id)
         try:
             with ExitStack() as held:
-                lease = await lent(step, held, lambda: patient)
+                lease = await borrow_lease(step, held, lambda: patient)
                 if may_use(lease.provider_id):
                     offered[provider_id] = supported_languages(lease)
                     if known := lease.provider.get_packages():
@@ -305,12 +305,12 @@ async def _admit(
     The only provider there is is always asked: a wrong guess about it would cost an answer.
     """
     if is_only:
-        return await lent(step, held)
+        return await borrow_lease(step, held)
     standing = breaker.standing_of(step.provider_id)
     if standing.is_out:
         raise _out_of_service(step)
     try:
-        lease = await lent(step, held, lambda: is_last or not preload.is_on())
+        lease = await borrow_lease(step, held, lambda: is_last or not preload.is_on())
     except StillStarting:
         if is_last or not preload.is_on():
             raise
@@ -348,7 +348,7 @@ def _out_of_service(step: Step) -> ProviderSkipped:
 
 
 @contextmanager
-def _reporting(provider_id: str) -> Iterator[None]:
+def _log_database_errors(provider_id: str) -> Iterator[None]:
     """What became of the code matters more than that the breaker hears of it."""
     try:
         yield
@@ -452,7 +452,7 @@ class RouteWalk:
         if not passed_over:
             self._failure = error
             if step.provider_id:
-                with _reporting(step.provider_id):
+                with _log_database_errors(step.provider_id):
                     if error.started:
                         # Code was there by then, and may be the reason. A probe finds out.
                         doubt(step.provider_id)
@@ -464,7 +464,7 @@ class RouteWalk:
     ) -> None:
         if not step.provider_id:
             return
-        with _reporting(step.provider_id):
+        with _log_database_errors(step.provider_id):
             if served.died:
                 doubt(step.provider_id)
             else:
@@ -499,7 +499,7 @@ class RouteWalk:
 def give_back_claim(step: Step) -> None:
     """Give back what the breaker counted for a step that nobody let end."""
     if step.provider_id:
-        with _reporting(step.provider_id):
+        with _log_database_errors(step.provider_id):
             breaker.give_back(step.provider_id)
 
 

@@ -1,4 +1,4 @@
-"""Running code, and cancelling it: the one path from a valid request to a completed record.
+"""Run code, and cancel it: the one path from a valid request to a completed record.
 
 An attempt is one try at running a recorded execution: the providers in their order, and the
 record's end.
@@ -157,7 +157,7 @@ class Attempt:
             awaited.cancel()
 
     @contextmanager
-    def _waiting(self, awaited: Future[Any]) -> Iterator[None]:
+    def _cancel_scope(self, awaited: Future[Any]) -> Iterator[None]:
         self._awaited = awaited
         try:
             # Either this is seen here, or the future there.
@@ -170,11 +170,11 @@ class Attempt:
     @contextmanager
     def in_line(self, awaited: Future[Any]) -> Iterator[None]:
         """Around waiting for one's turn. Raises Cancelled where that came first."""
-        with self._waiting(awaited):
+        with self._cancel_scope(awaited):
             yield
-        self._refuse_when_cancelled()
+        self._ensure_not_cancelled()
 
-    def _refuse_when_cancelled(self) -> None:
+    def _ensure_not_cancelled(self) -> None:
         if self.cancelled_by:
             raise Cancelled(message_for(self.cancelled_by), started=self.handed_over)
 
@@ -196,17 +196,17 @@ class Attempt:
     def _begin_step(self) -> None:
         self.handed_over = False
         active_runs.ensure_not_ending()
-        self._refuse_when_cancelled()
+        self._ensure_not_cancelled()
 
     def _check_error(self, step: Step, error: SandboxError) -> None:
         """Raise what ended the step, where that was no fault of the provider."""
         if draining.is_ending():
-            raise active_runs.stopped(started=error.started) from None
+            raise active_runs.stop_error(started=error.started) from None
         if self.is_lost:
             raise _too_late() from None
         if self.cancelled_by:
             give_back_claim(step)
-            self._refuse_when_cancelled()
+            self._ensure_not_cancelled()
 
     async def _run_at(
         self, lease: Lease, held: ExitStack, is_last: bool
@@ -245,7 +245,7 @@ class Attempt:
     def _hand_over(self) -> None:
         """Right before the code is out of our hands. Raises OwnershipLost where it must not be."""
         heartbeat.assert_owner(self.execution)
-        self._refuse_when_cancelled()
+        self._ensure_not_cancelled()
         place = {name: self.changes[name] for name in PLACE}
         if self.execution.pending is not None:
             mark_dispatched(self.execution, **place)
@@ -269,7 +269,7 @@ class Attempt:
                 owner=owner,
                 may_refuse=True,
                 too_late=lambda sandbox: sandbox.submit_close(),
-                waiting=self._waiting,
+                waiting=self._cancel_scope,
             )
         if spec.kept:
             # It is closed behind this run.
@@ -297,7 +297,7 @@ class Attempt:
                 job.timeout + RUN_SLACK_SECONDS,
                 owner=self.execution.tenant_slug,
                 started=True,
-                waiting=self._waiting,
+                waiting=self._cancel_scope,
             )
         finally:
             self.parts.close()
@@ -306,8 +306,8 @@ class Attempt:
         changes = {**self.changes, "error_message": storable(error.message)}
         if (log := self.log) is not None:
             changes |= {
-                "stdout": log.printed("stdout"),
-                "stderr": log.printed("stderr"),
+                "stdout": log.text_of("stdout"),
+                "stderr": log.text_of("stderr"),
                 "outputs": log.outputs_json(),
                 "output_order": log.order(),
             }
@@ -465,14 +465,14 @@ def _ms(start: float, end: float) -> float:
     return round((end - start) * 1000, 3)
 
 
-def run_execution(
+def execute_sync(
     request: ExecutionRequest, caller: Caller, *, route: Route | None = None
 ) -> Outcome:
-    """As `running`, waited for in this thread."""
-    return run_sync(running(request, caller, route=route))
+    """Execute as `execute` does, and wait for it in this thread."""
+    return run_sync(execute(request, caller, route=route))
 
 
-async def running(
+async def execute(
     request: ExecutionRequest,
     caller: Caller,
     *,
@@ -497,7 +497,7 @@ async def running(
     steps: Sequence[Step]
     if step is not None:
         steps = [step]
-    elif placed := _placed(request, caller):
+    elif placed := _place(request, caller):
         request, steps = placed
     else:
         steps = steps_for(request.language, caller.tenant.slug, route, chosen=request.provider)
@@ -508,7 +508,7 @@ async def running(
     review = None
     may_wait = waits and route is None and step is None
     if (may_wait or request.mode == Execution.Mode.ASYNC) and caller.replay_of is None:
-        review = await _reviewed(request, caller)
+        review = await _review(request, caller)
     if review is not None:
         request, beside = review.request, _both(beside, review.on_insert)
     try:
@@ -526,12 +526,12 @@ async def running(
     return await carry_out(execution, request, steps, began=began, log=log)
 
 
-def _placed(request: ExecutionRequest, caller: Caller) -> Placement | None:
+def _place(request: ExecutionRequest, caller: Caller) -> Placement | None:
     found = (each.place(request, caller) for each in extensions.installed())
     return next((placed for placed in found if placed is not None), None)
 
 
-async def _reviewed(request: ExecutionRequest, caller: Caller) -> Review | None:
+async def _review(request: ExecutionRequest, caller: Caller) -> Review | None:
     """Return how the request waits for an approval; None where it needs none."""
     for each in extensions.installed():
         if (review := (await each.review(request, caller))) is not None:
@@ -570,7 +570,7 @@ async def carry_out(
         if log is not None:
             log.begin(execution.pk)
         try:
-            outcome = await _ended(attempt, steps)
+            outcome = await _run_to_end(attempt, steps)
         except DatabaseUnavailable as away:
             outcome = Outcome(execution, error=away)
         finally:
@@ -590,7 +590,7 @@ async def _run(attempt: Attempt, steps: Sequence[Step]) -> ValidatedResult:
     return await host.run(attempt.execution, lambda: attempt.run(steps))
 
 
-async def _ended(attempt: Attempt, steps: Sequence[Step]) -> Outcome:
+async def _run_to_end(attempt: Attempt, steps: Sequence[Step]) -> Outcome:
     try:
         attempt.parts = extensions.begin(attempt.execution, attempt.request, attempt.log)
         await attempt.parts.admit(attempt.request, attempt.execution, attempt.in_line)
@@ -630,8 +630,8 @@ class HasEnded(InvalidConfiguration):
         return 409
 
 
-async def cancelling(execution: Execution, asked_by: str) -> Execution:
-    """The execution, ended as `cancelled`. `asked_by` is who wants it, as in `key:PREFIX`.
+async def cancel(execution: Execution, asked_by: str) -> Execution:
+    """Cancel an execution, and return it. `asked_by` is who wants it, as in `key:PREFIX`.
 
     One that is cancelled already is returned as it is. Raises HasEnded for one that ended in
     another way, also where it did so meanwhile.
@@ -643,10 +643,10 @@ async def cancelling(execution: Execution, asked_by: str) -> Execution:
     if execution.is_open:
         _ask(execution, asked_by)
         if execution.background:
-            await _stopping(execution)
+            await _stop_process(execution)
             execution.refresh_from_db()
         else:
-            await event_stream.until_ended(execution.pk, PATIENCE_SECONDS)
+            await event_stream.wait_for_end(execution.pk, PATIENCE_SECONDS)
             execution.refresh_from_db()
         # It may have gone back to the queue, or be another process's by now.
         while execution.is_open:
@@ -656,7 +656,7 @@ async def cancelling(execution: Execution, asked_by: str) -> Execution:
     return execution
 
 
-async def _stopping(execution: Execution) -> None:
+async def _stop_process(execution: Execution) -> None:
     """Have the sandbox's owner end a process that nobody waits for."""
     for each in extensions.installed():
         await each.stop_process(execution)

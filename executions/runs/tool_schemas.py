@@ -174,8 +174,8 @@ def _apart(tools: Sequence[Tool]) -> tuple[Tool, ...]:
 Tools = Annotated[Sequence[Tool], Members(MOST_TOOLS), Rule(_apart)]
 
 
-def stored(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """As JSON, from which they can be declared again."""
+def to_stored(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Return the tools as JSON, from which they can be declared again."""
     return [tool.model_dump() for tool in tools]
 
 

@@ -75,7 +75,7 @@ def run_claimed(execution: Execution) -> Outcome:
             request,
             steps,
             began=began,
-            waited_ms=_waited_ms(execution),
+            waited_ms=_wait_ms(execution),
             log=EventLog(run_limits()),
         )
     )
@@ -213,7 +213,7 @@ def _goes_on() -> bool:
     return threading.main_thread().is_alive() and not draining.is_draining()
 
 
-def _waited_ms(execution: Execution) -> float:
+def _wait_ms(execution: Execution) -> float:
     waited = timezone.now() - (execution.run_at or execution.created_at)
     return max(0.0, round(waited.total_seconds() * 1000, 3))
 
@@ -278,7 +278,7 @@ def enqueue_due(broker: Any = None) -> None:
         logger.exception("the due tasks could not be queued")
 
 
-def note_done(task: str, began: datetime) -> None:
+def record_done(task: str, began: datetime) -> None:
     """Have a task that succeeded wait for its next time, counted from when it was queued."""
     interval = timedelta(minutes=recurring_tasks().get(task, 0))
     if interval > _trial():

@@ -19,7 +19,7 @@ from executions.runs.record import complete_externally, error_changes, log_execu
 from executions.runs.requests import run_limits
 from executions.runs.service import verdict_of
 from executions.sessions.models import Session
-from executions.sessions.session_sandbox import call_sandbox, checked_processes, lent_sandbox
+from executions.sessions.session_sandbox import borrow_sandbox, call_sandbox, check_processes
 from providers.errors import (
     ConnectionFailed,
     KeptSandboxLost,
@@ -51,7 +51,7 @@ class Output:
 
     def facts(self) -> dict[str, Any]:
         return {
-            **{name: self.log.printed(name) for name in STREAMS},
+            **{name: self.log.text_of(name) for name in STREAMS},
             **{f"{name}_truncated": seen > self._most for name, seen in self._seen.items()},
             "output_order": self.log.order(),
         }
@@ -65,7 +65,7 @@ FOLLOW_SECONDS = 10.0
 AWAY_SECONDS, AGAIN_SECONDS = 60.0, 1.0
 
 
-def follow_the_unattended() -> int:
+def record_unfollowed() -> int:
     """Record the end of what ran in the background and is followed by no process any more.
 
     How many had ended. Who follows one as well records the same; one of them does.
@@ -90,18 +90,18 @@ def follow_the_unattended() -> int:
 async def record_if_ended(session: Session, execution: Execution) -> bool:
     """Record how a background process ended, where it has and nobody else did. Whether this did."""
     output = Output()
-    seen = await _seen_now(session, execution.pid or 0, output)
+    seen = await _read_process(session, execution.pid or 0, output)
     if seen is not None and seen.exit_code is None:
         return False
     return _close(execution, output, seen)
 
 
-async def _seen_now(session: Session, pid: int, output: Output) -> Process | None:
+async def _read_process(session: Session, pid: int, output: Output) -> Process | None:
     """A process as it is, None where there is none. What it put out is there once it has ended.
 
     That it has is the guest's claim: what it then goes on to send is not waited for to its end.
     """
-    known = await call_sandbox(session, lambda kept: kept.processes.list(), checked_processes)
+    known = await call_sandbox(session, lambda kept: kept.processes.list(), check_processes)
     seen = next((each for each in known if each.pid == pid), None)
     if seen is not None and seen.exit_code is not None:
         await call_sandbox(
@@ -147,7 +147,7 @@ class Follower:
         self._output.log.finish()
         event_log.write_rest(self._output.log)
 
-    def _followed(self, kept: KeptSandbox, pid: int) -> Process:
+    def _wait_for_end(self, kept: KeptSandbox, pid: int) -> Process:
         """Its end. A provider that is out of reach is asked again for a while: it may have been
         started anew, and the sandbox be there still. Raises SandboxError."""
         give_up = 0.0
@@ -169,10 +169,10 @@ class Follower:
         pid = self._execution.pid or 0
         try:
             with ExitStack() as held:
-                kept = held.enter_context(lent_sandbox(self._session))
+                kept = held.enter_context(borrow_sandbox(self._session))
                 # It may run for a day, and a database has connections for few.
                 connection.close()
-                ended = self._followed(kept, pid)
+                ended = self._wait_for_end(kept, pid)
             if output_collector.has(self._execution.pk):
                 self._finish()
                 _close(self._execution, self._output, ended)

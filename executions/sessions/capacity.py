@@ -33,14 +33,14 @@ from executions.sessions.ending import (
     release,
 )
 from executions.sessions.models import Session, StoredTotal, Workspace
-from executions.sessions.session_sandbox import opened_by
+from executions.sessions.session_sandbox import open_sandbox
 from executions.sessions.storage.file_saves import Saved, save
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import (
     OF_ALL_SESSIONS,
     Quota,
     Use,
-    bound,
+    limit_of,
     tenant_lock,
     tomorrow,
     used_requests,
@@ -83,7 +83,7 @@ def suspend(session_id: UUID, because: str, *, only_if: Q | None = None) -> bool
         return False
     if not saved.is_complete:
         return False
-    left = _fallen_asleep(session, saved, because, condition)
+    left = _mark_asleep(session, saved, because, condition)
     if left is None:
         return False
     logger.info("session %s is asleep: %s", session_id, because)
@@ -94,8 +94,8 @@ def suspend(session_id: UUID, because: str, *, only_if: Q | None = None) -> bool
     return True
 
 
-async def sleeping(session: Session, because: str) -> bool:
-    """`suspend`, for who does something else meanwhile."""
+async def suspend_in_thread(session: Session, because: str) -> bool:
+    """Suspend a session in a background thread, as `suspend` does, and wait for it."""
     pk = session.pk
     slept = background.submit_keyed(
         ("sleep", pk), session.tenant_slug, lambda: suspend(pk, because), first=True
@@ -104,7 +104,7 @@ async def sleeping(session: Session, because: str) -> bool:
     return slept.result()
 
 
-def _fallen_asleep(session: Session, saved: Saved, because: str, condition: Q) -> list[UUID] | None:
+def _mark_asleep(session: Session, saved: Saved, because: str, condition: Q) -> list[UUID] | None:
     """What ran in its sandbox in the background; None where it stays awake."""
     with transaction.atomic():
         # Whoever begins something in it writes its row first.
@@ -123,12 +123,12 @@ def _fallen_asleep(session: Session, saved: Saved, because: str, condition: Q) -
         Session.objects.filter(pk=session.pk).update(
             state=Session.State.ASLEEP, ref=None, unsaved_since=None
         )
-        _note_cut_off(session)
+        _note_lost_turns(session)
         enter_row(Session.objects.get(pk=session.pk), "asleep", before, {"because": because})
     return left
 
 
-def _note_cut_off(session: Session) -> None:
+def _note_lost_turns(session: Session) -> None:
     """What still runs in the background ends with the sandbox: nobody can say that the last it
     wrote is saved."""
     left = Execution.objects.filter(session=session.pk, finished_at=None, turn__isnull=False)
@@ -167,7 +167,7 @@ async def reserve_slot(tenant: Tenant, reserve: Callable[[], T]) -> T:
             if full is None:
                 return reserve()
         slug, problem, quota = full
-        session = next(iter(_unused(slug, tried)), None)
+        session = next(iter(_unused_sessions(slug, tried)), None)
         if session is None or time.monotonic() > until:
             raise RateLimited(
                 f"{problem}, and no more can be opened while these are in use. Close one.",
@@ -175,7 +175,7 @@ async def reserve_slot(tenant: Tenant, reserve: Callable[[], T]) -> T:
                 retry_after=_RETRY_SECONDS,
             )
         tried.add(session.pk)
-        await _made_free(session, until)
+        await _free_slot(session, until)
 
 
 def awake_of(tenant: Tenant) -> int:
@@ -185,7 +185,7 @@ def awake_of(tenant: Tenant) -> int:
 
 def ensure_sleeping_bound(tenant: Tenant) -> None:
     """Raises RateLimited. Only who opens another is asked: those that are awake can fall asleep."""
-    most = ASLEEP_FOR_EACH * bound(tenant, Quota.SESSIONS)
+    most = ASLEEP_FOR_EACH * limit_of(tenant, Quota.SESSIONS)
     asleep = Session.objects.filter(
         tenant_slug=tenant.slug, state=Session.State.ASLEEP, closed_at=None
     )
@@ -199,7 +199,7 @@ def ensure_sleeping_bound(tenant: Tenant) -> None:
 def _full(tenant: Tenant) -> tuple[str, str, str] | None:
     """Whose sessions are one too many, why, and by which quota; None where there is room."""
     own = awake_of(tenant)
-    if own >= (most := bound(tenant, Quota.SESSIONS)):
+    if own >= (most := limit_of(tenant, Quota.SESSIONS)):
         said = f"The tenant has {own} sessions, and the limit is {most}"
         return tenant.slug, said, Quota.SESSIONS.value
     if (total := _AWAKE.count()) >= settings.SESSIONS_MAX_TOTAL:
@@ -212,10 +212,10 @@ async def free_slot_at(provider: str, tenant_slug: str) -> bool:
     of them. False where each of those it may be is busy.
     """
     there = _AWAKE.filter(provider=provider)
-    session = next(iter(_unused(_who_has_most(tenant_slug, there), (), there)), None)
+    session = next(iter(_unused_sessions(_who_has_most(tenant_slug, there), (), there)), None)
     if session is None:
         return False
-    await _made_free(session, time.monotonic() + ROOM_SECONDS)
+    await _free_slot(session, time.monotonic() + ROOM_SECONDS)
     return True
 
 
@@ -223,11 +223,11 @@ async def open_evicting(lease: Lease, session: Session, *, is_last: bool = True)
     """A new sandbox for it. At a full provider another session makes room, unless there is another
     provider left to try."""
     try:
-        return await opened_by(lease, session)
+        return await open_sandbox(lease, session)
     except KeptFull:
         if not is_last or not (await free_slot_at(lease.provider_id, session.tenant_slug)):
             raise
-    return await opened_by(lease, session)
+    return await open_sandbox(lease, session)
 
 
 def _who_has_most(tenant_slug: str, awake: QuerySet[Session] = _AWAKE) -> str:
@@ -240,7 +240,7 @@ def _who_has_most(tenant_slug: str, awake: QuerySet[Session] = _AWAKE) -> str:
     return next((slug for slug, number in numbers.items() if number == most), tenant_slug)
 
 
-def _unused(
+def _unused_sessions(
     tenant_slug: str, tried: Iterable[UUID], awake: QuerySet[Session] = _AWAKE
 ) -> list[Session]:
     """Its sessions in which nothing runs, the one unused for longest first. One that is being
@@ -251,7 +251,7 @@ def _unused(
     return [session for session in found if session.pk not in taken]
 
 
-async def _made_free(session: Session, until: float) -> None:
+async def _free_slot(session: Session, until: float) -> None:
     pk = session.pk
     if Session.objects.filter(SLEEPLESS, pk=pk).exists():
         if close_if_idle(pk, _BECAUSE):
@@ -285,11 +285,11 @@ def usage_of(tenant: Tenant) -> dict[Quota, Use]:
         Quota.SCHEDULES: (0, None),
     }
     found = {
-        quota: Use(bound(tenant, quota), number, resets_at)
+        quota: Use(limit_of(tenant, quota), number, resets_at)
         for quota, (number, resets_at) in counted.items()
     }
     total = StoredTotal.objects.filter(tenant=tenant.pk).first() or StoredTotal()
-    found[Quota.STORAGE_BYTES] = Use(bound(tenant, Quota.STORAGE_BYTES), total.bytes)
+    found[Quota.STORAGE_BYTES] = Use(limit_of(tenant, Quota.STORAGE_BYTES), total.bytes)
     found[Quota.STORAGE_FILES] = Use(settings.TENANT_STORAGE_FILES, total.files)
     found |= dict.fromkeys((Quota.BUDGET_OF_DAY, Quota.BUDGET_OF_MONTH), Use(None, 0))
     for each in extensions.installed():

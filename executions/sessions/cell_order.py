@@ -58,10 +58,9 @@ def notify(session_id: UUID) -> None:
 
 
 @contextmanager
-def looking(session_id: UUID) -> Iterator[Callable[[float], float]]:
-    """Say after how many seconds one who waits looks into the database again: those that are given
-    for one of this process, REST_SECONDS for the others. When that one has done, they are rung.
-    """
+def poll_pause(session_id: UUID) -> Iterator[Callable[[float], float]]:
+    """Give one waiter of this process the short pause between looks into the database, and the
+    others REST_SECONDS. When that one has done, they are notified."""
     me = object()
 
     def pause(seconds: float) -> float:
@@ -135,7 +134,7 @@ async def wait_turn(
             record = event_stream.Waiter(found.holder, is_urgent=True)
             awaited = within(left, _first_of(bell, record.ended))
             with (
-                event_stream.poll.joined(record),
+                event_stream.poll.join(record),
                 active_runs.cancel_on_shutdown(awaited),
                 waiting(awaited),
             ):
@@ -150,7 +149,7 @@ def _first_of(bell: Future[None], end: Broadcast) -> Future[None]:
     return come
 
 
-def ended(execution: Execution) -> None:
+def finish_turn(execution: Execution) -> None:
     """Let the next one go on, and count the session's idle time from now."""
     if execution.session_id is not None:
         use_session(execution.session_id)

@@ -22,18 +22,18 @@ from executions.runs import event_stream, extensions
 from executions.runs.event_log import EventLog
 from executions.runs.extensions import Extension, Placement, RunPart, Waiting
 from executions.runs.models import Execution
-from executions.runs.provider_calls import Step, lent
+from executions.runs.provider_calls import Step, borrow_lease
 from executions.runs.record import Outcome, open_record, reject
 from executions.runs.requests import Caller, Conflict, ExecutionRequest
 from executions.runs.results import ValidatedResult
 from executions.runs.routing import allowed_steps, ensure_isolation, required_isolation
-from executions.runs.service import running
+from executions.runs.service import execute
 from executions.sessions import cell_order, maintenance
 from executions.sessions.background_commands import Follower, Output, record_if_ended, result_of
 from executions.sessions.cell_order import use_session
 from executions.sessions.control import with_sandbox
 from executions.sessions.ending import end_leftovers, mark_lost
-from executions.sessions.maintenance import maintain_in_background, saved_after
+from executions.sessions.maintenance import maintain_in_background, save_after_run
 from executions.sessions.models import Session
 from executions.sessions.queries import ends_by, session_of
 from executions.sessions.requests import (
@@ -43,14 +43,14 @@ from executions.sessions.requests import (
     SessionClosed,
     SessionLost,
     ensure_not_ended,
-    named_as,
+    rename_fields,
 )
 from executions.sessions.session_sandbox import (
     MOST_PID,
     SHARING,
     SandboxRunner,
-    checked_pid,
-    checked_processes,
+    check_pid,
+    check_processes,
     lender_of,
     route_in,
 )
@@ -58,7 +58,7 @@ from executions.sessions.storage.wake import (
     RESTORED,
     ensure_awake,
     is_first_after_wake,
-    wake_is_told,
+    mark_wake_reported,
 )
 from providers.errors import KeptSandboxLost, SandboxError
 from providers.languages import normalize_language
@@ -178,31 +178,31 @@ class SessionHost:
 
     def note_recorded(self, metadata: Mapping[str, Any]) -> None:
         if RESTORED in metadata:
-            wake_is_told(self._session)
+            mark_wake_reported(self._session)
 
     def after_run(self, execution: Execution) -> Coroutine[None]:
-        return saved_after(execution, self._session)
+        return save_after_run(execution, self._session)
 
 
-async def commanding(
+async def run_command(
     session: Session, wanted: CommandRequest, caller: Caller, log: EventLog | None = None
 ) -> Outcome:
-    """Run a command and wait for its end: a run like every other. As `running`."""
+    """Run a command and wait for its end: a run like every other. As `execute`."""
     request = _as_execution(session, wanted)
     step = step_in(session, "", {}, _Command(wanted))
-    return await running(request, caller, step=step, log=log)
+    return await execute(request, caller, step=step, log=log)
 
 
-async def starting(
+async def start_command(
     session: Session,
     wanted: CommandRequest,
     caller: Caller,
     *,
     seconds: float | None = None,
-    following: Callable[[EventLog], object] = lambda log: None,
+    on_start: Callable[[EventLog], object] = lambda log: None,
 ) -> Execution:
     """Start a command in the background. It has an execution from now on, and ends with the
-    session at the latest, or after so many `seconds`. `following` is given where its output is
+    session at the latest, or after so many `seconds`. `on_start` is given where its output is
     told. Raises SandboxError; the record then says that it was not started.
     """
     request = _as_execution(session, wanted)
@@ -211,14 +211,14 @@ async def starting(
     ensure_ledger()
     execution, _ = open_record(request, caller)
     try:
-        refuse = await _within_policy(session, execution, request)
+        refuse = await _apply_policy(session, execution, request)
 
         def start(kept: KeptSandbox) -> Any:
             # Only here it is known which sandbox it is: the session may have been woken for this.
             refuse()
-            return _started(kept, command)
+            return _start(kept, command)
 
-        pid = await with_sandbox(session, start, checked_pid)
+        pid = await with_sandbox(session, start, check_pid)
     except SandboxError as error:
         reject(execution, error)
         raise
@@ -233,10 +233,10 @@ async def starting(
         "process_id": None,
     }
     if not _has_number(session, execution, facts):
-        await _given_up(session, execution, pid)
+        await _kill_unrecorded(session, execution, pid)
     for name, value in facts.items():
         setattr(execution, name, value)
-    following(Follower(session, execution).begin())
+    on_start(Follower(session, execution).begin())
     return execution
 
 
@@ -249,7 +249,7 @@ def _has_number(session: Session, execution: Execution, facts: Mapping[str, Any]
         return is_there and bool(row.update(**facts))
 
 
-async def _given_up(session: Session, execution: Execution, pid: int) -> NoReturn:
+async def _kill_unrecorded(session: Session, execution: Execution, pid: int) -> NoReturn:
     """End what was started and has no number. Raises Conflict."""
     wakes = session.wakes
     session.refresh_from_db()
@@ -259,11 +259,11 @@ async def _given_up(session: Session, execution: Execution, pid: int) -> NoRetur
         end_leftovers(session, only=[execution.pk], because=because)
         ensure_not_ended(session)
         raise SessionAsleep("The session went to sleep meanwhile. Send the request again.")
-    await signalling(session, pid, "SIGKILL")
+    await send_signal(session, pid, "SIGKILL")
     raise Conflict("It was cancelled while it was being started, and has been ended.")
 
 
-async def _within_policy(
+async def _apply_policy(
     session: Session, execution: Execution, request: ExecutionRequest
 ) -> Callable[[], None]:
     """Hold it to policy and floor, as `Attempt` does what somebody waits for. What is returned
@@ -272,7 +272,7 @@ async def _within_policy(
     await parts.admit(request, execution)
     floor = required_isolation(execution)
     with ExitStack() as lending:
-        lease = await lent(Step(lender_of(session)), lending)
+        lease = await borrow_lease(Step(lender_of(session)), lending)
         parts.check_provider(lease)
 
     def refuse() -> None:
@@ -282,14 +282,14 @@ async def _within_policy(
     return refuse
 
 
-async def seen(session: Session) -> list[Process]:
-    """The session's processes, as its sandbox tells of them, with what has ended lately."""
-    return await with_sandbox(session, lambda kept: kept.processes.list(), checked_processes)
+async def list_processes(session: Session) -> list[Process]:
+    """Return the session's processes, as its sandbox tells of them, with what has ended lately."""
+    return await with_sandbox(session, lambda kept: kept.processes.list(), check_processes)
 
 
-async def listing(session: Session) -> list[ProcessShape]:
-    """The session's processes, each with its execution. What has ended lately is among them."""
-    found = await seen(session)
+async def list_commands(session: Session) -> list[ProcessShape]:
+    """Return the session's processes, each with its execution, with what has ended lately."""
+    found = await list_processes(session)
     rows = Execution.objects.filter(session=session.pk, pid__in=[each.pid for each in found])
     # Each sandbox has numbers of its own: of those with the same one the last is in this sandbox.
     executions = dict(rows.order_by("pk").values_list("pid", "pk"))
@@ -326,25 +326,27 @@ def execution_of(session: Session, pid: int) -> UUID | None:
     return found.values_list("pk", flat=True).first()
 
 
-async def writing(session: Session, pid: int, data: bytes, *, close: bool) -> None:
+async def write_input(session: Session, pid: int, data: bytes, *, close: bool) -> None:
+    """Write to the standard input of a process."""
     await with_sandbox(
         session, lambda kept: kept.processes.write(pid, data, close=close), lambda _: None
     )
 
 
-async def signalling(session: Session, pid: int, name: str) -> bool:
-    """False when it has ended."""
+async def send_signal(session: Session, pid: int, name: str) -> bool:
+    """Send a signal to a process. False when it has ended."""
     return await with_sandbox(
         session, lambda kept: kept.processes.signal(pid, name), lambda found: found is True
     )
 
 
-async def resizing(session: Session, pid: int, size: tuple[int, int]) -> None:
+async def resize_terminal(session: Session, pid: int, size: tuple[int, int]) -> None:
+    """Give the terminal of a process another size."""
     await with_sandbox(session, lambda kept: kept.processes.resize(pid, *size), lambda _: None)
 
 
-def _started(kept: KeptSandbox, command: Command) -> Any:
-    with named_as({"argv": "command", "environment": "env"}):
+def _start(kept: KeptSandbox, command: Command) -> Any:
+    with rename_fields({"argv": "command", "environment": "env"}):
         return kept.processes.start(command)
 
 
@@ -377,7 +379,7 @@ class _Command:
             if emit is not None:
                 emit(event)
 
-        pid = checked_pid(_started(kept, command))
+        pid = check_pid(_start(kept, command))
         with self._lock:
             self._pid = pid
             is_given_up = self._is_given_up
@@ -424,7 +426,7 @@ async def stop_command(execution: Execution) -> None:
     try:
         for name, seconds in (("SIGTERM", TERM_SECONDS), ("SIGKILL", KILL_SECONDS)):
             ran = await with_sandbox(session, _signal(pid, name), bool, is_use=False)
-            await event_stream.until_ended(execution.pk, seconds if ran else RECORD_SECONDS)
+            await event_stream.wait_for_end(execution.pk, seconds if ran else RECORD_SECONDS)
             if not Execution.objects.filter(pk=execution.pk, finished_at=None).exists():
                 return
         await record_if_ended(session, execution)
@@ -471,7 +473,7 @@ class Sessions(Extension):
 
     def after_run(self, execution: Execution) -> None:
         if execution.session_id is not None:
-            cell_order.ended(execution)
+            cell_order.finish_turn(execution)
 
     def start_worker(self, goes_on: Callable[[], bool]) -> None:
         maintenance.end_on_time()

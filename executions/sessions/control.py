@@ -22,7 +22,7 @@ from executions.ledger.append import enter_row, look_at
 from executions.runs import extensions, heartbeat, output_collector
 from executions.runs.admission import ensure_ready
 from executions.runs.extensions import RunParts
-from executions.runs.provider_calls import Step, lender, lent
+from executions.runs.provider_calls import Step, borrow_lease, lender
 from executions.runs.requests import Caller, Conflict, ExecutionRequest
 from executions.runs.routing import (
     ProviderIncompatible,
@@ -39,7 +39,7 @@ from executions.runs.routing import (
 from executions.sessions.capacity import ensure_sleeping_bound, open_evicting, reserve_slot
 from executions.sessions.cell_order import use_session
 from executions.sessions.ending import end_leftovers, fail, in_background, mark_lost
-from executions.sessions.maintenance import ends, saved_behind
+from executions.sessions.maintenance import ends, save_changes
 from executions.sessions.models import Session, Workspace
 from executions.sessions.requests import (
     ContextRequest,
@@ -53,12 +53,12 @@ from executions.sessions.session_sandbox import (
     OPERATION_SECONDS,
     SHARING,
     call_sandbox,
+    extend_lease,
     lender_of,
-    taken_over,
 )
 from executions.sessions.storage.archives import Restored
-from executions.sessions.storage.carry_over import inherit, kept_session
-from executions.sessions.storage.snapshots import beginning_with, snapshot_of
+from executions.sessions.storage.carry_over import ended_session_with_files, inherit
+from executions.sessions.storage.snapshots import copy_snapshot, snapshot_of
 from executions.sessions.storage.wake import ensure_awake, restore_files
 from executions.tenants.models import Tenant
 from providers.base import KEPT
@@ -120,17 +120,17 @@ async def with_sandbox(
         if not use_session(session.pk, session.wakes):
             raise SessionAsleep("The session went to sleep meanwhile. Send the request again.")
         if saves:
-            await saved_behind(session)
+            await save_changes(session)
     return found
 
 
-async def interrupting(session: Session, context: str = DEFAULT_CONTEXT) -> bool:
+async def interrupt(session: Session, context: str = DEFAULT_CONTEXT) -> bool:
     """Stop what runs in a context, whose state stays. False when nothing ran."""
-    _refuse_unknown(session, context, "context")
+    _ensure_known(session, context, "context")
     return await with_sandbox(session, lambda kept: kept.interrupt(context), _boolean)
 
 
-async def resetting(session: Session, by: str) -> Session:
+async def reset(session: Session, by: str) -> Session:
     """End its processes and contexts, and begin with an empty default one. Files stay."""
     running = in_background(session)
     # Before they are killed, which is not how they are to be recorded.
@@ -172,8 +172,8 @@ def change(
     return session
 
 
-async def creating_context(session: Session, wanted: ContextRequest) -> ContextShape:
-    """Another interpreter of the session. Raises Conflict where its id is taken."""
+async def create_context(session: Session, wanted: ContextRequest) -> ContextShape:
+    """Start another interpreter in the session. Raises Conflict where its id is taken."""
     if any(each["id"] == wanted.id for each in session.contexts):
         raise Conflict("id: The session already has a context with this id.", field="id")
     made = await with_sandbox(
@@ -187,7 +187,7 @@ async def creating_context(session: Session, wanted: ContextRequest) -> ContextS
     return made
 
 
-async def ending_context(session: Session, context_id: str) -> bool:
+async def end_context(session: Session, context_id: str) -> bool:
     """End one of its interpreters. False when it was not there. One that sleeps is not woken: its
     next sandbox does not get it.
     """
@@ -203,7 +203,7 @@ async def ending_context(session: Session, context_id: str) -> bool:
     return True
 
 
-async def restarting_context(session: Session, context_id: str) -> ContextShape | None:
+async def restart_context(session: Session, context_id: str) -> ContextShape | None:
     """Begin anew in a context, under its id. None when it is not there."""
     contexts: list[ContextShape] = session.contexts
     known = next((each for each in contexts if each["id"] == context_id), None)
@@ -231,7 +231,7 @@ def _write_contexts(
     return True
 
 
-def _refuse_unknown(session: Session, context: Any, field: str) -> None:
+def _ensure_known(session: Session, context: Any, field: str) -> None:
     if all(each["id"] != context for each in session.contexts):
         refuse(field, "The session has no context with this id.")
 
@@ -253,21 +253,21 @@ def _context(answer: Any) -> ContextShape:
 NO_NETWORK = "none"
 
 
-async def opening(
+async def open_session(
     request: SessionRequest,
     caller: Caller,
     *,
     may_choose: bool = False,
     beside: Callable[[Session], None] = lambda session: None,
 ) -> Session:
-    """An open session. Its provider is chosen now, and never again.
+    """Open a session. Its provider is chosen now, and never again.
 
-    With `may_choose` it need not be on the tenant's route (`runs.routing`). `beside` writes
-    what belongs to its row, in the transaction that inserts it.
-    Raises InvalidConfiguration for a language or provider that the tenant's route does not lead
-    to, BeyondKey for what the caller's key is not for, BlockedByPolicy for what the tenant's policy
-    does not allow, Conflict for a name that is taken,
-    RateLimited where there is no room, and what the provider does; the session is then closed.
+    With `may_choose` it need not be on the tenant's route (`runs.routing`). `beside` writes what
+    belongs to its row, in the transaction that inserts it. Raises InvalidConfiguration for a
+    language or provider that the tenant's route does not lead to, BeyondKey for what the caller's
+    key is not for, BlockedByPolicy for what the tenant's policy does not allow, Conflict for a name
+    that is taken, RateLimited where there is no room, and what the provider does; the session is
+    then closed.
     """
     slug = caller.tenant.slug
     steps: Sequence[Step] = _steps(request, slug, may_choose)
@@ -277,17 +277,17 @@ async def opening(
     parts.check_language(request.language)
     steps = parts.select(steps)
     ensure_supported(request.language, steps)
-    former = kept_session(caller.tenant, request.source) if request.source else None
+    former = ended_session_with_files(caller.tenant, request.source) if request.source else None
     snapshot = None
     if request.source and former is None:
         snapshot = snapshot_of(caller.tenant, request.source, "from")
     ensure_ready(slug)
     if request.offline:
-        steps = await _without_network(steps)
+        steps = await _offline_steps(steps)
     session = await _reserve(request, caller, beside)
     try:
         if snapshot:
-            members = await beginning_with(session, snapshot)
+            members = await copy_snapshot(session, snapshot)
         else:
             members = inherit(session, former)
         await _place(session, caller.tenant, request, steps, members, parts)
@@ -302,7 +302,7 @@ async def opening(
 async def is_without_network(session: Session) -> bool:
     """Whether its provider promises this, as it did when the session was opened."""
     with ExitStack() as held:
-        lease = await lent(Step(lender_of(session)), held)
+        lease = await borrow_lease(Step(lender_of(session)), held)
         return lease.provider.network == NO_NETWORK
 
 
@@ -315,12 +315,12 @@ def _steps(request: SessionRequest, slug: str, may_choose: bool) -> list[Step]:
     return [Step(lender(request.provider), request.provider)]
 
 
-async def _without_network(steps: Sequence[Step]) -> list[Step]:
+async def _offline_steps(steps: Sequence[Step]) -> list[Step]:
     """Those whose provider promises it. Asked before another session makes room for nothing."""
     found = []
     for step in steps:
         with ExitStack() as held:
-            lease = await lent(step, held)
+            lease = await borrow_lease(step, held)
             if lease.provider.network == NO_NETWORK:
                 found.append(step)
     if not found:
@@ -380,7 +380,7 @@ async def _place(
     floor = required_isolation_for(tenant, session.api_key, request.language)
 
     async def place(lease: Lease, held: ExitStack, is_last: bool) -> Served[None]:
-        _require_kept(lease)
+        _ensure_persistent(lease)
         if request.offline and lease.provider.network != NO_NETWORK:
             raise ProviderIncompatible(
                 f"{lease.provider_id} does not guarantee sandboxes without network."
@@ -397,7 +397,7 @@ async def _place(
             if members:
                 mark = await restore_files(session, lease, sandbox, members)
             _put(session, lease, sandbox, isolation, mark, request.source)
-            await taken_over(lease, session, sandbox)
+            await extend_lease(lease, session, sandbox)
         except BaseException:
             sandbox.submit_close()
             raise
@@ -407,7 +407,7 @@ async def _place(
     await RouteWalk().take(steps, probe, floor, place, has_code=False)
 
 
-def _require_kept(lease: Lease) -> None:
+def _ensure_persistent(lease: Lease) -> None:
     if KEPT not in lease.provider.capabilities:
         raise ProviderIncompatible(f"{lease.provider_id} does not support sessions.")
 

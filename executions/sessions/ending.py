@@ -104,11 +104,11 @@ def close_if_idle(session_id: UUID, because: str) -> bool:
 
 async def close(session: Session, by: str) -> None:
     """Close it, with all that runs in it, which ends as cancelled. Closing it again is no error."""
-    await saved_last(session)
+    await save_before_end(session)
     with transaction.atomic():
         _end(session, Session.State.CLOSED, f"by {by}", by=by)
     await release(session)
-    await _until_ended(session)
+    await _wait_for_runs(session)
     end_leftovers(session)
     pk = session.pk
     cleaned = background.submit_keyed(("clean", pk), session.tenant_slug, lambda: clean(pk))
@@ -116,8 +116,8 @@ async def close(session: Session, by: str) -> None:
     await wait_for(within(CLEANING_SECONDS, cleaned))
 
 
-async def saved_last(session: Session) -> None:
-    """What is to be kept for longer than the session is saved before it ends, if it can be."""
+async def save_before_end(session: Session) -> None:
+    """Save the files that outlive the session before it ends, if they can be saved."""
     if not _outlives(session):
         return
     saved = background.submit_keyed(
@@ -129,9 +129,9 @@ async def saved_last(session: Session) -> None:
         logger.warning("session %s was not saved before it ended: %s", session.pk, problem)
 
 
-def save_last(session: Session) -> None:
-    """The same in a thread for saved files. It must not wait for another of these: all of them may
-    be waiting."""
+def save_before_end_in_thread(session: Session) -> None:
+    """Save the same from a thread for saved files. It must not wait for another of these: all of
+    them may be waiting."""
     if not _outlives(session):
         return
     try:
@@ -296,13 +296,13 @@ def _close_sandbox(sandbox: KeptSandbox) -> bool:
     return sandbox.close()
 
 
-async def _until_ended(session: Session) -> None:
+async def _wait_for_runs(session: Session) -> None:
     running = Execution.objects.filter(
         session=session.pk, finished_at=None, background=False, status=Execution.Status.RUNNING
     )
     until = time.monotonic() + PATIENCE_SECONDS
     for execution_id in list(running.values_list("pk", flat=True)):
-        await event_stream.until_ended(execution_id, max(0.0, until - time.monotonic()))
+        await event_stream.wait_for_end(execution_id, max(0.0, until - time.monotonic()))
 
 
 _AT_ONCE = 100

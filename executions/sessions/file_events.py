@@ -26,7 +26,7 @@ from executions.runs.provider_calls import guard
 from executions.sessions.ending import mark_lost
 from executions.sessions.models import Session
 from executions.sessions.requests import SessionLost, ensure_not_ended
-from executions.sessions.session_sandbox import OPERATION_SECONDS, lent_sandbox
+from executions.sessions.session_sandbox import OPERATION_SECONDS, borrow_sandbox
 from providers import draining
 from providers.errors import KeptSandboxLost, ProviderUnavailable, RateLimited, SandboxError
 from providers.runtime.guest.names import escape
@@ -79,9 +79,9 @@ class Watch(EventBuffer):
         """Nobody listens any more."""
         self._left.set()
 
-    def changed(self, after: int) -> Future[None]:
+    def next_change(self, after: int) -> Future[None]:
         self._wanted_until = math.inf
-        return super().changed(after)
+        return super().next_change(after)
 
     def keep_for(self, seconds: float) -> None:
         """Go on for so long without a reader, who comes now and then."""
@@ -111,7 +111,7 @@ class Watch(EventBuffer):
         self.push([Change(self._seq, change.type, said=said, entry=change.entry)])
 
 
-async def watching(session: Session, path: str) -> Watch:
+async def watch_folder(session: Session, path: str) -> Watch:
     """Begin to watch a folder. What happens from now on is told.
 
     Raises SandboxError, and RateLimited where too much is watched already.
@@ -160,7 +160,7 @@ def _work(session: Session, path: str, watch: Watch, begun: Future[None]) -> Non
 
 
 def _follow(session: Session, path: str, watch: Watch, begun: Future[None]) -> None:
-    with lent_sandbox(session) as sandbox:
+    with borrow_sandbox(session) as sandbox:
         changes = guard(session.provider, lambda: sandbox.files.watch(path))
         # It may go on for a day, and a database has connections for few.
         connection.close()

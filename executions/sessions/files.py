@@ -27,9 +27,8 @@ from executions.sessions.control import with_sandbox
 from executions.sessions.ending import mark_lost
 from executions.sessions.models import Session, Workspace
 from executions.sessions.requests import FileListing
-from executions.sessions.session_sandbox import OPERATION_SECONDS, counted_stream, lent_sandbox
+from executions.sessions.session_sandbox import OPERATION_SECONDS, borrow_sandbox, stream_slot
 from executions.sessions.storage import browse, changes, quota
-from executions.sessions.storage.changes import unpack
 from providers.errors import KeptSandboxLost, ProviderUnavailable
 from providers.sandbox import WORKSPACE_NAMES, FileEntry, KeptSandbox, SandboxState, below_workspace
 from providers.waiting import submit
@@ -46,7 +45,7 @@ _PIECE_SECONDS = 0.005
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
 
-async def listing(
+async def list_files(
     session: Session,
     wanted: FileListing,
     seconds: float = OPERATION_SECONDS,
@@ -54,18 +53,19 @@ async def listing(
     is_use: bool = True,
     most: int | None = None,
 ) -> tuple[list[FileEntry], str]:
-    """What is in a folder, sorted by path, and where to go on, as a text: "" when that is all.
+    """Return what is in a folder, sorted by path, and where to go on, as a text: "" when that is
+    all.
 
     The sandbox tells of all of it each time: who wants more than a page asks for it at once.
     """
     most = most or MOST_LISTED
-    if (saved := _saved(session, wanted.path)) is not None:
+    if (saved := _find_saved(session, wanted.path)) is not None:
         after = below_workspace(wanted.after) or ""
         page, more = _read_saved(
             session,
-            lambda rows: browse.listing(rows, saved.path, wanted.depth, after, most),
+            lambda rows: browse.list_folder(rows, saved.path, wanted.depth, after, most),
         )
-        page = [saved.named(entry) for entry in page]
+        page = [saved.for_caller(entry) for entry in page]
         return page, to_text(page[-1].path) if more else ""
     found: Sequence[FileEntry] = await with_sandbox(
         session,
@@ -82,9 +82,9 @@ async def listing(
 
 async def entry_of(session: Session, path: str) -> FileEntry | None:
     """What stands under a path, a link itself where it is one; None where there is nothing."""
-    if (saved := _saved(session, path)) is not None:
+    if (saved := _find_saved(session, path)) is not None:
         entry = _read_saved(session, lambda rows: browse.stat(rows, saved.path))
-        return entry and saved.named(entry)
+        return entry and saved.for_caller(entry)
     return await with_sandbox(
         session,
         lambda kept: kept.files.stat(path),
@@ -102,16 +102,16 @@ async def file_of(session: Session, path: str) -> FileEntry | None:
         return None
     if (entry.end or entry).type != "file":
         refuse("path", f"Is not a regular file, but: {entry.type}.")
-    return await readable(session, path, entry)
+    return await ensure_readable(session, path, entry)
 
 
-async def readable(session: Session, path: str, entry: FileEntry) -> FileEntry:
-    """The file as it can be read, with the size of what a link leads to.
+async def ensure_readable(session: Session, path: str, entry: FileEntry) -> FileEntry:
+    """Return the file as it can be read, with the size of what a link leads to.
 
     Raises InvalidConfiguration for one that may not be read: once an answer with its bytes has
     begun, nothing can be refused any more.
     """
-    if _saved(session, path) is not None:
+    if _find_saved(session, path) is not None:
         return entry
     if path.startswith("/"):
         # What it is, and to whom it belongs, nobody knows who has not opened it.
@@ -161,18 +161,18 @@ def range_of(header: str, size: int) -> tuple[int, int] | None:
 
 def read(session: Session, path: str, offset: int, length: int | None) -> Iterator[bytes]:
     """A file's bytes. An empty piece stands for none yet, so that nobody has to wait for it."""
-    if (saved := _saved(session, path)) is not None:
+    if (saved := _find_saved(session, path)) is not None:
         blob = _read_saved(session, lambda rows: browse.blob_at(rows, saved.path))
         return _pieces(session, lambda _: browse.read(blob, offset, length))
-    return _pieces(session, _lent(session, lambda kept: kept.files.read(path, offset, length)))
+    return _pieces(session, _borrow(session, lambda kept: kept.files.read(path, offset, length)))
 
 
 def read_archive(session: Session, path: str) -> Iterator[bytes]:
     """A folder as tar, in the same way."""
-    if (saved := _saved(session, path)) is not None:
+    if (saved := _find_saved(session, path)) is not None:
         archive = _read_saved(session, lambda rows: browse.archive(rows, saved.path))
         return _pieces(session, lambda _: archive)
-    return _pieces(session, _lent(session, lambda kept: kept.files.read_archive(path)))
+    return _pieces(session, _borrow(session, lambda kept: kept.files.read_archive(path)))
 
 
 class Rereadable:
@@ -190,7 +190,7 @@ class Rereadable:
             yield piece
 
 
-async def writing(
+async def write_file(
     session: Session,
     path: str,
     content: Rereadable,
@@ -205,10 +205,12 @@ async def writing(
     below = below_workspace(path)
     if below:
         quota.ensure_room(session, below, content.size)
-    saved = None if metadata else _saved_named(session, path)
-    return await _changing(
+    saved = None if metadata else _find_saved_item(session, path)
+    return await _change(
         session,
-        None if saved is None else lambda: _named_so(saved, _storing(session, saved.path, content)),
+        None
+        if saved is None
+        else lambda: _prefix_result(saved, _store(session, saved.path, content)),
         lambda kept: (
             kept.files.write(path, content, metadata=metadata)
             if metadata
@@ -219,54 +221,58 @@ async def writing(
     )
 
 
-def _storing(session: Session, path: str, content: Rereadable) -> Coroutine[FileEntry]:
-    return changes.storing(session, lambda: changes.write(session, path, content))
+def _store(session: Session, path: str, content: Rereadable) -> Coroutine[FileEntry]:
+    return changes.run_in_storage_thread(session, lambda: changes.write(session, path, content))
 
 
-async def unpacking(session: Session, path: str, content: Rereadable) -> int:
+async def unpack(session: Session, path: str, content: Rereadable) -> int:
     """Unpack a tar archive below a folder. How many entries it had."""
-    saved = _saved(session, path)
-    return await _changing(
+    saved = _find_saved(session, path)
+    return await _change(
         session,
         None
         if saved is None
-        else lambda: changes.storing(session, lambda: unpack(session, saved.path, content)),
+        else lambda: changes.run_in_storage_thread(
+            session, lambda: changes.unpack(session, saved.path, content)
+        ),
         lambda kept: kept.files.write_archive(content, path),
         _count,
     )
 
 
-async def removing(session: Session, path: str) -> bool:
-    saved = _saved_named(session, path)
-    return await _changing(
+async def remove_file(session: Session, path: str) -> bool:
+    """Remove a file or a folder. False where there was none."""
+    saved = _find_saved_item(session, path)
+    return await _change(
         session,
         None
         if saved is None
-        else lambda: _at_once_if_small(session, lambda: changes.remove(session, saved.path)),
+        else lambda: _store_if_large(session, lambda: changes.remove(session, saved.path)),
         lambda kept: kept.files.remove(path),
         _boolean,
     )
 
 
-async def moving(session: Session, source: str, target: str) -> FileEntry:
-    before, after = _saved_named(session, source), _saved_named(session, target, "target")
-    return await _changing(
+async def move_file(session: Session, source: str, target: str) -> FileEntry:
+    """Move a file or a folder."""
+    before, after = _find_saved_item(session, source), _find_saved_item(session, target, "target")
+    return await _change(
         session,
         None
         if before is None or after is None
-        else lambda: _named_so(
+        else lambda: _prefix_result(
             after,
-            _at_once_if_small(session, lambda: changes.move(session, before.path, after.path)),
+            _store_if_large(session, lambda: changes.move(session, before.path, after.path)),
         ),
         lambda kept: kept.files.move(source, target),
         _entry,
     )
 
 
-async def making_directory(session: Session, path: str) -> bool:
-    """False when it was there."""
-    saved = _saved_named(session, path)
-    return await _changing(
+async def make_directory(session: Session, path: str) -> bool:
+    """Make a folder. False when it was there."""
+    saved = _find_saved_item(session, path)
+    return await _change(
         session,
         None
         if saved is None
@@ -276,7 +282,7 @@ async def making_directory(session: Session, path: str) -> bool:
     )
 
 
-async def _changing(
+async def _change(
     session: Session,
     saved: Callable[[], Coroutine[T]] | None,
     live: Callable[[KeptSandbox], Any],
@@ -294,10 +300,10 @@ async def _changing(
     return await with_sandbox(session, live, check, changes_files=True, saves=saves)
 
 
-async def _at_once_if_small(session: Session, change: Callable[[], T]) -> T:
+async def _store_if_large(session: Session, change: Callable[[], T]) -> T:
     """A change of many rows takes its time: none of the threads that serve waits for it."""
     if changes.may_be_large(session):
-        return await changes.storing(session, change)
+        return await changes.run_in_storage_thread(session, change)
     return change()
 
 
@@ -309,12 +315,12 @@ class _Saved:
     path: str
     prefix: str = ""
 
-    def named(self, entry: FileEntry) -> FileEntry:
+    def for_caller(self, entry: FileEntry) -> FileEntry:
         """The entry under the path that it has for the caller."""
         return replace(entry, path=f"{self.prefix}{entry.path}") if self.prefix else entry
 
 
-def _saved(session: Session, path: str) -> _Saved | None:
+def _find_saved(session: Session, path: str) -> _Saved | None:
     """None where a sandbox is asked: there is one, or the path is none of the workspace."""
     below = below_workspace(path)
     if session.state != Session.State.ASLEEP or below is None:
@@ -325,16 +331,16 @@ def _saved(session: Session, path: str) -> _Saved | None:
     return _Saved(below, f"{name}/")
 
 
-def _saved_named(session: Session, path: str, field: str = "path") -> _Saved | None:
+def _find_saved_item(session: Session, path: str, field: str = "path") -> _Saved | None:
     """The same of what is not the workspace itself. Raises InvalidConfiguration."""
-    saved = _saved(session, path)
+    saved = _find_saved(session, path)
     if saved is not None and not saved.path:
         refuse(field, "Must name something in a folder.")
     return saved
 
 
-async def _named_so(saved: _Saved, changed: Coroutine[FileEntry]) -> FileEntry:
-    return saved.named(await changed)
+async def _prefix_result(saved: _Saved, changed: Coroutine[FileEntry]) -> FileEntry:
+    return saved.for_caller(await changed)
 
 
 def _read_saved(session: Session, look: Callable[[Workspace | None], T]) -> T:
@@ -342,11 +348,11 @@ def _read_saved(session: Session, look: Callable[[Workspace | None], T]) -> T:
     return browse.read_whole(lambda: Workspace.objects.filter(session=session.pk).first(), look)
 
 
-def _lent(
+def _borrow(
     session: Session, begin: Callable[[KeptSandbox], Iterator[bytes]]
 ) -> Callable[[ExitStack], Iterator[bytes]]:
     def pieces(held: ExitStack) -> Iterator[bytes]:
-        sandbox = held.enter_context(lent_sandbox(session))
+        sandbox = held.enter_context(borrow_sandbox(session))
         return guard(session.provider, lambda: begin(sandbox))
 
     return pieces
@@ -357,14 +363,14 @@ def _pieces(session: Session, begin: Callable[[ExitStack], Iterator[bytes]]) -> 
 
     Raises RateLimited now, and everything else with the first piece.
     """
-    pieces = _sent(session, begin)
+    pieces = _send(session, begin)
     next(pieces)
     return pieces
 
 
-def _sent(session: Session, begin: Callable[[ExitStack], Iterator[bytes]]) -> Iterator[bytes]:
+def _send(session: Session, begin: Callable[[ExitStack], Iterator[bytes]]) -> Iterator[bytes]:
     with ExitStack() as held:
-        held.enter_context(counted_stream(session.tenant_slug))
+        held.enter_context(stream_slot(session.tenant_slug))
         yield b""
         try:
             pieces = begin(held)
@@ -467,17 +473,18 @@ class Inspection:
     more: int
 
 
-async def inspecting(session: Session) -> Inspection:
-    """Raises SandboxError; SessionLost where the sandbox is gone."""
+async def inspect(session: Session) -> Inspection:
+    """Return what the sandbox says of itself. Raises SandboxError; SessionLost where it is gone."""
     return await with_sandbox(
         session, lambda kept: kept.state(), _inspection, LOOK_SECONDS, is_use=False
     )
 
 
-async def looking_into(session: Session, path: str, after: str) -> tuple[list[FileEntry], str]:
-    """A folder, as `files.listing` tells of it. Raises SandboxError."""
+async def inspect_folder(session: Session, path: str, after: str) -> tuple[list[FileEntry], str]:
+    """Return what is in a folder, as `list_files` does, without using the session. Raises
+    SandboxError."""
     wanted = FileListing(path=path, after=after)
-    return await listing(session, wanted, LOOK_SECONDS, is_use=False)
+    return await list_files(session, wanted, LOOK_SECONDS, is_use=False)
 
 
 def _inspection(answer: Any) -> Inspection:

@@ -31,7 +31,7 @@ from executions.kernel.coroutines import run_sync, wait_for
 from executions.runs import active_runs
 from executions.runs.models import Execution
 from executions.runs.requests import Conflict
-from executions.sessions.background_commands import follow_the_unattended
+from executions.sessions.background_commands import record_unfollowed
 from executions.sessions.capacity import TIRED, suspend
 from executions.sessions.ending import (
     DUE,
@@ -41,8 +41,8 @@ from executions.sessions.ending import (
     fail,
     mark_lost,
     release,
-    save_last,
-    saved_last,
+    save_before_end,
+    save_before_end_in_thread,
 )
 from executions.sessions.models import Session
 from executions.sessions.queries import expires_at
@@ -80,7 +80,7 @@ class Ends:
         if not self.is_on:
             return
         for session in sessions:
-            self._expect_in(session.pk, _left(session), 0)
+            self._expect_in(session.pk, _seconds_left(session), 0)
         self._go_on()
 
     def look(self) -> float | None:
@@ -93,7 +93,7 @@ class Ends:
         if due:
             living = Session.objects.filter(pk__in=list(due), closed_at=None).defer("env")
             for session in living:
-                left = _left(session)
+                left = _seconds_left(session)
                 if left <= 0:
                     end_soon(session)
                     if due[session.pk] >= AGAIN_TIMES:
@@ -155,7 +155,7 @@ def _end(pk: UUID) -> None:
         if Session.objects.filter(TIRED, pk=pk).exists():
             suspend(pk, f"it was unused for {session.idle_seconds} s", only_if=TIRED)
             return
-        save_last(session)
+        save_before_end_in_thread(session)
         if close_if_due(pk, is_saved=True):
             session.refresh_from_db()
             run_sync(release(session))
@@ -164,7 +164,7 @@ def _end(pk: UUID) -> None:
         logger.warning("session %s could not be ended on time: %s", pk, error.message)
 
 
-def _left(session: Session) -> float:
+def _seconds_left(session: Session) -> float:
     return (expires_at(session) - timezone.now()).total_seconds()
 
 
@@ -176,20 +176,24 @@ def save_soon(session_id: UUID, tenant_slug: str, *, first: bool = False) -> Fut
     """A save of the session that begins after this; None where it could not be saved now, which
     its workspace says, and the schedule tries again.
     """
-    return background.submit_keyed(session_id, tenant_slug, lambda: saved(session_id), first=first)
+    return background.submit_keyed(
+        session_id, tenant_slug, lambda: save_now(session_id), first=first
+    )
 
 
-async def saved_after(execution: Execution, session: Session) -> None:
-    """What is to be saved when something has run in a session; `execution` says whether it was."""
+async def save_after_run(execution: Execution, session: Session) -> None:
+    """Save what is to be saved when something has run in a session; `execution` says whether it
+    was."""
     execution.files_saved = False
-    saved = await saved_behind(session)
+    saved = await save_changes(session)
     if saved is not None:
         execution.files_saved = saved.is_complete
         execution.changed_files = saved.changed
 
 
-async def saved_behind(session: Session) -> Saved | None:
-    """Have a session saved behind the answer; where it is to be saved before, what that did."""
+async def save_changes(session: Session) -> Saved | None:
+    """Save the session's changes after the answer; or before it, if `saves` says so, and return the
+    result."""
     if session.saves == Session.Saves.NEVER or session.ref is None:
         return None
     is_waited_for = session.saves == Session.Saves.ANSWER
@@ -204,8 +208,9 @@ async def saved_behind(session: Session) -> Saved | None:
     return awaited.result()
 
 
-def saved(session_id: UUID) -> Saved | None:
-    """As `save_soon`, in this thread. A sandbox that is found to be gone is noted."""
+def save_now(session_id: UUID) -> Saved | None:
+    """Save the session as `save_soon` does, in this thread. A sandbox that is found to be gone is
+    noted."""
     session = Session.objects.defer("env").filter(pk=session_id).first()
     if session is None:
         return None
@@ -244,10 +249,10 @@ def maintain() -> int:
     ended = renew_living()
     ended += close_due()
     ended += close_never_opened()
-    follow_the_unattended()
+    record_unfollowed()
     release_ended()
-    save_left()
-    rest_unused()
+    save_unsaved()
+    suspend_unused()
     clean_ended()
     drafts.collect()
     return ended
@@ -264,7 +269,7 @@ def close_due() -> int:
             break
         # What is busy goes on, and would keep the others waiting each time.
         if not busy([session.pk]):
-            run_sync(saved_last(session))
+            run_sync(save_before_end(session))
             closed += close_if_due(session.pk, is_saved=True)
     return closed
 
@@ -278,7 +283,7 @@ def _each(sessions: QuerySet[Session]) -> Iterator[Session]:
         page = list(rows.filter(pk__gt=page[-1].pk)[:_AT_ONCE])
 
 
-def save_left() -> int:
+def save_unsaved() -> int:
     """Save what a process that died, or a storage that was away, left unsaved. How many were.
 
     One after the other, and no more after one that took long: another minute comes.
@@ -294,17 +299,17 @@ def save_left() -> int:
     return _one_by_one(left, lambda session: save_soon(session.pk, session.tenant_slug))
 
 
-def rest_unused() -> int:
+def suspend_unused() -> int:
     """Put to sleep what was unused for its time. How many."""
     return _one_by_one(
         Session.objects.filter(TIRED),
         lambda session: background.submit_keyed(
-            ("sleep", session.pk), session.tenant_slug, lambda: _rested(session)
+            ("sleep", session.pk), session.tenant_slug, lambda: _suspend_or_log(session)
         ),
     )
 
 
-def _rested(session: Session) -> bool:
+def _suspend_or_log(session: Session) -> bool:
     try:
         because = f"it was unused for {session.idle_seconds} s"
         return suspend(session.pk, because, only_if=TIRED)
@@ -359,7 +364,7 @@ class _Silent:
         return (session.provider, session.config_version) in self._providers
 
     @contextmanager
-    def noting(self, session: Session) -> Iterator[None]:
+    def measure(self, session: Session) -> Iterator[None]:
         began = time.monotonic()
         try:
             yield
@@ -375,7 +380,7 @@ def release_ended() -> int:
     silent = _Silent()
     for session in _each(left):
         if session not in silent:
-            with silent.noting(session):
+            with silent.measure(session):
                 run_sync(release(session))
             released += 1
         end_leftovers(session)
@@ -391,7 +396,7 @@ def renew_living() -> int:
         if session in silent:
             continue
         try:
-            with silent.noting(session):
+            with silent.measure(session):
                 run_sync(call_sandbox(session, _renew, bool, RENEWAL_SECONDS))
         except KeptSandboxLost as error:
             mark_lost(session, error.message)

@@ -154,9 +154,9 @@ def living_sessions(tenant: Tenant, wanted: LivingFilter, cursor: UUID | None, l
     return Page(*order(found, cursor, limit))
 
 
-def opened_by_keys(session_id: UUID | None, most: int) -> Iterable[tuple[UUID, int, str]]:
-    """Sessions, each with the id and the hash of the key that opened it: one that has not ended, or
-    all that are open.
+def sessions_with_keys(session_id: UUID | None, most: int) -> Iterable[tuple[UUID, int, str]]:
+    """Return sessions, each with the id and the hash of the key that opened it: one that has not
+    ended, or all that are open.
 
     Of all tenants, so it is no more than there may be of those: who sleeps is counted for nobody.
     Strangers may ask, so nothing is made of what is found.
@@ -205,7 +205,7 @@ def ensure_unused(api_keys: Collection[ApiKey]) -> None:
         )
 
 
-def note_begun_by(person: Any, row: Execution | Session, message: str) -> None:
+def record_initiator(person: Any, row: Execution | Session, message: str) -> None:
     """Note that this person, who is signed in, has begun it."""
     LogEntry.objects.create(
         user_id=person.pk,
@@ -219,24 +219,24 @@ def note_begun_by(person: Any, row: Execution | Session, message: str) -> None:
 
 def initiators(execution_id: UUID) -> list[int]:
     """The accounts by which it was begun, under whatever names they have by now."""
-    return _accounts_that_added(Execution, [str(execution_id)])
+    return _creators(Execution, [str(execution_id)])
 
 
-def key_made_by(execution_id: UUID) -> list[int]:
-    """The accounts that made the key it was sent with, or one in whose place that key came. Also of
-    keys that somebody deleted: the ledger knows them."""
+def key_creators(execution_id: UUID) -> list[int]:
+    """Return the accounts that made the key it was sent with, or one in whose place that key came.
+    Also of keys that somebody deleted: the ledger knows them."""
     found = Execution.objects.filter(pk=execution_id).values_list("api_key_prefix", flat=True)
     todo, line, keys = set(found), {""}, set[str]()
     while new := todo - line:
         prefix = new.pop()
         line.add(prefix)
-        for pk, rotated_from in _keys_called(prefix):
+        for pk, rotated_from in _keys_with_prefix(prefix):
             keys.add(pk)
             todo.add(rotated_from)
-    return _accounts_that_added(ApiKey, sorted(keys))
+    return _creators(ApiKey, sorted(keys))
 
 
-def _keys_called(prefix: str) -> Iterator[tuple[str, str]]:
+def _keys_with_prefix(prefix: str) -> Iterator[tuple[str, str]]:
     """The keys with this prefix, each with the prefix of the one in whose place it came."""
     for pk, rotated_from in ApiKey.objects.filter(prefix=prefix).values_list("pk", "rotated_from"):
         yield str(pk), rotated_from
@@ -246,7 +246,7 @@ def _keys_called(prefix: str) -> Iterator[tuple[str, str]]:
             yield stated["row"], stated.get("rotated_from") or ""
 
 
-def _accounts_that_added(model: type[Model], keys: list[str]) -> list[int]:
+def _creators(model: type[Model], keys: list[str]) -> list[int]:
     entries = LogEntry.objects.filter(
         content_type=ContentType.objects.get_for_model(model),
         object_id__in=keys,

@@ -72,7 +72,7 @@ def _name(name: str) -> str:
     return check_storable(name)
 
 
-def _kept(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+def _check_metadata(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         text = to_json(dict(metadata))
     except ValueError as error:
@@ -88,7 +88,7 @@ Seconds = Annotated[int, Field(ge=1), at_most("SESSION_MAX_SECONDS"), WHOLE]
 Metadata = Annotated[
     Mapping[str, Any],
     # What is deeper is refused all the same.
-    Rule(_kept, storable_members(3)),
+    Rule(_check_metadata, storable_members(3)),
     Field(description=f"Data of the caller; at most {METADATA_BYTES} bytes of JSON."),
 ]
 SessionName = Annotated[
@@ -208,7 +208,7 @@ class TerminalSize(BaseModel):
         return self.cols, self.rows
 
 
-def _beginning(command: Sequence[str]) -> Sequence[str]:
+def _check_program(command: Sequence[str]) -> Sequence[str]:
     if command and not command[0]:
         raise ValueError("Must begin with the name of a program.")
     return command
@@ -225,7 +225,7 @@ class CommandRequest:
     command: Annotated[
         Sequence[Annotated[str, Field(max_length=MOST_CHARACTERS), STORABLE]],
         Members(MOST_ARGUMENTS),
-        Rule(_beginning, {"prefixItems": [NAMED]}),
+        Rule(_check_program, {"prefixItems": [NAMED]}),
     ] = ()
     shell: Annotated[Script, Field(description="A script for bash.")] = ""
     cwd: Annotated[Directory, Field(description="Relative to the workspace, or absolute.")] = ""
@@ -383,8 +383,8 @@ class NoSuchSession(SandboxError):
 
 
 @contextmanager
-def named_as(names: Mapping[str, str]) -> Iterator[None]:
-    """What the sandbox refuses is told by the names that the request has for it."""
+def rename_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Rename the fields in errors of the sandbox to those that the request has for them."""
     try:
         yield
     except InvalidConfiguration as error:

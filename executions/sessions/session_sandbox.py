@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from django.conf import settings
 
 from executions.runs import extensions
-from executions.runs.provider_calls import CREATE_SECONDS, Route, Step, call_provider, lent
+from executions.runs.provider_calls import CREATE_SECONDS, Route, Step, borrow_lease, call_provider
 from executions.sessions.models import Session
 from providers.base import Health, SandboxProvider
 from providers.errors import (
@@ -102,11 +102,11 @@ async def call_sandbox(
     Raises SandboxError, and KeptSandboxLost for a sandbox that is gone.
     """
     with ExitStack() as held:
-        lease = await lent(Step(lender_of(session)), held)
+        lease = await borrow_lease(Step(lender_of(session)), held)
         ref, provider = _ref(session), lease.provider
         return await call_provider(
             lease.provider_id,
-            lambda: _submit(session, lambda: call(_reached(provider, session.pk, ref))),
+            lambda: _submit(session, lambda: call(_attach_before_use(provider, session.pk, ref))),
             check,
             seconds,
             owner=session.tenant_slug,
@@ -128,8 +128,9 @@ def _submit(session: Session, call: Callable[[], Any]) -> Future[Any]:
 
 
 @contextmanager
-def counted_stream(tenant_slug: str) -> Iterator[None]:
-    """One file or archive of the tenant's that is being sent. Raises RateLimited beyond its share.
+def stream_slot(tenant_slug: str) -> Iterator[None]:
+    """Hold a slot for one file or archive that is sent to the tenant. Raises RateLimited beyond its
+    share.
 
     A sandbox may let each of them wait for as long as it likes, and each is asked again and again.
     """
@@ -141,14 +142,14 @@ def counted_stream(tenant_slug: str) -> Iterator[None]:
 
 
 @contextmanager
-def lent_sandbox(session: Session) -> Iterator[KeptSandbox]:
-    """The session's sandbox, for who waits in a thread of his own. Raises SandboxError."""
+def borrow_sandbox(session: Session) -> Iterator[KeptSandbox]:
+    """Lend the session's sandbox to a caller that waits in its own thread. Raises SandboxError."""
     with lender_of(session)() as lease:
-        yield attached(lease.provider, session.pk, _ref(session))
+        yield attach(lease.provider, session.pk, _ref(session))
 
 
-def attached(provider: SandboxProvider, session_id: UUID, ref: str) -> KeptSandbox:
-    """The sandbox, kept at hand by this process. Raises KeptSandboxLost."""
+def attach(provider: SandboxProvider, session_id: UUID, ref: str) -> KeptSandbox:
+    """Return the sandbox, which this process keeps at hand. Raises KeptSandboxLost."""
     with _lock:
         known = _attached.setdefault(provider, {}).get(session_id)
     # Since it was woken it has another one.
@@ -169,10 +170,10 @@ def attached(provider: SandboxProvider, session_id: UUID, ref: str) -> KeptSandb
     return known
 
 
-def _reached(provider: SandboxProvider, session_id: UUID, ref: str) -> KeptSandbox:
-    """As `attached`, for who then asks for something: what fails here proves that nothing began."""
+def _attach_before_use(provider: SandboxProvider, session_id: UUID, ref: str) -> KeptSandbox:
+    """As `attach`, for who then asks for something: what fails here proves that nothing began."""
     with before_the_code():
-        return attached(provider, session_id, ref)
+        return attach(provider, session_id, ref)
 
 
 def _forget_unused() -> None:
@@ -207,8 +208,8 @@ def route_in(
     return route
 
 
-async def opened_by(lease: Lease, session: Session) -> KeptSandbox:
-    """A new sandbox for a session, which nobody knows of yet. Raises SandboxError."""
+async def open_sandbox(lease: Lease, session: Session) -> KeptSandbox:
+    """Open a new sandbox for a session, which nobody knows of yet. Raises SandboxError."""
     parts = extensions.begin_session(session.tenant_slug)
     wanted = SandboxSpec(
         session.template or session.language,
@@ -229,8 +230,8 @@ async def opened_by(lease: Lease, session: Session) -> KeptSandbox:
         )
 
 
-async def taken_over(lease: Lease, session: Session, sandbox: KeptSandbox) -> None:
-    """What was opened is the session's by now, and stays as long as one of those does.
+async def extend_lease(lease: Lease, session: Session, sandbox: KeptSandbox) -> None:
+    """Extend the lease of a new sandbox to that of an open session.
 
     One for which that cannot be said just now is spoken for by who uses it, or by the schedule.
     """
@@ -320,7 +321,7 @@ class _SessionProvider(SandboxProvider):
 
     def open(self, spec: SandboxSpec, owner: str) -> Sandbox:
         session = self._session
-        kept = attached(self._provider, session.pk, _ref(session))
+        kept = attach(self._provider, session.pk, _ref(session))
         metadata = {
             "runtime": session.runtime,
             "isolation": session.isolation,
@@ -378,8 +379,8 @@ MOST_PID = 2**53
 MOST_PROCESSES = 1000
 
 
-def checked_pid(answer: Any) -> int:
-    """The number of what is said to be a process. Raises ProviderUnavailable."""
+def check_pid(answer: Any) -> int:
+    """Return the number of what is said to be a process. Raises ProviderUnavailable."""
     if not isinstance(answer, Process) or type(answer.pid) is not int:
         raise ProviderUnavailable("The provider did not return a process.")
     if not 0 < answer.pid < MOST_PID:
@@ -387,14 +388,14 @@ def checked_pid(answer: Any) -> int:
     return answer.pid
 
 
-def checked_processes(answer: Any) -> list[Process]:
-    """The processes there are said to be. Raises ProviderUnavailable."""
+def check_processes(answer: Any) -> list[Process]:
+    """Return the processes there are said to be. Raises ProviderUnavailable."""
     if not isinstance(answer, list | tuple):
         raise ProviderUnavailable("The provider did not return a list.")
     if len(answer) > MOST_PROCESSES:
         raise ProviderUnavailable("The provider returned more processes than possible.")
     for each in answer:
-        checked_pid(each)
+        check_pid(each)
         if each.exit_code is not None and type(each.exit_code) is not int:
             raise ProviderUnavailable("The provider did not return a process.")
     return list(answer)

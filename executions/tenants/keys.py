@@ -176,7 +176,7 @@ def rotate(
     return new, key_text
 
 
-def keep_given_key(tenant: Tenant, name: str, key_text: str) -> bool:
+def ensure_key(tenant: Tenant, name: str, key_text: str) -> bool:
     """Make `key_text`, which was chosen elsewhere, the tenant's only key of this name.
 
     Called again it changes nothing. Whether it did. Raises InvalidConfiguration for a text that is

@@ -87,33 +87,34 @@ _PLACES: Mapping[Quota, _Place] = {
 COLUMNS = tuple(place.column for place in _PLACES.values())
 
 
-def bound(tenant: Tenant, quota: Quota) -> int:
-    """What the tenant may have of it."""
-    return _bound(getattr(tenant, _PLACES[quota].column), quota)
+def limit_of(tenant: Tenant, quota: Quota) -> int:
+    """Return what the tenant may have of a quota."""
+    return _limit(getattr(tenant, _PLACES[quota].column), quota)
 
 
-def installed_in_column(column: str) -> int:
-    """What holds for a tenant whose column is empty, as that column would say it."""
+def default_of_column(column: str) -> int:
+    """Return what holds for a tenant whose column is empty, as that column would say it."""
     place = next(place for place in _PLACES.values() if place.column == column)
-    return _installed(place) // place.column_unit
+    return _default_limit(place) // place.column_unit
 
 
-def bound_on_running(tenant_slug: str) -> int:
-    """As of a second ago at most. A tenant that is gone has the installation's."""
-    return _bound(_own_running().get(tenant_slug), Quota.RUNNING)
+def running_limit(tenant_slug: str) -> int:
+    """Return how many runs the tenant may have at once, as of a second ago at most. A tenant that
+    is gone has the installation's."""
+    return _limit(_own_running().get(tenant_slug), Quota.RUNNING)
 
 
-def bound_on_storage(tenant_id: int) -> int:
-    """Bytes of saved files, as of a second ago at most."""
-    return _bound(_own_storage().get(tenant_id), Quota.STORAGE_BYTES)
+def storage_limit(tenant_id: int) -> int:
+    """Return how many bytes of saved files the tenant may have, as of a second ago at most."""
+    return _limit(_own_storage().get(tenant_id), Quota.STORAGE_BYTES)
 
 
-def _bound(own: int | None, quota: Quota) -> int:
+def _limit(own: int | None, quota: Quota) -> int:
     place = _PLACES[quota]
-    return _installed(place) if own is None else own * place.column_unit
+    return _default_limit(place) if own is None else own * place.column_unit
 
 
-def _installed(place: _Place) -> int:
+def _default_limit(place: _Place) -> int:
     return int(getattr(settings, place.setting)) * place.setting_unit
 
 
@@ -246,7 +247,7 @@ def take_request(tenant: Tenant, *, only_reads: bool = False, counts_as: int = 1
     While nothing can be written, one that `only_reads` is counted by this process alone: nothing
     runs then, and what is recorded can be read. Raises what the database does.
     """
-    limit, now = bound(tenant, Quota.REQUESTS), time.monotonic()
+    limit, now = limit_of(tenant, Quota.REQUESTS), time.monotonic()
     if not limit:
         return Rate(0, 0, int(time.time()) + WINDOW_SECONDS, WINDOW_SECONDS)
     known = _refused.get(tenant.pk)
@@ -254,7 +255,7 @@ def take_request(tenant: Tenant, *, only_reads: bool = False, counts_as: int = 1
         if known[0] == limit and now < known[1]:
             return Rate(limit, limit, known[2], known[1] - now)
         _refused.pop(tenant.pk, None)
-    taken = _taken_if_possible if only_reads else _taken
+    taken = _take_with_fallback if only_reads else _take_from_database
     rate = taken(tenant.pk, limit, counts_as)
     if rate.wait is not None:
         _refused[tenant.pk] = (limit, now + rate.wait, rate.resets_at)
@@ -263,14 +264,14 @@ def take_request(tenant: Tenant, *, only_reads: bool = False, counts_as: int = 1
 
 def used_requests(tenant: Tenant) -> Rate | None:
     """What `take` has counted; None where the tenant has no request in this minute."""
-    limit = bound(tenant, Quota.REQUESTS)
+    limit = limit_of(tenant, Quota.REQUESTS)
     seen = _ask(_LOOK, [tenant.pk])
     if seen is None or not _is_same(*seen):
         return None
     return Rate(limit, seen[0], seen[1] + WINDOW_SECONDS)
 
 
-def _taken(tenant_id: int, limit: int, counts_as: int) -> Rate:
+def _take_from_database(tenant_id: int, limit: int, counts_as: int) -> Rate:
     for _ in range(_TRIES):
         if found := _ask(_TAKE, [counts_as, tenant_id, limit]):
             taken, started, _now = found
@@ -287,21 +288,21 @@ def _taken(tenant_id: int, limit: int, counts_as: int) -> Rate:
     return Rate(limit, limit, int(time.time()) + 1, 1.0)
 
 
-def _taken_if_possible(tenant_id: int, limit: int, counts_as: int) -> Rate:
+def _take_with_fallback(tenant_id: int, limit: int, counts_as: int) -> Rate:
     global _away_until
     if time.monotonic() >= _away_until:
         try:
             with limit_lock_wait(_PATIENCE_SECONDS):
-                return _taken(tenant_id, limit, counts_as)
+                return _take_from_database(tenant_id, limit, counts_as)
         except DatabaseFailure as error:
             if not (problem := problem_of(error)):
                 raise
             logger.warning("requests that read are counted by each process alone: %s", problem)
             _away_until = time.monotonic() + _AWAY_SECONDS
-    return _counted_here(tenant_id, limit, counts_as)
+    return _take_in_process(tenant_id, limit, counts_as)
 
 
-def _counted_here(tenant_id: int, limit: int, counts_as: int) -> Rate:
+def _take_in_process(tenant_id: int, limit: int, counts_as: int) -> Rate:
     now = time.monotonic()
     with _counting:
         since, number = _by_itself.get(tenant_id, (now, 0))

@@ -10,7 +10,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import Q, QuerySet
 
 from executions.ledger.append import Before, enter_row, look_at
-from executions.ledger.bindings import has_taken_stock
+from executions.ledger.bindings import has_baseline
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration
 from providers.services.row_changes import collecting
@@ -122,7 +122,7 @@ def ensure_roles(using: str = "default", **_: Any) -> None:
         if not (wanted or is_new):
             continue
         with transaction.atomic(using=using):
-            is_entered = has_taken_stock()
+            is_entered = has_baseline()
             before = look_at(Group, group.pk) if is_entered and not is_new else Before(None)
             through._default_manager.using(using).bulk_create(
                 [through(group_id=group.pk, permission_id=pk) for pk in wanted]

@@ -160,7 +160,7 @@ class Bridge:
         else:
             response = await _answer_of(handled, later)
         has_body = scope["method"] != "HEAD"
-        with open_answers.counted(later.right if response.streaming else None) as lost:
+        with open_answers.watch(later.right if response.streaming else None) as lost:
             if isinstance(response, EventStream):
                 response.count(partial(place.hold_answer, is_lost_else=True))
                 later.answer.add_done_callback(_empty)
@@ -371,7 +371,7 @@ async def _send_events(
                 more_body = more or events.is_broken_off
                 await send({"type": "http.response.body", "body": body, "more_body": more_body})
             else:
-                changed = _told_of(events.changed())
+                changed = _told_of(events.next_change())
                 await asyncio.wait({*ended, changed}, return_when=asyncio.FIRST_COMPLETED)
     finally:
         gone.cancel()

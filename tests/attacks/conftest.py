@@ -14,7 +14,7 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group, Permission
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
-from executions.capabilities.playground.service import replay
+from executions.capabilities.playground.service import replay_sync
 from executions.capabilities.policies.models import Policy
 from executions.capabilities.spending.models import Budget
 from executions.capabilities.webhooks.service import create_secret
@@ -78,7 +78,7 @@ def everything(scripted: object, alice: Caller, charlie: Caller, settings: Any) 
     reject(change, decider=erin)
     answer = run(alice, RUN, arguments={"a": 1}, idempotency_key="once").json()
     assert answer.get("status") == "succeeded", answer
-    assert replay(Execution.objects.get(pk=answer["id"])).error is None
+    assert replay_sync(Execution.objects.get(pk=answer["id"])).error is None
     assert run(charlie, "pass").status_code == 200
     late = Execution.objects.order_by("-pk")[0]
     LateResult.objects.create(

@@ -24,7 +24,7 @@ import pytest
 from django.test import RequestFactory
 from rest_framework.request import Request
 
-from executions.doors.e2b.filesystem import sent_in
+from executions.doors.e2b.filesystem import uploads_in
 from executions.kernel.bodies import (
     CALL,
     HELD,
@@ -364,7 +364,7 @@ def test_packed_uploads_hold_what_they_unpack_to_for_their_tenant(
         request = Request(sent)
         request.auth = caller.api_key
         try:
-            for _, content in sent_in(request, "a"):
+            for _, content in uploads_in(request, "a"):
                 content.close()
         except RateLimited:
             share.release()

@@ -21,7 +21,7 @@ from executions.capabilities.schedules.models import Schedule
 from executions.ledger.append import enter_row, look_at, record_baseline
 from executions.ledger.bindings import ALTERED, BASELINE, BINDINGS, model_of
 from executions.ledger.entry import write
-from executions.ledger.erasures import held_by_ledger
+from executions.ledger.erasures import hold_scopes_in_ledger
 from executions.ledger.models import LedgerEntry, LegalHold
 from executions.ledger.verification import verify
 from executions.sessions.models import Session
@@ -212,7 +212,7 @@ def test_a_removal_is_accepted_once_and_lifts_no_hold() -> None:
     models.QuerySet(LegalHold).filter(pk=hold.pk)._raw_delete("default")
     accept = ("accept_row", "executions.legalhold", str(hold.pk), "--reason", "an accident")
     call_command(*accept)
-    assert held_by_ledger(thorough=True)["held"].everything
+    assert hold_scopes_in_ledger(thorough=True)["held"].everything
     with pytest.raises(CommandError, match="no row"):
         call_command(*accept)
     with pytest.raises(CommandError, match="no row"):

@@ -20,7 +20,7 @@ from django.contrib.auth.models import Group, Permission
 from django.contrib.contenttypes.models import ContentType
 from django.db import IntegrityError, connection, models, transaction
 
-from executions.capabilities.playground.service import replay
+from executions.capabilities.playground.service import replay_sync
 from executions.ledger.append import record_baseline
 from executions.ledger.bindings import BINDINGS, NOT_PROVEN, columns_of, model_of
 from executions.ledger.models import LedgerEntry
@@ -158,7 +158,7 @@ def test_every_bound_column_of_an_execution_shows(everything: None) -> None:
     # A replay has a value in every column.
     original = Execution.objects.get(replay_of__isnull=False).replay_of
     assert original is not None
-    alike = [replay(original).execution for _ in range(8)]
+    alike = [replay_sync(original).execution for _ in range(8)]
     columns, missed = columns_bound(Execution), []
     for start in range(0, len(columns), len(alike)):
         with undone():

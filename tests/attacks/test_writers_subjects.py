@@ -16,12 +16,12 @@ from django_otp.plugins.otp_totp.models import TOTPDevice
 
 from executions.capabilities.reports.reading import Scope
 from executions.capabilities.reports.service import make
-from executions.ledger.append import record_baseline, rows_called
+from executions.ledger.append import record_baseline, rows_by_subject
 from executions.ledger.bindings import subject_of_user
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs.models import Approval, Execution
-from executions.sessions.queries import key_made_by
+from executions.sessions.queries import key_creators
 from executions.tenants.models import ApiKey
 from sandbox_site.accounts import was_altered_outside
 from tests.attacks.administrators import superuser
@@ -138,11 +138,11 @@ def test_nobody_is_locked_out_or_let_in_by_the_subject_of_an_authenticator() -> 
     device = TOTPDevice.objects.create(user=frank, name="phone", confirmed=True)
     entry = LedgerEntry.objects.get(kind="authenticator")
     label = TOTPDevice._meta.label_lower
-    assert rows_called(label, subject_of_user(frank.pk)) == [str(device.pk)]
+    assert rows_by_subject(label, subject_of_user(frank.pk)) == [str(device.pk)]
 
     TOTPDevice.objects.filter(pk=device.pk)._raw_delete("default")
     put(entry, subject_of_user(erin.pk))
-    assert rows_called(label, subject_of_user(erin.pk)) == []
+    assert rows_by_subject(label, subject_of_user(erin.pk)) == []
     assert not was_altered_outside(erin)
     put(entry, entry.subject)
     assert was_altered_outside(frank)
@@ -152,8 +152,8 @@ def test_the_subject_of_a_keys_entry_makes_nobody_its_maker(
     scripted: object, alice: Caller, charlie: Caller
 ) -> None:
     sent = run(alice, "pass").json()["id"]
-    before = key_made_by(sent)
+    before = key_creators(sent)
     entry = LedgerEntry.objects.get(kind="api_key", subject=charlie.api_key.prefix)
     put(entry, ApiKey.objects.get(pk=alice.api_key.pk).prefix)
-    assert key_made_by(sent) == before
+    assert key_creators(sent) == before
     assert altered() == [entry.sequence]

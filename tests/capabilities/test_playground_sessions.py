@@ -100,7 +100,7 @@ def test_a_session_that_cannot_be_noted_is_not_opened(
     def note(*_: object) -> None:
         raise RuntimeError("no room in the log")
 
-    monkeypatch.setattr("executions.sessions.queries.note_begun_by", note)
+    monkeypatch.setattr("executions.sessions.queries.record_initiator", note)
     with pytest.raises(RuntimeError):
         sent(operator, to="session")
     assert not Session.objects.exists()

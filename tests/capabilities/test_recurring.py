@@ -229,7 +229,7 @@ def test_what_is_busy_for_a_moment_takes_no_time_away(
         raise problem
 
     with monkeypatch.context() as patched:
-        patched.setattr(schedules, "running", fail)
+        patched.setattr(schedules, "execute", fail)
         assert begin_due() == 0
     schedule.refresh_from_db()
     assert (schedule.next_at, schedule.last_problem) == (at, "")

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 
 from executions.doors.agent_sandbox import ExecuteRequest
-from executions.sessions.requests import CommandRequest, SessionRequest, named_as
+from executions.sessions.requests import CommandRequest, SessionRequest, rename_fields
 from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
 from tests.kernel.descriptions import BODIES, description
@@ -184,7 +184,7 @@ def test_what_the_sandbox_refuses_is_told_by_the_field_of_the_request(
 
 
 def test_a_refusal_is_told_by_the_name_of_the_request_in_its_words_too() -> None:
-    with pytest.raises(InvalidConfiguration) as refused, named_as({"target": "to"}):
+    with pytest.raises(InvalidConfiguration) as refused, rename_fields({"target": "to"}):
         raise InvalidConfiguration("target: Is taken.", field="target")
 
     assert (refused.value.field, refused.value.message) == ("to", "to: Is taken.")

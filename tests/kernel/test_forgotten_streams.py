@@ -49,7 +49,7 @@ def by_hand() -> Iterator[None]:
 
 
 def test_its_tenants_share(by_hand: None) -> None:
-    forget(session_sandbox.counted_stream("forgetful"))
+    forget(session_sandbox.stream_slot("forgetful"))
     assert session_sandbox._streams._taken["forgetful"] == 1
     assert collects_while_it_has(session_sandbox._lock)
     assert "forgetful" not in session_sandbox._streams._taken

@@ -103,7 +103,7 @@ def copy_rows(workspace: Workspace, named: list[Blob]) -> None:
     "hold",
     [
         lambda _, named: blobs.remove_unnamed(named[0].tenant_id, [b.pk for b in reversed(named)]),
-        lambda _, named: blobs._known(named[0].tenant, [b.sha256 for b in reversed(named)]),
+        lambda _, named: blobs._known_blobs(named[0].tenant, [b.sha256 for b in reversed(named)]),
         lambda _, named: blobs.keep_until_read(named[0].tenant, [b.pk for b in named], 60),
         *(write_at_once, change_asleep, copy_rows),
     ],

@@ -81,7 +81,7 @@ def test_a_process_that_nobody_can_follow_takes_no_place() -> None:
 
 def test_a_folder_that_nobody_can_watch_takes_no_place() -> None:
     with no_thread_left(), pytest.raises(RateLimited, match="thread"):
-        run_sync(file_events.watching(Session(tenant_slug="alice"), ""))
+        run_sync(file_events.watch_folder(Session(tenant_slug="alice"), ""))
     assert file_events._listeners.of("alice") == 0
 
 

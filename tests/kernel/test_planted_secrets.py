@@ -17,7 +17,7 @@ from django.core.management import call_command
 from django.test import Client
 from django_q.tasks import async_task
 
-from executions.capabilities.playground.service import replay
+from executions.capabilities.playground.service import replay_sync
 from executions.capabilities.search.export import export
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
@@ -133,7 +133,7 @@ def _use_the_api(alice: Caller, seen: Everything) -> None:
 
 def _use_the_admin(admin: Client, alice: Caller, seen: Everything) -> None:
     ended = Execution.objects.filter(finished_at__isnull=False, status="succeeded")[0]
-    replay(ended)
+    replay_sync(ended)
     one = f"executions/execution/{ended.pk}/"
     key = f"executions/apikey/{ApiKey.objects.get(name='alice').pk}/"
     for path in (

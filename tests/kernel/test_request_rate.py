@@ -96,9 +96,9 @@ def test_a_large_body_counts_by_its_size_and_needs_one_place(alice: Caller) -> N
 
 
 def test_what_is_counted_here_counts_by_size_too() -> None:
-    counted = [quotas._counted_here(0, 10, each).remaining for each in (1, 8, 4, 1)]
+    counted = [quotas._take_in_process(0, 10, each).remaining for each in (1, 8, 4, 1)]
     assert counted == [9, 1, 0, 0]
-    assert quotas._counted_here(0, 10, 1).wait is not None
+    assert quotas._take_in_process(0, 10, 1).wait is not None
 
 
 def test_a_flood_of_refusals_writes_nothing_and_asks_only_whose_key_it_is(alice: Caller) -> None:

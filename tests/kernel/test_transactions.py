@@ -416,7 +416,7 @@ def test_a_killed_change_leaves_what_was_saved_and_its_draft_is_collected(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(drafts, "put_in_place", killed)
+        patch.setattr(drafts, "swap", killed)
         # A killed process removes nothing behind itself.
         patch.setattr(drafts, "discard", lambda pk: set())
         with pytest.raises(Killed):

@@ -23,7 +23,7 @@ from executions.ledger.checkpoints import write_checkpoint
 from executions.ledger.models import LedgerCheck, LedgerEntry
 from executions.ledger.verification import verify_entries
 from executions.runs import heartbeat, ledger_checks
-from executions.runs.ledger_checks import ask, begin_waiting, carry_out, close_left
+from executions.runs.ledger_checks import ask, carry_out, close_abandoned, start_waiting
 from executions.tenants.service import AUDITOR
 from tests.conftest import Caller
 from tests.support.ended_runs import ended
@@ -123,7 +123,7 @@ def test_what_a_dead_process_read_is_closed_and_may_be_asked_for_again(
 ) -> None:
     ask("ada")
     LedgerCheck.objects.update(state="running", process_id=uuid4())
-    assert close_left() == 1
+    assert close_abandoned() == 1
     assert "has ended" in LedgerCheck.objects.get().problem
     assert ask("ada") is not None
 
@@ -197,7 +197,7 @@ def test_a_broken_reading_says_so_without_the_rows_text(monkeypatch: pytest.Monk
 def begin() -> None:
     """Once the thread of the test before is gone."""
     wait_for(lambda: "ledger check" not in background._going_on)
-    begin_waiting()
+    start_waiting()
 
 
 @pytest.mark.django_db(transaction=True)
@@ -243,7 +243,7 @@ def test_what_this_process_still_reads_is_left_alone(monkeypatch: pytest.MonkeyP
     ask("ada")
     begin()
     wait_for(lambda: LedgerCheck.objects.get().state == "running")
-    begin_waiting()
+    start_waiting()
     may_end.set()
     wait_for(lambda: not LedgerCheck.objects.get().is_open)
     assert LedgerCheck.objects.get().state == "intact"

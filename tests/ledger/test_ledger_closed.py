@@ -12,7 +12,7 @@ from executions.ledger.append import append
 from executions.ledger.entry import ensure_ledger
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.runs.journal import waiting
+from executions.runs.journal import waiting_files
 from executions.runs.models import Execution
 from executions.runs.queue import claim_next
 from tests.conftest import Caller
@@ -44,7 +44,7 @@ def test_a_run_that_ends_under_a_key_that_is_behind_is_kept_and_nothing_follows_
     answer = run(alice, ROTATED.format(keys=both))
     told = answer.json()
     assert (answer.status_code, told["error"]["code"], told["error"]["ran"]) == (503, "SB009", True)
-    assert [path.stem for path in waiting()] == [told["id"].replace("-", "")]
+    assert [path.stem for path in waiting_files()] == [told["id"].replace("-", "")]
 
     before = scripted()
     assert run(alice, "answer = ExecutionResult('', '', 0, 0.0)").status_code == 503
@@ -54,7 +54,7 @@ def test_a_run_that_ends_under_a_key_that_is_behind_is_kept_and_nothing_follows_
 
     settings.LEDGER_KEYS = both
     ensure_ledger()
-    assert (record_kept(), waiting()) == (1, [])
+    assert (record_kept(), waiting_files()) == (1, [])
     recorded = Execution.objects.get(pk=told["id"])
     assert (recorded.status, recorded.stdout) == ("succeeded", "ran")
     assert LedgerEntry.objects.filter(execution_id=recorded.pk).count() == 1

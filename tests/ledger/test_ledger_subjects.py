@@ -15,14 +15,14 @@ from executions.capabilities.policies import approvals
 from executions.capabilities.reports.reading import Scope, entry_of
 from executions.capabilities.reports.service import make
 from executions.capabilities.reports.signing import Signed
-from executions.ledger.append import append, rows_called
+from executions.ledger.append import append, rows_by_subject
 from executions.ledger.bindings import subject_of_user
 from executions.ledger.models import LedgerEntry
 from executions.ledger.trust import trusted_keys
 from executions.ledger.verification import verify
 from executions.runs.models import Approval, Execution
 from executions.runs.requests import ExecutionRequest
-from executions.sessions.queries import key_made_by
+from executions.sessions.queries import key_creators
 from tests.conftest import Caller
 from tests.support.approvals import ASKED, RULES, decided, signed_in
 from tests.support.policies import in_force
@@ -89,8 +89,8 @@ def other_lookups(alice: Caller) -> dict[str, Callable[[], object]]:
     execution = Execution.objects.get()
     signed = Signed("r", "d", "k", "s")
     return {
-        "who made a key": lambda: key_made_by(execution.pk),
-        "authenticators": lambda: rows_called("otp_totp.totpdevice", subject_of_user(1)),
+        "who made a key": lambda: key_creators(execution.pk),
+        "authenticators": lambda: rows_by_subject("otp_totp.totpdevice", subject_of_user(1)),
         "a report": lambda: entry_of(signed, trusted_keys()),
         "runs without a record": lambda: list(Scope("wonderland").entries_without_rows()),
     }

@@ -209,8 +209,8 @@ def test_an_erasure_covers_nothing_that_was_held_when_it_was_entered(
     """Also where whoever entered it could not see the hold."""
     recorded(alice)
     place()
-    monkeypatch.setattr(retention, "held_of", lambda *_: Held())
-    monkeypatch.setattr(retention, "held_by_ledger", lambda **_: {})
+    monkeypatch.setattr(retention, "hold_scope", lambda *_: Held())
+    monkeypatch.setattr(retention, "hold_scopes_in_ledger", lambda **_: {})
     apply_retention()
     assert not Execution.objects.exists()
     assert kinds_of_findings() == ["missing record"]

@@ -10,7 +10,7 @@ from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 
 from examples.receipts import verify_receipt
-from executions.capabilities.playground.service import replay
+from executions.capabilities.playground.service import replay_sync
 from executions.capabilities.policies.capability import rules_for
 from executions.capabilities.policies.models import Policy
 from executions.client import execute_code
@@ -199,7 +199,7 @@ def test_code_from_this_process_and_what_is_run_again_are_held_to_it(
     run(alice, "answer = ExecutionResult('', '', 0, 0.0)\nprint(1)")
     ran = last_execution()
     policy = in_force(alice.tenant.slug, analysis="block", calls="print")
-    outcome = replay(ran)
+    outcome = replay_sync(ran)
     assert (outcome.execution.status, outcome.execution.meta["policy"]["id"]) == (
         "blocked", policy.pk,
     )  # fmt: skip

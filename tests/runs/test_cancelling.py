@@ -127,9 +127,9 @@ def test_what_its_process_does_not_end_is_closed_and_its_result_comes_late(
     monkeypatch.setattr(runs, "PATIENCE_SECONDS", 0.0)
     code = (
         "from executions.models import Execution\n"
-        "from executions.runs.service import cancelling\n"
+        "from executions.runs.service import cancel\n"
         "from executions.kernel.coroutines import run_sync\n"
-        "told = run_sync(cancelling(Execution.objects.get(), 'key:x'))\n"
+        "told = run_sync(cancel(Execution.objects.get(), 'key:x'))\n"
         "answer = ExecutionResult(told.status, '', 0, 0.0)"
     )
 

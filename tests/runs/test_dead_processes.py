@@ -19,7 +19,7 @@ from django.utils import timezone
 from executions.ledger.models import LedgerEntry
 from executions.runs import journal, orphaned_runs
 from executions.runs.heartbeat import Heartbeat, PeriodicStep
-from executions.runs.journal import Ended, record_kept
+from executions.runs.journal import Ended, record_waiting
 from executions.runs.models import Execution, Process
 from executions.runs.orphaned_runs import KEPT, Watcher, end_stale_executions, forget_ended
 from executions.runs.record import close_record
@@ -138,7 +138,7 @@ def test_of_its_own_host_a_process_that_has_ended_is_dead_at_once(
     # Its end waits in this host's journal.
     waits.refresh_from_db()
     assert waits.is_open
-    assert record_kept() == 1
+    assert record_waiting() == 1
     waits.refresh_from_db()
     assert (waits.status, waits.stdout) == ("succeeded", "kept\n")
 

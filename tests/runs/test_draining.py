@@ -24,7 +24,7 @@ from executions.runs import active_runs
 from executions.runs.models import Execution
 from executions.runs.requests import Caller as RecordCaller
 from executions.runs.requests import ExecutionRequest
-from executions.runs.service import run_execution
+from executions.runs.service import execute_sync
 from providers import draining, registry
 from providers.manager import manager
 from sandbox_site import health
@@ -202,7 +202,7 @@ def test_a_run_at_a_provider_that_does_not_answer_is_ended_too(
 
     def carry_out() -> None:
         wanted = ExecutionRequest("pass", language=language, timeout=60)
-        outcomes.append(run_execution(wanted, RecordCaller.of_key(alice.api_key)))
+        outcomes.append(execute_sync(wanted, RecordCaller.of_key(alice.api_key)))
         connections.close_all()
 
     caller = threading.Thread(target=carry_out)

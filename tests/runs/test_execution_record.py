@@ -20,7 +20,7 @@ from executions.runs.record import close_record, open_record
 from executions.runs.requests import Caller as By
 from executions.runs.requests import ExecutionRequest
 from executions.runs.results import ValidatedResult
-from executions.runs.service import run_execution
+from executions.runs.service import execute_sync
 from tests.conftest import Caller
 from tests.support.refusing_table import refusing_rows
 from tests.support.running import run
@@ -338,7 +338,7 @@ def test_a_sync_run_keeps_no_request(scripted: object, alice: Caller) -> None:
 
 
 def test_the_service_runs_code_for_a_key_without_any_http(scripted: object, alice: Caller) -> None:
-    outcome = run_execution(ExecutionRequest(CODE), By.of_key(alice.api_key))
+    outcome = execute_sync(ExecutionRequest(CODE), By.of_key(alice.api_key))
 
     assert outcome.execution.status == "failed"
     assert outcome.result is not None

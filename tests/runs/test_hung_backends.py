@@ -14,7 +14,7 @@ from executions.runs import active_runs
 from executions.runs.models import Execution
 from executions.runs.requests import Caller as By
 from executions.runs.requests import ExecutionRequest
-from executions.runs.service import running
+from executions.runs.service import execute
 from providers.errors import ConnectionFailed
 from providers.leases import close_all, lease_of
 from providers.manager import StillStarting, manager
@@ -149,7 +149,7 @@ def test_nobody_waits_on_a_thread_for_the_only_provider(
     """The work yields what it waits for, so that the web server's thread is free meanwhile."""
     start = hanging(True)
     liar.does("initialize", start)
-    work = running(ExecutionRequest("print(1)"), By.of_key(alice.api_key))
+    work = execute(ExecutionRequest("print(1)"), By.of_key(alice.api_key))
     awaited = work.send(None)
     assert not awaited.done()
     assert start.begun.wait(60)
@@ -189,7 +189,7 @@ def test_an_answer_does_not_wait_for_the_end_of_its_sandbox(
     destroy = hanging(True)
     liar.does("close", destroy)
     request = ExecutionRequest("print(1)")
-    outcome = run_sync(running(request, By.of_key(alice.api_key)))
+    outcome = run_sync(execute(request, By.of_key(alice.api_key)))
     assert Execution.objects.get(pk=outcome.execution.pk).status == "succeeded"
     assert destroy.begun.wait(60)
     assert not active_runs.wait_for_ends(0.01)
@@ -206,7 +206,7 @@ def test_what_somebody_went_away_from_is_destroyed(liar: Liar, alice: Caller, ha
         pass
     create = hanging(liar.module.LiarsSandbox())
     liar.does("open", create)
-    work = running(ExecutionRequest("print(1)"), By.of_key(alice.api_key))
+    work = execute(ExecutionRequest("print(1)"), By.of_key(alice.api_key))
     work.send(None)
     assert create.begun.wait(60)
     with pytest.raises(KeyboardInterrupt):

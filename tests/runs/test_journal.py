@@ -28,7 +28,7 @@ from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs import artifacts, journal, record, worker
 from executions.runs.heartbeat import Heartbeat
-from executions.runs.journal import Ended, keep, record_kept, waiting, write
+from executions.runs.journal import Ended, keep, record_waiting, waiting_files, write
 from executions.runs.models import Artifact, Execution, LateResult
 from executions.runs.orphaned_runs import UnattendedRuns
 from executions.runs.queue import claim_next
@@ -61,10 +61,10 @@ def test_what_is_kept_is_recorded_once_with_its_files_its_cost_and_when_it_ended
     files = artifacts.store_files(execution.pk, [ArtifactFile("a.txt", "text/plain", b"bytes")])
     away = keep(replace(ended(execution), artifacts=files), LOCKED)
     assert (away.ran, away.record_id, away.kept) == (True, execution.pk, True)
-    [kept] = waiting()
+    [kept] = waiting_files()
     copy = kept.read_bytes()
 
-    assert (record_kept(), waiting()) == (1, [])
+    assert (record_waiting(), waiting_files()) == (1, [])
 
     recorded = Execution.objects.get(pk=execution.pk)
     assert (recorded.status, recorded.stdout) == ("succeeded", "kept\n")
@@ -74,7 +74,7 @@ def test_what_is_kept_is_recorded_once_with_its_files_its_cost_and_when_it_ended
 
     # A process that was killed before it removed the file, or a commit that was not answered.
     kept.write_bytes(copy)
-    assert record_kept() == 1
+    assert record_waiting() == 1
     assert Spending.objects.get(tenant_slug="wonderland").executions == 1
     assert not LateResult.objects.exists()
     assert Artifact.objects.get().file.read() == b"bytes"
@@ -93,7 +93,7 @@ def test_a_result_that_comes_after_its_record_was_closed_is_attached_and_changes
     before = alice.client.get(path).json()
     assert before["late_result"] is None
 
-    assert record_kept() == 1
+    assert record_waiting() == 1
 
     after = alice.client.get(path).json()
     late = after.pop("late_result")
@@ -136,7 +136,7 @@ def test_what_waits_is_not_closed_as_something_that_nobody_runs(
     write(ended(kept))
     assert UnattendedRuns().close(lease.mine(), seconds=0) == 1
     assert Execution.objects.get(finished_at=None) == kept
-    assert record_kept() == 1
+    assert record_waiting() == 1
     assert Execution.objects.get(pk=kept.pk).status == "succeeded"
     assert Execution.objects.get(pk=left.pk).status == "error"
 
@@ -145,7 +145,7 @@ def test_erasing_output_erases_what_came_late(alice: Caller, settings: Any) -> N
     execution = opened(alice)
     write(ended(execution))
     closed_as_lost(execution)
-    record_kept()
+    record_waiting()
     old = timezone.now() - timedelta(days=3)
     settings.SANDBOX_KEEP_DAYS = {"code": 0, "output": 1, "artifacts": 0, "records": 0}
     apply_retention()
@@ -157,7 +157,7 @@ def test_erasing_output_erases_what_came_late(alice: Caller, settings: Any) -> N
     older.save(force_insert=True)
     write(ended(older))
     closed_as_lost(older)
-    record_kept()
+    record_waiting()
     apply_retention()
     assert LateResult.objects.get().stdout == ""
     assert verify().is_intact
@@ -174,13 +174,13 @@ def test_what_cannot_be_opened_is_set_aside_with_an_alert_and_kept(
     file.write_bytes(sealed[:-1] + bytes([sealed[-1] ^ 1]))
     (own_journal / f"{other.pk.hex}.ended").replace(own_journal / f"{exchanged.pk.hex}.ended")
 
-    assert record_kept() == 0
+    assert record_waiting() == 0
 
-    assert waiting() == []
+    assert waiting_files() == []
     assert sorted(path.suffix for path in own_journal.iterdir()) == [".aside", ".aside"]
     alerts = [each for each in caplog.records if getattr(each, "alert", "") == "journal_set_aside"]
     assert len(alerts) == 2
-    assert record_kept() == 0
+    assert record_waiting() == 0
     told = [each for each in caplog.records if each.name == alerts[0].name]
     assert len(told) == len(alerts)
     assert {each.id for each in run_checks()} >= {"executions.W001"}
@@ -198,15 +198,15 @@ def test_what_cannot_be_read_for_a_while_waits(
 
     with monkeypatch.context() as patch:
         patch.setattr(journal, "read", unread)
-        assert record_kept() == 0
-    assert (record_kept(), waiting()) == (1, [])
+        assert record_waiting() == 0
+    assert (record_waiting(), waiting_files()) == (1, [])
 
 
 def test_a_key_that_is_put_back_opens_what_was_set_aside(alice: Caller, settings: Any) -> None:
     execution, keys = opened(alice), settings.FERNET_KEYS
     write(ended(execution))
     settings.FERNET_KEYS = ["another key that is as long as a key should be, or longer"]
-    assert record_kept() == 0
+    assert record_waiting() == 0
     settings.FERNET_KEYS = keys
     said = StringIO()
     call_command("record_journal", stdout=said)
@@ -221,7 +221,7 @@ def test_a_result_of_an_execution_that_the_database_does_not_know_is_set_aside(
 ) -> None:
     write(ended(Execution(pk=uuid7())))
     write(replace(ended(Execution(pk=uuid7())), ran=False))
-    assert record_kept() == 1
+    assert record_waiting() == 1
     assert [path.suffix for path in own_journal.iterdir()] == [".aside"]
 
 
@@ -231,16 +231,16 @@ def test_a_journal_that_holds_enough_loses_the_result_and_says_so(
     execution = opened(alice)
     monkeypatch.setattr(journal, "MOST_BYTES", 100)
     away = keep(ended(execution), LOCKED)
-    assert (away.ran, away.kept, waiting()) == (True, False, [])
+    assert (away.ran, away.kept, waiting_files()) == (True, False, [])
     assert "its result is lost" in away.message
     assert any(getattr(each, "alert", "") == "result_lost" for each in caplog.records)
-    assert record_kept() == 1
+    assert record_waiting() == 1
     recorded = Execution.objects.get(pk=execution.pk)
     assert (recorded.status, recorded.error_code, recorded.stdout) == ("error", "SB009", "")
     assert (recorded.retryable, recorded.error_message) == (False, away.message)
     assert recorded.finished_at == AFTER
     assert verify().is_intact
-    assert record_kept() == 0
+    assert record_waiting() == 0
 
 
 def test_nothing_is_removed_while_the_database_is_still_away(
@@ -253,9 +253,9 @@ def test_nothing_is_removed_while_the_database_is_still_away(
         raise OperationalError("the server closed the connection")
 
     with connection.execute_wrapper(away), pytest.raises(OperationalError):
-        record_kept()
-    assert len(waiting()) == 1
-    assert record_kept() == 1
+        record_waiting()
+    assert len(waiting_files()) == 1
+    assert record_waiting() == 1
 
 
 @pytest.mark.django_db(transaction=True)
@@ -283,7 +283,7 @@ def test_a_commit_that_was_not_answered_runs_nothing_and_frees_the_key(
     assert Execution.objects.get(pk=told.json()["id"]).status == "running"
     assert scripted() == []
 
-    assert record_kept() == 1
+    assert record_waiting() == 1
     left = Execution.objects.get(pk=told.json()["id"])
     assert (left.status, left.error_code, left.retryable) == ("error", "SB009", True)
     assert run(alice, "pass", idempotency_key="once").status_code == 200
@@ -306,7 +306,7 @@ def test_a_worker_that_cannot_read_what_to_run_ends_the_row_as_not_run(
         outcome = worker.run_claimed(execution)
     assert isinstance(outcome.error, DatabaseUnavailable)
     assert (outcome.error.ran, outcome.error.kept, scripted()) == (False, True, [])
-    assert record_kept() == 1
+    assert record_waiting() == 1
     assert Execution.objects.get().retryable is True
 
 
@@ -324,7 +324,7 @@ def test_a_client_of_agent_sandbox_is_told_that_it_ran(
     assert set(body) == {"detail", "error", "ran", "id"}
     assert (body["ran"], body["id"]) == (True, answer["X-Execution-ID"])
     assert int(answer["Retry-After"]) >= 1
-    assert record_kept() == 1
+    assert record_waiting() == 1
     assert Execution.objects.get(pk=body["id"]).status == "succeeded"
 
 
@@ -343,7 +343,7 @@ def test_a_replay_that_could_not_be_recorded_is_told_by_a_page(
         )
     assert page.status_code == 503
     assert "The code ran and ended as succeeded" in page.content.decode()
-    assert record_kept() == 1
+    assert record_waiting() == 1
     assert Execution.objects.get(replay_of=replayed).status == "succeeded"
 
 
@@ -356,5 +356,5 @@ def test_rotating_the_keys_reaches_what_waits(alice: Caller, settings: Any) -> N
         (result,) = [each for each in rotate_elsewhere() if "journal" in each.column]
         assert (result.rotated, result.failed) == (expected, [])
     settings.FERNET_KEYS = new
-    (path,) = waiting()
+    (path,) = waiting_files()
     assert journal.read(path).execution_id == execution.pk

@@ -22,7 +22,7 @@ from executions.runs.orphaned_runs import UnattendedRuns
 from executions.runs.queue import claim_next
 from executions.runs.requests import Caller as By
 from executions.runs.requests import ExecutionRequest
-from executions.runs.service import Attempt, run_execution
+from executions.runs.service import Attempt, execute_sync
 from providers import draining
 from providers.manager import Lease, manager
 from tests.conftest import Caller
@@ -155,7 +155,7 @@ def test_code_is_not_handed_over_once_the_lease_was_taken(
         with manager.lease(wait=wait) as lent:
             yield lent
 
-    outcome = run_execution(ExecutionRequest("pass"), By.of_key(alice.api_key), route=slow)
+    outcome = execute_sync(ExecutionRequest("pass"), By.of_key(alice.api_key), route=slow)
 
     assert not any(event.startswith("execute") for event in scripted())
     assert any(event.startswith("destroy") for event in scripted())

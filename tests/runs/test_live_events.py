@@ -166,14 +166,14 @@ def test_a_provider_that_tells_with_its_answer_is_told_of_at_the_end() -> None:
 
 def test_who_waits_is_told_of_the_next_one_and_of_the_end() -> None:
     events = log()
-    assert events.changed(0).done()
-    waiting, other = events.changed(1), events.changed(1)
+    assert events.next_change(0).done()
+    waiting, other = events.next_change(1), events.next_change(1)
     other.cancel()
     assert not waiting.done()
     events.emit(out(b"x"))
     assert waiting.done()
 
-    last = events.changed(2)
+    last = events.next_change(2)
     assert events.read(2, MUCH) == ([], False)
     events.finish()
     assert last.done()

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.capabilities.playground.service import replay
+from executions.capabilities.playground.service import replay_sync
 from executions.client import execute_code
 from executions.runs.models import Execution
 from executions.sandbox import get_sandbox
@@ -202,7 +202,7 @@ def test_a_replay_keeps_to_what_the_tenant_demands(local_active: None, alice: Ca
     original = last_execution()
     alice.tenant.minimum_isolation = "gvisor"
     alice.tenant.save()
-    outcome = replay(Execution.objects.get(pk=original.pk))
+    outcome = replay_sync(Execution.objects.get(pk=original.pk))
     assert outcome.error is not None
     assert outcome.error.field == "minimum_isolation"
 
@@ -217,7 +217,7 @@ def test_a_replay_keeps_to_what_the_key_demands(
         alice.api_key.delete()
     else:
         ApiKey.objects.update(minimum_isolation="gvisor")
-    outcome = replay(Execution.objects.get(pk=original.pk))
+    outcome = replay_sync(Execution.objects.get(pk=original.pk))
     assert outcome.error is not None
     assert outcome.error.field == "minimum_isolation"
 
@@ -229,7 +229,7 @@ def test_what_a_tenant_that_is_gone_demanded_is_taken_for_the_strictest(
     original = Execution.objects.get()
     alice.tenant.delete()
     original.refresh_from_db()
-    outcome = replay(original)
+    outcome = replay_sync(original)
     assert outcome.error is not None
     assert outcome.error.field == "minimum_isolation"
 
@@ -252,7 +252,7 @@ def test_a_replay_keeps_to_the_route_of_the_original(local_active: None, alice: 
     run(alice, "print(1)")
     original = last_execution()
     make_route("local", owner=alice.tenant.slug, minimum_isolation="gvisor")
-    outcome = replay(Execution.objects.get(pk=original.pk))
+    outcome = replay_sync(Execution.objects.get(pk=original.pk))
     assert isinstance(outcome.error, IsolationUnmet)
 
 

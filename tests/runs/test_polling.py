@@ -48,7 +48,7 @@ def stack() -> Iterator[ExitStack]:
 
 
 def reader_of(execution: Execution, after: int = 0, *, is_patient: bool = True) -> Reader:
-    return Reader(execution.pk, after, EventBuffer(), lambda: is_patient, event_stream._may_be_told)
+    return Reader(execution.pk, after, EventBuffer(), lambda: is_patient, event_stream._is_genuine)
 
 
 def say(execution: Execution, first: int, *texts: str) -> None:
@@ -76,11 +76,11 @@ def test_many_followers_of_one_execution_cost_as_much_as_one(
 ) -> None:
     execution = opened(alice)
     readers = [reader_of(execution)]
-    stack.enter_context(poll.joined(readers[0]))
+    stack.enter_context(poll.join(readers[0]))
     of_one = statements(poll)
     for _ in range(MANY - 1):
         readers.append(reader_of(execution))
-        stack.enter_context(poll.joined(readers[-1]))
+        stack.enter_context(poll.join(readers[-1]))
 
     assert of_one == 2
     assert statements(poll) == of_one
@@ -93,7 +93,7 @@ def test_many_executions_are_asked_for_together(
     alice: Caller, poll: Poll, stack: ExitStack
 ) -> None:
     for _ in range(10):
-        stack.enter_context(poll.joined(reader_of(opened(alice))))
+        stack.enter_context(poll.join(reader_of(opened(alice))))
     assert statements(poll) == 2
 
 
@@ -101,7 +101,7 @@ def test_followers_share_what_was_read(alice: Caller, poll: Poll, stack: ExitSta
     execution = opened(alice)
     readers = [reader_of(execution) for _ in range(3)]
     for each in readers:
-        stack.enter_context(poll.joined(each))
+        stack.enter_context(poll.join(each))
     say(execution, 1, "x" * 1000)
     poll._tick()
 
@@ -118,7 +118,7 @@ def test_one_who_joins_later_reads_from_where_he_wants(
     wanted = {0: [1, 2, 3, 4], 2: [3, 4], 3: [4], 4: [], 9: []}
     readers = {after: reader_of(execution, after) for after in wanted}
     for each in readers.values():
-        stack.enter_context(poll.joined(each))
+        stack.enter_context(poll.join(each))
     while statements(poll) > 2:
         pass
     assert {after: numbers(each) for after, each in readers.items()} == wanted
@@ -130,7 +130,7 @@ def test_a_slow_reader_is_not_read_for_and_holds_up_nobody(
     execution = opened(alice)
     slow, quick = reader_of(execution), reader_of(execution)
     for each in (slow, quick):
-        stack.enter_context(poll.joined(each))
+        stack.enter_context(poll.join(each))
     large = "x" * event_stream.AHEAD_BYTES
     found: list[int] = []
     for first in (1, 2, 3):
@@ -157,7 +157,7 @@ def test_the_end_is_told_after_all_events_and_once(
     execution, other = opened(alice), opened(alice)
     reader, waiter, stays = reader_of(execution), Waiter(execution.pk), Waiter(other.pk)
     for each in (reader, waiter, stays):
-        stack.enter_context(poll.joined(each))
+        stack.enter_context(poll.join(each))
     say(execution, 1, "last")
     ended(execution)
     poll._tick()
@@ -171,7 +171,7 @@ def test_the_end_is_told_after_all_events_and_once(
 
 def test_one_that_does_not_exist_any_more_has_ended(poll: Poll, stack: ExitStack) -> None:
     waiter = Waiter(uuid4())
-    stack.enter_context(poll.joined(waiter))
+    stack.enter_context(poll.join(waiter))
     poll._tick()
     assert waiter.ended.done()
 
@@ -180,13 +180,13 @@ def test_who_stays_hears_nothing_of_a_database_that_is_away_for_a_moment(
     alice: Caller, poll: Poll, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiter = Waiter(opened(alice).pk)
-    stack.enter_context(poll.joined(waiter))
+    stack.enter_context(poll.join(waiter))
 
     def away(_: object) -> set[Any]:
         raise OperationalError("away")
 
     with monkeypatch.context() as patch:
-        patch.setattr(event_stream, "_unfinished", away)
+        patch.setattr(event_stream, "_unfinished_ids", away)
         poll._tick()
         assert not waiter.ended.done()
         poll._answered_at = time.monotonic() - event_stream.AWAY_SECONDS
@@ -201,7 +201,7 @@ def test_what_cannot_be_read_ends_its_own_readers_alone(
     broken, whole = opened(alice), opened(alice)
     readers = [reader_of(broken), reader_of(whole)]
     for each in readers:
-        stack.enter_context(poll.joined(each))
+        stack.enter_context(poll.join(each))
     ExecutionEvent.objects.create(execution=broken, first=1, last=1, bodies="{")
     say(whole, 1, "a")
     poll._tick()
@@ -213,7 +213,7 @@ def test_who_waits_is_let_go_when_the_service_stops(
     alice: Caller, poll: Poll, stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiter = Waiter(opened(alice).pk)
-    stack.enter_context(poll.joined(waiter))
+    stack.enter_context(poll.join(waiter))
     monkeypatch.setattr(draining, "is_draining", lambda: True)
     poll._tick()
     assert waiter.ended.done()
@@ -224,7 +224,7 @@ def test_a_call_that_waits_for_an_end_waits_for_it_also_when_the_service_stops(
 ) -> None:
     execution = opened(alice)
     waiter = Waiter(execution.pk, is_urgent=True)
-    stack.enter_context(poll.joined(waiter))
+    stack.enter_context(poll.join(waiter))
     monkeypatch.setattr(draining, "is_draining", lambda: True)
     poll._tick()
     assert not waiter.ended.done()
@@ -234,7 +234,7 @@ def test_a_call_that_waits_for_an_end_waits_for_it_also_when_the_service_stops(
 
 
 def test_nobody_polls_when_nobody_waits(alice: Caller, poll: Poll) -> None:
-    with poll.joined(Waiter(opened(alice).pk)):
+    with poll.join(Waiter(opened(alice).pk)):
         assert poll._tick() is not None
     assert poll._tick() is None
 
@@ -244,9 +244,7 @@ def test_one_follower_asks_for_the_events_of_an_execution(
 ) -> None:
     monkeypatch.setattr(event_stream, "poll", Poll())
     execution, listener = opened(alice), Listener("key:1", "wonderland")
-    told = [
-        event_stream.following(execution.pk, EventStream(NDJSON), 0, listener) for _ in range(3)
-    ]
+    told = [event_stream.follow(execution.pk, EventStream(NDJSON), 0, listener) for _ in range(3)]
     told[0].send(None)
     with CaptureQueriesContext(connection) as asked:
         told[1].send(None)
@@ -273,21 +271,21 @@ def test_followers_have_bounds_which_others_do_not_share(
     executions = [uuid4() for _ in range(most + 1)]
     for number in range(most):
         listener, execution = nth(number)
-        stack.enter_context(listener.counted(executions[execution]))
+        stack.enter_context(listener.hold_place(executions[execution]))
     listener, execution = nth(most)
     with pytest.raises(RateLimited, match=f"may have {most}") as refused:
-        stack.enter_context(listener.counted(executions[execution]))
+        stack.enter_context(listener.hold_place(executions[execution]))
 
     assert refused.value.retry_after
     # Another tenant, and a person of the admin, of the very same execution.
-    stack.enter_context(Listener("key:0", "elsewhere").counted(executions[0]))
-    stack.enter_context(Listener("user:1").counted(executions[0]))
+    stack.enter_context(Listener("key:0", "elsewhere").hold_place(executions[0]))
+    stack.enter_context(Listener("user:1").hold_place(executions[0]))
 
 
 def test_places_are_given_back() -> None:
     listener, execution = Listener("key:1", "wonderland"), uuid4()
     for _ in range(2 * event_stream.MOST_OF_EXECUTION):
-        with listener.counted(execution):
+        with listener.hold_place(execution):
             pass
     assert not event_stream._followers
 
@@ -299,7 +297,7 @@ def test_who_follows_beyond_the_bound_is_told_so(
     ended(execution)
     path = f"/api/v1/executions/{execution.pk}/events"
     monkeypatch.setattr(event_stream, "MOST_OF_CALLER", 1)
-    stack.enter_context(Listener.of_key(alice.api_key).counted())
+    stack.enter_context(Listener.of_key(alice.api_key).hold_place())
 
     refused = alice.client.get(path)
     assert (refused.status_code, refused["Retry-After"]) == (429, "5")
@@ -314,13 +312,13 @@ def test_the_thread_finds_what_comes_and_goes_when_nobody_waits(
     monkeypatch.setattr(Loop, "start", START)
     poll, execution = Poll(), opened(alice)
     reader = reader_of(execution)
-    with poll.joined(reader):
+    with poll.join(reader):
         say(execution, 1, "a")
         ended(execution)
         reader.ended.result(60)
     assert numbers(reader) == [1]
     wait_until(lambda: not poll._loop.is_running, 60)
-    with poll.joined(waiter := Waiter(execution.pk)):
+    with poll.join(waiter := Waiter(execution.pk)):
         waiter.ended.result(60)
     wait_until(lambda: not poll._loop.is_running, 60)
-    assert event_log.are_kept(execution.pk)
+    assert event_log.has_stored_events(execution.pk)

@@ -118,7 +118,7 @@ def test_what_the_journal_says_late_of_an_attempt_does_not_end_the_next(taken: E
     again = claim(taken.pk)
     assert again is not None
 
-    journal.record_kept()
+    journal.record_waiting()
 
     assert Execution.objects.get().status == "running"
     mark_dispatched(again)

@@ -16,7 +16,7 @@ from executions.capabilities.playground import service
 from executions.capabilities.playground.service import (
     differences_of,
     recorded_request,
-    replay,
+    replay_sync,
     route_to,
 )
 from executions.kernel.presentation import PageTime
@@ -60,7 +60,7 @@ def recorded(caller: Caller, code: str = CODE, **body: Any) -> Execution:
 def test_a_replay_is_what_was_run_and_a_record_of_its_own(scripted: object, alice: Caller) -> None:
     before = recorded(alice, arguments={"a": 1}, timeout=7, entrypoint="script")
 
-    after = replay(before).execution
+    after = replay_sync(before).execution
 
     assert after.pk != before.pk
     assert after.replay_of == before
@@ -77,7 +77,7 @@ def test_a_replay_is_what_was_run_and_a_record_of_its_own(scripted: object, alic
 
 def test_what_differs_is_named(scripted: Callable[[], list[str]], alice: Caller) -> None:
     before = recorded(alice)
-    after = replay(before).execution
+    after = replay_sync(before).execution
 
     differing = {
         each.name for each in differences_of(before, after) if each.matters and not each.is_same
@@ -90,7 +90,7 @@ def test_another_provider_runs_it_with_its_own_configuration(
 ) -> None:
     before = recorded(alice, "print('hello')")
 
-    after = replay(before, "local").execution
+    after = replay_sync(before, "local").execution
 
     assert (before.provider, after.provider) == ("scripted", "local")
     assert (after.status, after.stdout, after.runtime) == ("succeeded", "hello\n", "bubblewrap")
@@ -114,20 +114,20 @@ def test_what_is_not_all_there_is_not_replayed(
     with_file = recorded(alice, files=[{"path": "a.txt", "content_base64": content}])
     assert with_file.input_files[0]["path"] == "a.txt"
     with pytest.raises(InvalidConfiguration, match="files"):
-        replay(with_file)
+        replay_sync(with_file)
     queued = recorded(alice, mode="async")
     with pytest.raises(InvalidConfiguration, match="Has not ended"):
-        replay(queued)
+        replay_sync(queued)
     settings.SANDBOX_STORE_CODE = "never"
     with pytest.raises(InvalidConfiguration, match="only its hash"):
-        replay(recorded(alice))
+        replay_sync(recorded(alice))
     settings.SANDBOX_STORE_CODE = "always"
     changed = recorded(alice)
     changed.code = "answer = None"
     with pytest.raises(InvalidConfiguration, match="Differs from the code that ran"):
         recorded_request(changed)
     with pytest.raises(InvalidConfiguration, match="no configuration"):
-        replay(recorded(alice), "nowhere")
+        replay_sync(recorded(alice), "nowhere")
     assert not LedgerEntry.objects.filter(kind="replay").exists()
 
 

@@ -79,7 +79,7 @@ def right_by(client: Any, path: str) -> Right:
 
 
 def is_lost(answers: OpenAnswers, right: Right, change: Callable[[], object]) -> bool:
-    with answers.counted(right) as lost:
+    with answers.watch(right) as lost:
         answers._tick()
         assert not lost.done()
         change()
@@ -109,7 +109,7 @@ def test_a_key_that_is_not_what_it_was_loses_its_answers_and_a_strangers_goes_on
 ) -> None:
     right = right_by(alice.client, path)
     other = KeyRight(charlie.api_key.pk, "elsewhere", frozenset({"read"}), "")
-    with answers.counted(other) as kept:
+    with answers.watch(other) as kept:
         assert is_lost(answers, right, lambda: KEY_CHANGES[change](alice))
         assert not kept.done()
 
@@ -189,7 +189,7 @@ def test_pages_that_are_sent_in_pieces_are_received_by_a_right_too(
 
 
 def test_who_may_be_anybody_has_no_right_to_lose(answers: OpenAnswers) -> None:
-    with answers.counted(None) as lost:
+    with answers.watch(None) as lost:
         answers._tick()
         assert not lost.done()
     assert answers._tick() is not None
@@ -206,7 +206,7 @@ def test_one_check_serves_all_open_answers(
     ]
     counts = []
     for held in ([of_one, person], [of_one, person, *more, *[of_one] * 100]):
-        open_ones = [answers.counted(right) for right in held]
+        open_ones = [answers.watch(right) for right in held]
         for each in open_ones:
             each.__enter__()
         with CaptureQueriesContext(connection) as asked:
@@ -224,8 +224,8 @@ def test_answers_outlive_a_database_that_is_away_but_not_for_long(
         raise OperationalError("away")
 
     right = right_by(alice.client, path)
-    monkeypatch.setattr(rights, "_kept", away)
-    with answers.counted(right) as lost:
+    monkeypatch.setattr(rights, "_valid_rights", away)
+    with answers.watch(right) as lost:
         answers._tick()
         assert not lost.done()
         answers._answered_at = time.monotonic() - rights.AWAY_SECONDS
@@ -242,7 +242,7 @@ def test_an_answer_that_nobody_can_check_is_not_sent(
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr("threading.Thread.start", none_left)
-    with answers.counted(KeyRight(alice.api_key.pk, "wonderland", frozenset(), "")) as lost:
+    with answers.watch(KeyRight(alice.api_key.pk, "wonderland", frozenset(), "")) as lost:
         assert lost.done()
 
 

@@ -13,7 +13,7 @@ from django.db import connection
 
 from executions.runs.models import Execution
 from executions.runs.requests import Caller, ExecutionRequest
-from executions.runs.service import run_execution
+from executions.runs.service import execute_sync
 from providers.errors import CreationFailed
 from providers.local.provider import LocalProvider, LocalSandbox
 from providers.models import CircuitBreaker
@@ -108,7 +108,7 @@ def test_many_executions_with_random_faults(
     def execute(number: int) -> str:
         try:
             request = ExecutionRequest(f"print('run-token-{number}')", timeout=30)
-            return str(run_execution(request, caller).execution.pk)
+            return str(execute_sync(request, caller).execution.pk)
         finally:
             connection.close()
 

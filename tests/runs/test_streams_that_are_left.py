@@ -13,7 +13,7 @@ import pytest
 
 from executions.doors.e2b import processes
 from executions.doors.e2b.filesystem import Told, WatchEvents
-from executions.doors.e2b.processes import ProcessEvents, told_of
+from executions.doors.e2b.processes import ProcessEvents, follow_log
 from executions.doors.native.deferred import NDJSON, EventStream
 from executions.kernel.coroutines import Coroutine
 from executions.runs import active_runs, event_stream, output_collector
@@ -44,11 +44,11 @@ def log() -> EventLog:
 
 def by_e2b(events: EventStream, log: EventLog) -> Coroutine[object]:
     assert isinstance(events, ProcessEvents)
-    return told_of(Execution(), events, log)
+    return follow_log(Execution(), events, log)
 
 
 def by_the_native_api(events: EventStream, log: EventLog) -> Coroutine[object]:
-    return event_stream.following(uuid4(), events, 0, LISTENER)
+    return event_stream.follow(uuid4(), events, 0, LISTENER)
 
 
 def held() -> int:
@@ -69,20 +69,20 @@ def test_who_has_gone_leaves_nothing_in_the_log_and_who_stays_is_told(
     monkeypatch.setattr(active_runs, "find", lambda _: SimpleNamespace(log=log))
     stays = silent()
     over = follow(stays, log).send(None)
-    changed = stays.changed()
+    changed = stays.next_change()
     before = held()
     for _ in range(MANY):
         events = silent()
         follow(events, log).send(None)
         for _ in range(3):
-            events.changed()
+            events.next_change()
         events.leave()
     assert held() < before + MANY // 10
     assert not changed.done()
     log.emit(Event("stdout", b"output"))
     assert changed.done()
     assert b64encode(b"output") in stays.take()[0]
-    changed = stays.changed()
+    changed = stays.next_change()
     log.finish()
     assert changed.done()
     assert not over.done()
@@ -92,13 +92,13 @@ def test_who_has_gone_leaves_nothing_in_the_log_and_who_stays_is_told(
 
 def test_who_follows_for_long_holds_no_more_than_at_first(log: EventLog) -> None:
     stays = silent()
-    told = told_of(Execution(), stays, log)
+    told = follow_log(Execution(), stays, log)
     resolve([told.send(None)])
     before = held()
     for _ in range(MANY):
         # Nothing came in its time, so that it says that it is there, and looks again.
         resolve([told.send(None)])
-        changed = stays.changed()
+        changed = stays.next_change()
     assert held() < before + MANY // 10
     assert not changed.done()
     stays.leave()
@@ -116,9 +116,9 @@ def test_who_looks_again_and_again_leaves_nothing_for_each_look(
         monkeypatch.setattr(output_collector, "log_of", lambda _: log)
     told: Coroutine[None]
     if isinstance(events, ProcessEvents):
-        told = processes._until_recorded(execution, events, None)
+        told = processes._wait_until_recorded(execution, events, None)
     else:
-        told = event_stream.following(execution.pk, events, 0, LISTENER)
+        told = event_stream.follow(execution.pk, events, 0, LISTENER)
     resolve([told.send(None)])
     before = held()
     for _ in range(MANY):

@@ -9,7 +9,7 @@ import pytest
 from django.http import HttpResponse
 
 from executions.doors.native.deferred import NDJSON, DeferredResponse, EventStream
-from executions.doors.native.executions import _told
+from executions.doors.native.executions import _send_last_event
 from executions.doors.native.frame import ApiView
 from executions.kernel.coroutines import wait_for
 from providers.errors import RateLimited
@@ -25,9 +25,9 @@ def test_what_fails_after_a_wait_is_the_last_event() -> None:
         raise RateLimited("No place came free.")
 
     events, later = EventStream(NDJSON), DeferredResponse()
-    assert later.stream(_told(ApiView(), events, work()), events) is events
+    assert later.stream(_send_last_event(ApiView(), events, work()), events) is events
     assert events.take() == (b"", True)
-    changed = events.changed()
+    changed = events.next_change()
 
     later.go_on(lambda job: job())
     waited.set_result(None)
@@ -46,5 +46,5 @@ def test_what_fails_at_once_is_an_answer_and_no_stream() -> None:
         raise RateLimited("No place came free.")
 
     events = EventStream(NDJSON)
-    answer = DeferredResponse().stream(_told(ApiView(), events, work()), events)
+    answer = DeferredResponse().stream(_send_last_event(ApiView(), events, work()), events)
     assert answer.status_code == 429

@@ -11,7 +11,7 @@ from executions.capabilities.playground.service import recorded_request
 from executions.runs.models import Execution
 from executions.runs.requests import Caller as Asker
 from executions.runs.requests import ExecutionRequest
-from executions.runs.service import run_execution
+from executions.runs.service import execute_sync
 from providers.manager import manager
 from providers.models import ProviderConfig
 from providers.services import save_config
@@ -58,7 +58,7 @@ def test_what_is_usual_is_cut_to_the_providers_and_never_refused(
 ) -> None:
     liar.does("max_timeout", lambda: longest)
     request = ExecutionRequest("print(1)", usual_timeout=10)
-    assert run_execution(request, Asker(alice.tenant)).execution.status == "succeeded"
+    assert execute_sync(request, Asker(alice.tenant)).execution.status == "succeeded"
     assert given_to_the_provider(liar) == seconds
 
 

@@ -314,7 +314,7 @@ def test_a_link_of_a_minute_outlives_that_its_tenant_needs_the_room(
     held, _ = stored(alice.tenant, b"linked", b"old")
     url = linked(alice.tenant, held, expires_in=60)
     assert url is not None
-    blobs.stored(alice.tenant, [blobs.taken_in([b"new!"])])
+    blobs.store(alice.tenant, [blobs.receive([b"new!"])])
     assert in_storage() == set(Blob.objects.values_list("file", flat=True))
     assert set(Blob.objects.values_list("size", flat=True)) == {6, 4}
     assert alice.client.get(url).status_code == 200
@@ -325,13 +325,13 @@ def test_a_link_that_is_given_while_old_blobs_are_collected_holds(
 ) -> None:
     (blob,) = stored(alice.tenant, b"linked")
     grow_old()
-    drop, urls = blobs._dropped, []
+    drop, urls = blobs._drop_once, []
 
     def give_a_link_before(*found: Any, **whose: Any) -> list[LooseFile]:
         urls.append(linked(alice.tenant, blob))
         return drop(*found, **whose)
 
-    monkeypatch.setattr(blobs, "_dropped", give_a_link_before)
+    monkeypatch.setattr(blobs, "_drop_once", give_a_link_before)
     assert blobs.collect() == 0
     assert alice.client.get(urls[0]).status_code == 200
 
@@ -372,7 +372,7 @@ def test_what_is_a_path(path: str) -> None:
 
 
 def test_bytes_are_taken_in_as_they_come() -> None:
-    content = blobs.taken_in(iter([b"a", b"", b"bc"]))
+    content = blobs.receive(iter([b"a", b"", b"bc"]))
     assert (content.size, content.sha256) == (3, hashlib.sha256(b"abc").hexdigest())
     content.stream.seek(0)
     assert BytesIO(content.stream.read()).getvalue() == b"abc"

@@ -170,7 +170,7 @@ def test_what_a_dead_process_left_is_saved_by_the_schedule(
 ) -> None:
     session = opened(alice)
     with monkeypatch.context() as patch:
-        patch.setattr(maintenance, "saved", lambda _: None)
+        patch.setattr(maintenance, "save_now", lambda _: None)
         cell(alice, session, write("f", "x"))
         assert kernel_background.wait_for_keyed_work()
     assert saved(session) == {}

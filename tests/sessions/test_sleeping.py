@@ -15,7 +15,7 @@ from executions.runs.models import Execution
 from executions.runs.requests import Caller as Asker
 from executions.runs.requests import Conflict
 from executions.sessions import capacity
-from executions.sessions.control import opening
+from executions.sessions.control import open_session
 from executions.sessions.ending import mark_lost
 from executions.sessions.maintenance import OPENING_SECONDS, maintain
 from executions.sessions.models import Session, Workspace
@@ -83,12 +83,12 @@ def test_to_look_at_it_in_the_admin_wakes_nobody(alice: Caller, admin_client: Cl
 
 def test_of_one_conversation_there_is_one_open_session(alice: Caller, charlie: Caller) -> None:
     wanted = SessionRequest(conversation="c" * 64)
-    first = carry_out(opening(wanted, Asker(alice.tenant)))
+    first = carry_out(open_session(wanted, Asker(alice.tenant)))
     with pytest.raises(Conflict, match="conversation"):
-        carry_out(opening(wanted, Asker(alice.tenant)))
-    assert carry_out(opening(wanted, Asker(charlie.tenant))).pk != first.pk
+        carry_out(open_session(wanted, Asker(alice.tenant)))
+    assert carry_out(open_session(wanted, Asker(charlie.tenant))).pk != first.pk
     alice.client.delete(f"{URL}/{first.pk}")
-    assert carry_out(opening(wanted, Asker(alice.tenant))).pk != first.pk
+    assert carry_out(open_session(wanted, Asker(alice.tenant))).pk != first.pk
 
 
 def test_what_began_while_it_was_falling_asleep_keeps_it_awake(

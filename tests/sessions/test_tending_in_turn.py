@@ -92,7 +92,7 @@ def test_what_cannot_be_saved_keeps_no_other_from_its_turn(
 
     monkeypatch.setattr("executions.sessions.maintenance.save", save_or_not)
     # Which ones are taken is left to chance: of sixty times it is among them.
-    assert any(maintenance.save_left() for _ in range(60))
+    assert any(maintenance.save_unsaved() for _ in range(60))
     unsaved = [row(session).unsaved_since is not None for session in sessions]
     assert unsaved == [True, True, False]
 
@@ -109,7 +109,7 @@ def test_what_is_saved_slowly_before_its_end_holds_up_one_round_for_a_bounded_ti
         now += maintenance.SAVING_SECONDS
         await coroutines.wait_for(within(0, Future[None]()))
 
-    monkeypatch.setattr(maintenance, "saved_last", slow)
+    monkeypatch.setattr(maintenance, "save_before_end", slow)
     monkeypatch.setattr(maintenance, "time", SimpleNamespace(monotonic=lambda: now))
     sessions = [opened(alice) for _ in range(3)]
     sessions.append(opened(charlie))

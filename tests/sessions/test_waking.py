@@ -270,7 +270,7 @@ def test_a_save_of_the_former_sandbox_changes_nothing_once_its_files_are_restore
 
     with monkeypatch.context() as patch:
         patch.setattr(file_saves, "_commit", commit_late)
-        save = in_thread(lambda: maintenance.saved(row(session).pk))
+        save = in_thread(lambda: maintenance.save_now(row(session).pk))
         assert uploaded.wait(60)
     mark_lost(row(session), "out of memory")
     former.close()
@@ -305,7 +305,7 @@ def test_a_save_of_the_former_sandbox_that_began_before_the_wake_is_not_written_
         ensure_not_ended(found)
 
     monkeypatch.setattr(file_saves, "ensure_not_ended", stall)
-    save = in_thread(lambda: maintenance.saved(row(session).pk))
+    save = in_thread(lambda: maintenance.save_now(row(session).pk))
     assert has_session.wait(60)
     mark_lost(row(session), "it did not answer")
     # It goes on all the same, and is asked by who knows it still.

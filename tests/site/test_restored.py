@@ -8,7 +8,7 @@ import pytest
 
 from executions.capabilities.schedules.service import RESTORED
 from executions.ledger.verification import verify
-from executions.runs.journal import waiting, write
+from executions.runs.journal import waiting_files, write
 from executions.runs.models import Execution
 from tests.conftest import Caller
 from tests.support.held import opened
@@ -33,7 +33,7 @@ def test_nothing_of_a_restored_dump_runs_again_once_the_line_of_its_page_was_run
     exec(line)
     queued, kept = (Execution.objects.get(pk=each.pk) for each in (queued, kept))
     assert (queued.status, queued.error_code, queued.retryable) == ("error", "SB009", False)
-    assert (kept.status, kept.stdout, waiting()) == ("succeeded", "kept\n", [])
+    assert (kept.status, kept.stdout, waiting_files()) == ("succeeded", "kept\n", [])
     schedule.refresh_from_db()
     assert (schedule.next_at, schedule.paused_because) == (None, RESTORED)
     assert verify().is_intact

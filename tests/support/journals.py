@@ -21,4 +21,4 @@ def _no_journal_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 def record_kept(settings: Any, tmp_path: Path) -> Callable[[], int]:
     """What records it, in a folder of the test's."""
     settings.DATA_DIR = tmp_path
-    return journal.record_kept
+    return journal.record_waiting

@@ -61,7 +61,7 @@ def counts_are_right(session: dict[str, Any]) -> None:
 
 
 def stored(tenant: Tenant, *contents: bytes) -> list[Blob]:
-    taken = [blobs.taken_in([content]) for content in contents]
+    taken = [blobs.receive([content]) for content in contents]
     found = blobs.store_all(tenant, taken)
     return [found[each.sha256] for each in taken]
 

@@ -9,7 +9,7 @@ from executions.tenants.keys import (
     Unauthenticated,
     authenticate,
     create_api_key,
-    keep_given_key,
+    ensure_key,
     revoke,
 )
 from executions.tenants.models import ApiKey, Tenant
@@ -35,15 +35,15 @@ def read(monkeypatch: pytest.MonkeyPatch, **environment: str) -> agent_sandbox.A
 
 
 def test_a_given_key_is_its_tenants(tenant: Tenant) -> None:
-    assert keep_given_key(tenant, NAME, FIRST)
-    assert not keep_given_key(tenant, NAME, FIRST)
+    assert ensure_key(tenant, NAME, FIRST)
+    assert not ensure_key(tenant, NAME, FIRST)
     assert authenticate(FIRST).tenant == tenant
     assert ApiKey.objects.count() == 1
 
 
 def test_another_value_replaces_it(tenant: Tenant) -> None:
-    keep_given_key(tenant, NAME, FIRST)
-    keep_given_key(tenant, NAME, SECOND)
+    ensure_key(tenant, NAME, FIRST)
+    ensure_key(tenant, NAME, SECOND)
 
     assert authenticate(SECOND).tenant == tenant
     with pytest.raises(Unauthenticated):
@@ -51,11 +51,11 @@ def test_another_value_replaces_it(tenant: Tenant) -> None:
 
 
 def test_a_revoked_value_does_not_come_back_by_a_restart(tenant: Tenant) -> None:
-    keep_given_key(tenant, NAME, FIRST)
+    ensure_key(tenant, NAME, FIRST)
     revoke(ApiKey.objects.get())
 
     with pytest.raises(InvalidConfiguration, match="was revoked"):
-        keep_given_key(tenant, NAME, FIRST)
+        ensure_key(tenant, NAME, FIRST)
     with pytest.raises(Unauthenticated):
         authenticate(FIRST)
 
@@ -65,12 +65,12 @@ def test_the_key_of_another_tenant_is_not_taken_over(tenant: Tenant) -> None:
     _, text = create_api_key(other, "its own")
 
     with pytest.raises(InvalidConfiguration, match="belongs to another tenant"):
-        keep_given_key(tenant, NAME, text)
+        ensure_key(tenant, NAME, text)
     assert authenticate(text).tenant == other
 
 
 def test_little_of_a_given_key_is_shown(tenant: Tenant) -> None:
-    keep_given_key(tenant, NAME, FIRST)
+    ensure_key(tenant, NAME, FIRST)
     assert ApiKey.objects.get().prefix == FIRST[:4]
 
 

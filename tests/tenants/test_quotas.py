@@ -13,7 +13,7 @@ from executions.runs import record
 from executions.runs.admission import current_usage
 from executions.runs.models import Execution, ExecutionTenantCount, Process
 from executions.runs.orphaned_runs import mark_lost
-from executions.runs.service import cancelling
+from executions.runs.service import cancel
 from executions.sessions.storage import quota
 from providers.errors import RateLimited
 from tests.conftest import Caller
@@ -49,7 +49,7 @@ def test_executions_of_a_day_are_bounded_however_they_come_and_end(
     assert (error["code"], error["field"]) == ("SB008", "executions_per_day")
     assert 1 <= int(answer["Retry-After"]) <= 86_400
     # What is cancelled, by a storm of it too, was one of them.
-    run_sync(cancelling(queued, "key:x"))
+    run_sync(cancel(queued, "key:x"))
     assert refusal(alice, "async").field == "executions_per_day"
     assert refusal(alice, background=True).field == "executions_per_day"
     assert run(charlie, "pass").status_code == 200
@@ -105,7 +105,7 @@ def test_the_seconds_of_a_killed_process_come_back(alice: Caller) -> None:
 
 
 def test_what_never_ran_takes_no_seconds(alice: Caller) -> None:
-    run_sync(cancelling(opened(alice, "async"), "key:x"))
+    run_sync(cancel(opened(alice, "async"), "key:x"))
     assert mark_lost(opened(alice), "Nothing was run.", retryable=True)
     # Cancelled while it waited for a sandbox.
     ended(opened(alice), total_ms=9000.0)

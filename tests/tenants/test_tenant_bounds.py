@@ -16,7 +16,7 @@ from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
 from executions.capabilities.observability.counters import recount
-from executions.capabilities.playground.service import replay
+from executions.capabilities.playground.service import replay_sync
 from executions.capabilities.spending.models import Budget
 from executions.client import execute_code
 from executions.ledger.append import append
@@ -27,7 +27,7 @@ from executions.runs.record import open_record
 from executions.runs.requests import Caller as By
 from executions.runs.requests import ExecutionRequest
 from executions.tenants.models import Tenant
-from executions.tenants.quotas import COLUMNS, MIB, Quota, bound
+from executions.tenants.quotas import COLUMNS, MIB, Quota, limit_of
 from executions.tenants.service import internal_tenant
 from providers.errors import RateLimited
 from tests.conftest import Caller
@@ -150,7 +150,7 @@ def test_every_way_in_is_bounded(scripted: Callable[[], list[str]], alice: Calle
     with pytest.raises(RateLimited):
         execute_code("pass")
     with pytest.raises(RateLimited):
-        replay(original)
+        replay_sync(original)
     with pytest.raises((CommandError, SystemExit)):
         call_command("execute", "-")
     assert len(scripted()) == before
@@ -209,10 +209,10 @@ def test_the_bounds_are_the_installations_until_a_tenant_has_its_own(
     alice: Caller, settings: Any
 ) -> None:
     counted = (Quota.RUNNING, Quota.QUEUED, Quota.STORED_BYTES, Quota.STORAGE_BYTES)
-    assert [bound(alice.tenant, each) for each in counted] == [10, 100, 5 * 2**30, 20 * 2**30]
+    assert [limit_of(alice.tenant, each) for each in counted] == [10, 100, 5 * 2**30, 20 * 2**30]
     settings.SANDBOX_MAX_RUNNING = 2
     bounded(alice, max_queued=7, max_stored_mib=3, max_storage_mib=4)
-    assert [bound(alice.tenant, each) for each in counted] == [2, 7, 3 * MIB, 4 * MIB]
+    assert [limit_of(alice.tenant, each) for each in counted] == [2, 7, 3 * MIB, 4 * MIB]
 
 
 def test_an_administrator_sets_them_and_the_ledger_says_so(

@@ -129,7 +129,7 @@ def test_only_who_may_decide_approves_and_not_who_began_it(at: At, alice: Caller
     viewer = signed_in("vera", "view_toolcall")
     ada = signed_in("ada", "view_toolcall", "decide_approval")
     eve = signed_in("eve", "view_toolcall", "decide_approval")
-    queries.note_begun_by(User.objects.get(username="eve"), at.execution, "began")
+    queries.record_initiator(User.objects.get(username="eve"), at.execution, "began")
 
     assert answered(alice, call, {"result": 1}) == 409
     assert decided(viewer, call, "approve") == "403"

@@ -24,7 +24,7 @@ from executions.kernel.text import first_uuid7
 from executions.ledger.checkpoints import checkpoint_store, newest_line
 from executions.ledger.entry import LedgerUnavailable
 from executions.ledger.models import LedgerCheck, LedgerEntry
-from executions.runs.ledger_checks import last_told, uncheckpointed_since
+from executions.runs.ledger_checks import first_without_checkpoint, last_result
 from executions.runs.models import Execution, Process, hour_of
 from executions.runs.queue import WAITS_FOR_APPROVAL, queue_state
 from executions.runs.record import QUEUE_ALLOWANCE
@@ -141,7 +141,7 @@ def dead_queue(now: datetime, most: float) -> Iterator[Found]:
 
 
 def findings(now: datetime, _: float) -> Iterator[Found]:
-    check = last_told()
+    check = last_result()
     if check is not None and check.state == LedgerCheck.State.NOT_INTACT:
         when = f"{check.finished_at:%Y-%m-%d %H:%M} UTC"
         message = (
@@ -160,7 +160,7 @@ def checkpoint_old(now: datetime, most: float) -> Iterator[Found]:
     except LedgerUnavailable as error:
         yield Found("checkpoints", None, error.message)
         return
-    since = uncheckpointed_since(line[0] if line else 0)
+    since = first_without_checkpoint(line[0] if line else 0)
     if since is not None and (hours := (now - since) / timedelta(hours=1)) > most:
         message = f"The ledger has had no checkpoint in {place.name} for {hours:.1f} hours."
         yield Found("checkpoints", hours, message)

@@ -29,7 +29,7 @@ from executions.capabilities.spending.service import budgets_near
 from executions.capabilities.tools.models import ToolCall
 from executions.kernel.database import snapshot_read
 from executions.ledger.models import LedgerCheck
-from executions.runs.ledger_checks import last_told
+from executions.runs.ledger_checks import last_result
 from executions.runs.listing import executions_of
 from executions.runs.models import Approval, Execution, ExecutionTenantCount
 from executions.runs.queue import WAITS_FOR_APPROVAL, queue_state
@@ -336,7 +336,7 @@ def _look() -> Attention:
         budgets_near()[:MOST],
         _unhealthy(),
         queue_state(timezone.now()).problem(settings.ALERT_THRESHOLDS["queue_seconds"]),
-        last_told(),
+        last_result(),
     )
 
 

@@ -19,9 +19,14 @@ from django.template.loader import render_to_string
 from django.urls import URLPattern, path, reverse
 
 from executions.admin.execution_page import CANCEL
-from executions.admin.executions import told
+from executions.admin.executions import translate_errors
 from executions.admin.sessions import OPERATE, transcript_of
-from executions.capabilities.playground.service import KEY, opening_by_hand, playing, snippets_of
+from executions.capabilities.playground.service import (
+    KEY,
+    open_manual_session,
+    run_in_playground,
+    snippets_of,
+)
 from executions.doors.native.deferred import answer
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.database import DatabaseUnavailable
@@ -59,7 +64,7 @@ class Typed:
     files: Sequence[UploadedFile[Any]] = ()
 
     @classmethod
-    def sent(cls, request: HttpRequest) -> Typed:
+    def from_form(cls, request: HttpRequest) -> Typed:
         """What a form brought."""
         texts = {name: request.POST.get(name, "") for name in FIELDS}
         for name in ("code", "arguments"):
@@ -184,28 +189,30 @@ class Playground:
         typed, note = Typed(code=FIRST_PROGRAM, tenant=request.GET.get("tenant", "")), ""
         if "execution" in request.GET:
             execution = _execution(request)
-            typed, note = Typed.again(execution), _not_kept(execution)
+            typed, note = Typed.again(execution), _missing_parts(execution)
         if "session" in request.GET:
             typed.session = id_in(request.GET["session"])
             if typed.session is None:
                 raise Http404
             typed.code = ""
-        return self._drawn(request, typed, note=note)
+        return self._render(request, typed, note=note)
 
     def run(self, request: HttpRequest) -> HttpResponseBase:
         """Queues it, and tells where it is followed."""
-        return self._carried_out(request, self._run)
+        return self._handle(request, self._run)
 
     def open_session(self, request: HttpRequest) -> HttpResponseBase:
         """Opens a session of the tenant, and returns to the playground in it."""
-        return self._carried_out(request, self._open)
+        return self._handle(request, self._open)
 
     def snippets(self, request: HttpRequest) -> HttpResponseBase:
         """The request that is typed, as a program that makes it."""
-        return self._carried_out(request, self._snippets)
+        return self._handle(request, self._snippets)
 
     async def _run(self, request: HttpRequest, typed: Typed) -> HttpResponse:
-        execution = await playing(typed.request, typed.tenant, request.user, **_by(request))
+        execution = await run_in_playground(
+            typed.request, typed.tenant, request.user, **_by(request)
+        )
         page = reverse("admin:executions_execution_change", args=[execution.pk])
         if not _wants_json(request):
             return redirect(page)
@@ -225,7 +232,7 @@ class Playground:
     async def _open(self, request: HttpRequest, typed: Typed) -> HttpResponse:
         if not may_use_sessions(request.user):
             raise PermissionDenied
-        session = await opening_by_hand(
+        session = await open_manual_session(
             typed.session_request, typed.tenant, request.user, **_by(request)
         )
         return redirect(f"{reverse('playground')}?session={session.pk}")
@@ -239,21 +246,21 @@ class Playground:
         made = snippets_of(wanted, request.build_absolute_uri(address))
         if _wants_json(request):
             return JsonResponse({"snippets": made})
-        return self._drawn(request, typed, snippets=made)
+        return self._render(request, typed, snippets=made)
 
-    def _carried_out(self, request: HttpRequest, work: Work) -> HttpResponseBase:
+    def _handle(self, request: HttpRequest, work: Work) -> HttpResponseBase:
         _require_use(request)
         if request.method != "POST":
             raise Http404
-        typed = Typed.sent(request)
+        typed = Typed.from_form(request)
         if typed.session is None and request.POST.get("session"):
             # What is no session must not run outside of one.
             raise Http404
         if typed.session is not None and not may_use_sessions(request.user):
             raise PermissionDenied
-        return answer(request, told(request, self._refusable(request, typed, work)))
+        return answer(request, translate_errors(request, self._show_refusal(request, typed, work)))
 
-    async def _refusable(self, request: HttpRequest, typed: Typed, work: Work) -> HttpResponse:
+    async def _show_refusal(self, request: HttpRequest, typed: Typed, work: Work) -> HttpResponse:
         """What is refused is told beside what was typed."""
         try:
             return await work(request, typed)
@@ -266,11 +273,11 @@ class Playground:
             if _wants_json(request):
                 said = {"code": error.code, "message": message, "field": field}
                 return JsonResponse({"error": said}, status=status)
-            return self._drawn(
+            return self._render(
                 request, typed, error=message, error_field=field, code=error.code, status=status
             )
 
-    def _drawn(
+    def _render(
         self, request: HttpRequest, typed: Typed, *, status: int = 200, **said: Any
     ) -> HttpResponse:
         session = _session(request, typed)
@@ -334,7 +341,7 @@ def _contexts(session: Session) -> list[tuple[str, str, str]]:
     ]
 
 
-def _not_kept(execution: Execution) -> str:
+def _missing_parts(execution: Execution) -> str:
     missing = []
     if not execution.code:
         missing.append("its code")
@@ -357,7 +364,7 @@ def example_call(request: HttpRequest, api_key: ApiKey, key_text: str) -> str:
 
     To the host that this page was asked of, whose name Django has checked.
     """
-    path, body = _asked(api_key)
+    path, body = _example_request(api_key)
     if not path:
         return ""
     words = ["curl", "-sS", request.build_absolute_uri(path), "-H", f"X-API-Key: {key_text}"]
@@ -366,7 +373,7 @@ def example_call(request: HttpRequest, api_key: ApiKey, key_text: str) -> str:
     return shlex.join(words)
 
 
-def _asked(api_key: ApiKey) -> tuple[str, dict[str, str]]:
+def _example_request(api_key: ApiKey) -> tuple[str, dict[str, str]]:
     """The path, and the body of what is to be run."""
     programs = {known.name: known.probe for known in TABLE if known.probe}
     language = next((name for name in programs if api_key.allows("languages", name)), "")

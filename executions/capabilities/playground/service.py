@@ -24,9 +24,9 @@ from executions.runs.provider_calls import Route
 from executions.runs.record import Outcome
 from executions.runs.requests import Caller, ExecutionRequest
 from executions.runs.routing import choices_for, ensure_choice
-from executions.runs.service import running
+from executions.runs.service import execute
 from executions.sessions import queries
-from executions.sessions.control import opening
+from executions.sessions.control import open_session
 from executions.sessions.models import Session
 from executions.sessions.queries import living_session_of
 from executions.sessions.requests import SessionRequest, tenant_of
@@ -39,7 +39,7 @@ from providers.services.trial_limit import waiting_apart
 RAN, OPENED = "Ran it in the playground.", "Opened it in the playground."
 
 
-async def playing(
+async def run_in_playground(
     read: Callable[..., ExecutionRequest],
     tenant_slug: str,
     person: Any,
@@ -47,11 +47,11 @@ async def playing(
     address: str,
     request_id: str,
 ) -> Execution:
-    """The execution, queued as the tenant's, or as that of the tenant of the request's session.
+    """Queue an execution of the tenant, or of the tenant of the request's session.
 
     `read` makes the request, given what is not the person's to say. The record's subject names who
     asked, and so does the admin's log. Raises InvalidConfiguration for a tenant that is not there
-    or not active, and what `read` and `running` do.
+    or not active, and what `read` and `execute` do.
     """
     request = read(mode="async", subject=_subject())
     if request.session is not None:
@@ -60,16 +60,16 @@ async def playing(
     else:
         tenant = _tenant(tenant_slug)
     caller = Caller(tenant, request_id=request_id, client_address=address)
-    outcome = await running(
+    outcome = await execute(
         request,
         caller,
         waits=True,
-        beside=lambda execution: queries.note_begun_by(person, execution, RAN),
+        beside=lambda execution: queries.record_initiator(person, execution, RAN),
     )
     return outcome.execution
 
 
-async def opening_by_hand(
+async def open_manual_session(
     read: Callable[..., SessionRequest],
     tenant_slug: str,
     person: Any,
@@ -77,14 +77,15 @@ async def opening_by_hand(
     address: str,
     request_id: str,
 ) -> Session:
-    """A session of the tenant, to run cells in. Raises as `playing`, and what `opening` does."""
+    """Open a session of the tenant, to run cells in. Raises what `run_in_playground` and
+    `open_session` do."""
     request = read(subject=_subject())
     caller = Caller(_tenant(tenant_slug), request_id=request_id, client_address=address)
-    return await opening(
+    return await open_session(
         request,
         caller,
         may_choose=True,
-        beside=lambda session: queries.note_begun_by(person, session, OPENED),
+        beside=lambda session: queries.record_initiator(person, session, OPENED),
     )
 
 
@@ -109,12 +110,12 @@ def _tenant(slug: str) -> Tenant:
 MAX_LINES = 1_000
 
 
-def replay(execution: Execution, provider_id: str = "") -> Outcome:
-    """As `replaying`, waited for in this thread."""
-    return run_sync(replaying(execution, provider_id))
+def replay_sync(execution: Execution, provider_id: str = "") -> Outcome:
+    """Replay as `replay` does, and wait for it in this thread."""
+    return run_sync(replay(execution, provider_id))
 
 
-async def replaying(execution: Execution, provider_id: str = "") -> Outcome:
+async def replay(execution: Execution, provider_id: str = "") -> Outcome:
     """Run the same code again, on the provider it ran on or on `provider_id`.
 
     The replay is an execution of its own, recorded under the internal tenant, so that it neither
@@ -129,7 +130,7 @@ async def replaying(execution: Execution, provider_id: str = "") -> Outcome:
         content = {"provider": wanted}
         append("replay", str(execution.pk), content)
     caller = Caller(internal_tenant(), replay_of=execution, request_id=execution.request_id)
-    return await running(request, caller, route=route)
+    return await execute(request, caller, route=route)
 
 
 def recorded_request(execution: Execution) -> ExecutionRequest:

@@ -31,7 +31,7 @@ from executions.kernel.text import to_json
 from executions.runs.models import Approval
 from executions.runs.record import file_facts
 from executions.runs.requests import ExecutionRequest
-from executions.runs.tool_schemas import stored
+from executions.runs.tool_schemas import to_stored
 from providers.admin_pages import GuardedAdmin
 from providers.errors import SandboxError
 from providers.fields import DecryptionError
@@ -280,7 +280,7 @@ def _parts(wanted: ExecutionRequest) -> list[tuple[str, str]]:
         "Not before": "" if wanted.run_at is None else wanted.run_at.isoformat(),
         "Session": f"{wanted.session} {wanted.context}" if wanted.session else "",
         "Provider": wanted.provider,
-        "Tools": to_json(stored(wanted.tools)) if wanted.tools else "",
+        "Tools": to_json(to_stored(wanted.tools)) if wanted.tools else "",
         "Subject": wanted.subject,
         "Arguments": wanted.arguments_json,
         # Its values may be secrets, and are shown to nobody.

@@ -25,7 +25,7 @@ from executions.runs import payloads
 from executions.runs.models import Approval, Execution
 from executions.runs.record import QUEUE_ALLOWANCE, close_record, error_changes, log_execution
 from executions.runs.requests import ExecutionRequest
-from executions.sessions.queries import initiators, key_made_by
+from executions.sessions.queries import initiators, key_creators
 from providers.errors import BLOCKED, InvalidConfiguration
 from providers.services import two_person_rule
 from providers.services.approvers import persons_behind
@@ -120,7 +120,7 @@ def ensure_not_requester(execution_id: UUID, person: Any) -> None:
 
     if is_one_of(initiators(execution_id)):
         raise AskedBySame("You requested it yourself. Another person must approve it.")
-    if is_one_of(key_made_by(execution_id)):
+    if is_one_of(key_creators(execution_id)):
         raise AskedBySame(
             "It was sent with a key that you created or rotated. Another person must approve it."
         )

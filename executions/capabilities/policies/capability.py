@@ -424,7 +424,7 @@ class Policies(Extension):
         found = await check.review(request)
         if found is None:
             return None
-        queued = request.queued()
+        queued = request.as_queued()
         return Review(queued, lambda execution: ask_for(execution, queued, found))
 
     def first_metadata(self, tenant_slug: str) -> Mapping[str, Any]:

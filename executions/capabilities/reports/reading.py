@@ -16,7 +16,7 @@ from django.db.models.functions import Coalesce, Length
 from executions.capabilities.reports.signing import Signed
 from executions.kernel.text import first_uuid7
 from executions.ledger.entry import canonical, column_of, moment, to_canonical
-from executions.ledger.erasures import Erasures, Held, authentic, held_by_ledger, held_of
+from executions.ledger.erasures import Erasures, Held, authentic, hold_scope, hold_scopes_in_ledger
 from executions.ledger.models import Finding, LedgerEntry, LegalHold, Verification
 from executions.ledger.trust import trusted_keys
 from executions.ledger.verification import verify_entries
@@ -302,7 +302,7 @@ class Reading:
         self.policies: set[tuple[str, str]] = set()
         self.span = (0, 0)
         self._seen: set[UUID | None] = set()
-        self.by_ledger = held_by_ledger(thorough=False)
+        self.by_ledger = hold_scopes_in_ledger(thorough=False)
         self._held: dict[str, Held] = {}
 
     def gone(self) -> Iterator[Told]:
@@ -378,7 +378,7 @@ class Reading:
 
     def is_held(self, tenant: str, execution_id: UUID) -> bool:
         if tenant not in self._held:
-            self._held[tenant] = held_of(tenant, self.by_ledger.get(tenant, Held()))
+            self._held[tenant] = hold_scope(tenant, self.by_ledger.get(tenant, Held()))
         held = self._held[tenant]
         return held.everything or execution_id in held.executions
 
@@ -505,7 +505,7 @@ def holds_of(reading: Reading) -> tuple[list[dict[str, Any]], int]:
     lost = _by_ledger(reading.by_ledger, tenant) - set(there)
     if lost:
         # One that was lifted since the ledger was read is none.
-        lost &= _by_ledger(held_by_ledger(thorough=False), tenant)
+        lost &= _by_ledger(hold_scopes_in_ledger(thorough=False), tenant)
     found = [
         {"tenant": to_canonical(slug), "execution": pk, "reason": None, "since": None}
         for slug, pk in sorted(lost, key=lambda place: (place[0], place[1] or ""))

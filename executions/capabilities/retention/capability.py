@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from executions.ledger.erasures import OnHold, held_of
+from executions.ledger.erasures import OnHold, hold_scope
 from executions.ledger.models import LegalHold
 from executions.runs.extensions import Extension
 from executions.runs.models import Execution
@@ -13,7 +13,7 @@ from providers.guarded import Change, Guarded
 
 def keep_held_tenant(tenant: Tenant) -> None:
     """Raises OnHold for a tenant that is to be removed, and is held or has something that is."""
-    held = held_of(tenant.slug)
+    held = hold_scope(tenant.slug)
     if held.everything or held.executions:
         raise OnHold(f"{tenant.slug} is under a legal hold. Two administrators can lift it.")
 

@@ -26,7 +26,7 @@ from executions.kernel.storage import ARTIFACTS, WORKSPACES, Entry, file_store
 from executions.kernel.text import first_uuid7
 from executions.ledger.append import append
 from executions.ledger.entry import moment
-from executions.ledger.erasures import ERASURE, Held, held_by_ledger, held_of
+from executions.ledger.erasures import ERASURE, Held, hold_scope, hold_scopes_in_ledger
 from executions.ledger.models import LedgerEntry
 from executions.runs import payloads
 from executions.runs.models import Approval, Artifact, Execution, ExecutionEvent, LateResult
@@ -65,10 +65,10 @@ def apply_retention(
     *, dry_run: bool = False, report: Callable[[Erasure], None] = lambda erasure: None
 ) -> list[Erasure]:
     """Erase everything whose time is over. Running it again does only what is left."""
-    now, by_ledger = timezone.now(), held_by_ledger(thorough=True)
+    now, by_ledger = timezone.now(), hold_scopes_in_ledger(thorough=True)
     found = []
     for tenant_slug, data, days in _rules():
-        held = held_of(tenant_slug, by_ledger.get(tenant_slug, Held()))
+        held = hold_scope(tenant_slug, by_ledger.get(tenant_slug, Held()))
         erasure = Erasure(tenant_slug, data, now - timedelta(days=days), held)
         if held.everything:
             logger.info("%s is on legal hold: its %s is kept", tenant_slug, data)
@@ -170,7 +170,7 @@ def _erase_batch(erasure: Erasure, batch: list[Execution]) -> list[Execution]:
     erased = []
     for few in _few_at_once(erasure.data, batch):
         # What was put on hold since it was entered what goes.
-        held = held_of(erasure.tenant)
+        held = hold_scope(erasure.tenant)
         few = [each for each in few if not held.everything and each.pk not in held.executions]
         if erasure.data in ("artifacts", "records"):
             few = [execution for execution in few if _erase_artifacts(execution)]
@@ -314,7 +314,7 @@ def compare_storage(
             if _is_missing(artifact):
                 found.without_bytes.add(f"{ARTIFACTS}/{artifact.file.name}")
         report(found)
-    for execution_id in payloads.missing():
+    for execution_id in payloads.missing_payloads():
         found.without_bytes.add(f"queue/{execution_id.hex}")
     _compare_workspaces(found, oldest, remove=remove, report=report)
     return found
@@ -480,7 +480,7 @@ def erase_late_results(
         if late is None:
             continue
         # What was put on hold since this began.
-        held = held_of(tenant_slug)
+        held = hold_scope(tenant_slug)
         if held.everything or late.execution_id in held.executions:
             continue
         for name in _BODIES:

@@ -20,7 +20,7 @@ from executions.capabilities.retention.capability import keep_held_tenant
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.kernel import database
-from executions.ledger.erasures import held_of
+from executions.ledger.erasures import hold_scope
 from executions.runs.models import Execution
 from executions.sessions.models import Blob, LooseFile, Session, Snapshot, Workspace
 from executions.sessions.storage import blobs, drafts
@@ -72,7 +72,7 @@ def _remove(tenant: Tenant, is_time: Goes) -> bool:
     """Remove its rows while there is time, and then the tenant. Whether it is gone."""
 
     def goes() -> bool:
-        held = held_of(tenant.slug)
+        held = hold_scope(tenant.slug)
         if held.everything or held.executions:
             logger.warning("%s is under a legal hold: its removal is suspended", tenant.slug)
             return False

@@ -9,7 +9,7 @@ from django.urls import URLPattern, path
 from executions.capabilities.schedules.models import Schedule
 from executions.runs.extensions import Extension
 from executions.tenants.models import Tenant
-from executions.tenants.quotas import Quota, Use, bound
+from executions.tenants.quotas import Quota, Use, limit_of
 
 
 class Schedules(Extension):
@@ -27,7 +27,7 @@ class Schedules(Extension):
 
     def usage(self, tenant: Tenant) -> Mapping[Quota, Use]:
         number = Schedule.objects.filter(tenant=tenant).count()
-        return {Quota.SCHEDULES: Use(bound(tenant, Quota.SCHEDULES), number)}
+        return {Quota.SCHEDULES: Use(limit_of(tenant, Quota.SCHEDULES), number)}
 
     def after_restore(self) -> int:
         # Imported here: the library that reads cron expressions takes a while to load.

@@ -44,10 +44,10 @@ from executions.runs.models import Execution
 from executions.runs.payloads import LARGE_BYTES
 from executions.runs.requests import API_ENTRYPOINTS, TOOLS_IN_THESE, Caller, ExecutionRequest
 from executions.runs.routing import BeyondKey
-from executions.runs.service import running
+from executions.runs.service import execute
 from executions.sessions.requests import NOT_FOUND
 from executions.tenants.models import ApiKey, Scope, Tenant
-from executions.tenants.quotas import Quota, bound, tenant_lock
+from executions.tenants.quotas import Quota, limit_of, tenant_lock
 from providers.errors import InvalidConfiguration, RateLimited, SandboxError
 from providers.fields import DecryptionError
 
@@ -162,7 +162,8 @@ def create(wanted: ScheduleRequest, api_key: ApiKey) -> Schedule:
     _give(schedule, wanted.request, api_key)
     _set(schedule, BY_REQUEST if wanted.paused else "")
     with tenant_lock(tenant.slug):
-        has, most = Schedule.objects.filter(tenant=tenant).count(), bound(tenant, Quota.SCHEDULES)
+        has = Schedule.objects.filter(tenant=tenant).count()
+        most = limit_of(tenant, Quota.SCHEDULES)
         if has >= most:
             raise RateLimited(
                 f"The tenant has {has} schedules, and the limit is {most}. Delete one; an "
@@ -371,7 +372,7 @@ def _run(schedule: Schedule, following: datetime) -> bool:
         request_id=f"schedule:{schedule.pk}",
         schedule_id=schedule.pk,
     )
-    run_sync(running(request, caller, beside=take))
+    run_sync(execute(request, caller, beside=take))
     return True
 
 

@@ -16,7 +16,7 @@ from django.utils import timezone
 from rest_framework.exceptions import APIException
 
 from executions.doors.e2b import credentials
-from executions.doors.native.frame import as_told, render_error
+from executions.doors.native.frame import render_error, to_database_error
 from executions.doors.native.rendering import json_response
 from executions.kernel.text import is_name
 from executions.runs import extensions
@@ -96,7 +96,7 @@ def invalid(message: str) -> Refused:
 
 def control_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
     """Of the API that makes and ends sandboxes."""
-    exc = as_told(exc)
+    exc = to_database_error(exc)
     known = render_error(exc, context)
     status = known.status_code
     if isinstance(exc, SessionClosed | SessionLost | NoSuchSession):
@@ -105,15 +105,15 @@ def control_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
     return _with_headers(json_response({"code": status, "message": message}, status), known)
 
 
-def told_of_control(exc: Exception) -> dict[str, Any]:
-    """The same as a part of an answer."""
+def control_error_body(exc: Exception) -> dict[str, Any]:
+    """Return the same as a part of an answer."""
     told: dict[str, Any] = json.loads(control_error(exc, {}).content)
     return told
 
 
 def file_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
     """Of a sandbox's files, asked for over plain HTTP."""
-    exc = _in_sandbox(as_told(exc))
+    exc = _in_sandbox(to_database_error(exc))
     known = render_error(exc, context)
     # There is no more room: to wait helps nobody.
     is_full = isinstance(exc, RateLimited) and exc.retry_after is None
@@ -124,7 +124,7 @@ def file_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
 
 def connect_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
     """Of a sandbox's calls over Connect, before there is a stream."""
-    exc = _in_sandbox(as_told(exc))
+    exc = _in_sandbox(to_database_error(exc))
     known = render_error(exc, context)
     body = {"code": word_of(exc, known.status_code), "message": _message(exc, known)}
     return _with_headers(json_response(body, known.status_code), known)
@@ -132,16 +132,16 @@ def connect_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
 
 def text_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
     """Of the code interpreter, whose errors are plain texts."""
-    exc = _in_sandbox(as_told(exc))
+    exc = _in_sandbox(to_database_error(exc))
     known = render_error(exc, context)
     content = _message(exc, known).encode(errors="replace")
     answer = HttpResponse(content, status=known.status_code, content_type="text/plain")
     return _with_headers(answer, known)
 
 
-def told(exc: Exception) -> dict[str, str]:
-    """The same where the stream has begun, or is all that can be answered."""
-    exc = _in_sandbox(as_told(exc))
+def error_body(exc: Exception) -> dict[str, str]:
+    """Return the same where the stream has begun, or is all that can be answered."""
+    exc = _in_sandbox(to_database_error(exc))
     known = render_error(exc, {})
     return {"code": word_of(exc, known.status_code), "message": _message(exc, known)}
 
@@ -248,8 +248,8 @@ def to_place(path: object, field: str = "path") -> str:
     return whole if below is None else f"{WORKSPACE}/{below}".rstrip("/")
 
 
-def to_named(path: object, field: str = "path") -> str:
-    """The same, and neither the home itself nor the root."""
+def to_item(path: object, field: str = "path") -> str:
+    """Return the same, and refuse the home itself and the root."""
     found = to_place(path, field)
     if found in ("/", WORKSPACE):
         raise invalid(f"{field}: Must name something in a folder.")
@@ -264,7 +264,7 @@ def to_folder(path: object, field: str = "cwd") -> str:
     return found if below is None else below
 
 
-def shown(path: str) -> str:
+def display_path(path: str) -> str:
     below = below_workspace(path)
     if below is None:
         return escape(path)
@@ -357,8 +357,8 @@ def _is_harmless(rules: Any) -> bool:
     )
 
 
-def templates_named(name: str) -> list[str]:
-    """What the sessions have whose template clients are told by this name."""
+def template_names(name: str) -> list[str]:
+    """Return the template names of the sessions whose template has this name for clients."""
     return [""] if name == USUAL else [name]
 
 
@@ -367,8 +367,8 @@ def age_of(session: Session) -> int:
     return math.ceil((timezone.now() - session.created_at).total_seconds())
 
 
-def at_most_left(session: Session, seconds: int) -> int:
-    """So many seconds, or as many as it may still live."""
+def clamp_seconds(session: Session, seconds: int) -> int:
+    """Return so many seconds, or as many as the session may still live."""
     return max(1, min(seconds, settings.SESSION_MAX_SECONDS - age_of(session)))
 
 
@@ -376,9 +376,10 @@ def pauses_at_its_end(session: Session) -> bool:
     return session.idle_seconds < session.max_seconds
 
 
-def ending_in(session: Session, seconds: int, *, is_bounded: bool = False) -> SessionChanges:
-    """What has it end so many seconds from now, in the way in which it does. If it `is_bounded`, as
-    old as any may be at most; else this raises InvalidConfiguration where it would be older."""
+def end_after(session: Session, seconds: int, *, is_bounded: bool = False) -> SessionChanges:
+    """Return the changes that end the session so many seconds from now, in the way in which it
+    does. If it `is_bounded`, as old as any may be at most; else this raises InvalidConfiguration
+    where it would be older."""
     age = age_of(session)
     longest = settings.SESSION_MAX_SECONDS
     if pauses_at_its_end(session):
@@ -388,18 +389,18 @@ def ending_in(session: Session, seconds: int, *, is_bounded: bool = False) -> Se
     return SessionChanges(idle_seconds=total, max_seconds=total)
 
 
-def kept_paused(session: Session) -> SessionChanges:
-    """One that sleeps ends when it is as old as any may be."""
+def pause_changes(session: Session) -> SessionChanges:
+    """Return the changes of one that is paused: it ends when it is as old as any may be."""
     longest = settings.SESSION_MAX_SECONDS
     idle = session.idle_seconds if pauses_at_its_end(session) else longest
     return SessionChanges(idle_seconds=idle, max_seconds=longest)
 
 
-def created(session: Session, key: ApiKey) -> dict[str, Any]:
-    """What a client needs to have to call the sandbox."""
+def create_answer(session: Session, key: ApiKey) -> dict[str, Any]:
+    """Return what a client needs to call the sandbox."""
     token = credentials.token_of(session.pk, key)
     return {
-        **_named(session),
+        **_identity(session),
         "envdAccessToken": token,
         # Calls of contexts have this one alone.
         "trafficAccessToken": token,
@@ -407,10 +408,10 @@ def created(session: Session, key: ApiKey) -> dict[str, Any]:
     }
 
 
-def listed(session: Session) -> dict[str, Any]:
+def summary(session: Session) -> dict[str, Any]:
     limits = _limits_of(session)
     return {
-        **_named(session),
+        **_identity(session),
         "startedAt": moment(session.created_at),
         "endAt": moment(expires_at(session)),
         "cpuCount": 1,
@@ -427,7 +428,7 @@ def detail(session: Session, key: ApiKey) -> dict[str, Any]:
         "autoResume": True,
     }
     token = credentials.token_of(session.pk, key)
-    return {**listed(session), "envdAccessToken": token, "domain": None, "lifecycle": lifecycle}
+    return {**summary(session), "envdAccessToken": token, "domain": None, "lifecycle": lifecycle}
 
 
 def moment(when: datetime) -> str:
@@ -438,7 +439,7 @@ def memory_total(session: Session) -> int:
     return _limits_of(session).memory_bytes
 
 
-def _named(session: Session) -> dict[str, Any]:
+def _identity(session: Session) -> dict[str, Any]:
     return {
         "templateID": session.template or USUAL,
         "sandboxID": credentials.sandbox_id_of(session),

@@ -20,7 +20,7 @@ from django.conf import settings
 from django.utils.crypto import constant_time_compare, salted_hmac
 
 from executions.sessions.models import Session
-from executions.sessions.queries import opened_by_keys
+from executions.sessions.queries import sessions_with_keys
 from executions.tenants import keys
 from executions.tenants.keys import UNKNOWN
 from executions.tenants.models import ApiKey
@@ -97,7 +97,7 @@ def _candidates(sandbox_id: str) -> Iterable[tuple[UUID, int, str]]:
     session_id = session_id_of(sandbox_id) if sandbox_id else None
     if sandbox_id and session_id is None:
         return ()
-    return opened_by_keys(session_id, settings.SESSIONS_MAX_TOTAL)
+    return sessions_with_keys(session_id, settings.SESSIONS_MAX_TOTAL)
 
 
 FILES = "/files"

@@ -29,20 +29,20 @@ from executions.doors.e2b import credentials
 from executions.doors.e2b.connect import (
     USER,
     Refused,
+    display_path,
     ensure_user,
     file_error,
     invalid,
     message,
     no_such_file,
-    shown,
-    to_named,
+    to_item,
     to_place,
 )
 from executions.doors.e2b.credentials import SANDBOX_HEADER
 from executions.doors.e2b.frame import SandboxAuthentication, SandboxView, ensure_basic_user, valid
 from executions.doors.e2b.processes import KeptAlive
 from executions.doors.native.downloads import ranged_download
-from executions.doors.native.frame import answered_later
+from executions.doors.native.frame import deferred
 from executions.doors.native.rendering import json_response
 from executions.doors.native.session_files import at_most
 from executions.kernel.bodies import HELD, Held
@@ -51,7 +51,7 @@ from executions.runs.event_log import RunEvent
 from executions.runs.event_stream import first_of
 from executions.sessions import files
 from executions.sessions.control import with_sandbox
-from executions.sessions.file_events import Change, Watch, watching
+from executions.sessions.file_events import Change, Watch, watch_folder
 from executions.sessions.models import Session
 from executions.sessions.requests import MOST_DEPTH, FileListing
 from executions.tenants.models import ApiKey
@@ -161,10 +161,10 @@ def keep(session_id: UUID, watch: Watch, wanted: Told) -> str:
 async def events_of(session: Session, number: Any) -> list[dict[str, Any]]:
     """What has happened since this was asked for last, up to now. Raises Refused where nobody
     watches, or does no more: an empty answer would say for ever that nothing happens."""
-    kept = _found(session.pk, number)
+    kept = _find(session.pk, number)
     kept.watch.keep_for(UNASKED_SECONDS)
     if not kept.watch.ended.done():
-        await _caught_up(session, kept)
+        await _catch_up(session, kept)
     # In this order: whatever has ended by now has told all that it will.
     has_ended = kept.watch.ended.done()
     entries, _ = kept.watch.read(0, _AT_ONCE_BYTES)
@@ -174,7 +174,7 @@ async def events_of(session: Session, number: Any) -> list[dict[str, Any]]:
     return [event for each in entries for event in kept.wanted.events_of(each)]
 
 
-async def _caught_up(session: Session, kept: _Kept) -> None:
+async def _catch_up(session: Session, kept: _Kept) -> None:
     """Wait until what has happened by now is told. The sandbox tells of it before it answers what
     it is asked now; what it told may still be on its way here for a moment."""
     path = kept.wanted.folder
@@ -186,14 +186,14 @@ async def _caught_up(session: Session, kept: _Kept) -> None:
         # The watch itself tells why there is nothing more.
         return
     if not kept.watch.has_some:
-        await wait_for(within(_ON_ITS_WAY_SECONDS, kept.watch.changed(0)))
+        await wait_for(within(_ON_ITS_WAY_SECONDS, kept.watch.next_change(0)))
         # Who comes now and then is no reader that goes on.
         kept.watch.keep_for(UNASKED_SECONDS)
 
 
 def remove(session_id: UUID, number: Any) -> None:
     """Raises Refused where nobody watches."""
-    kept = _found(session_id, number)
+    kept = _find(session_id, number)
     _forget(number)
     kept.watch.leave()
 
@@ -209,7 +209,7 @@ def _end_of(watch: Watch) -> str:
     return f"This watcher has ended{why}"
 
 
-def _found(session_id: UUID, number: Any) -> _Kept:
+def _find(session_id: UUID, number: Any) -> _Kept:
     with _lock:
         kept = _kept.get(number) if isinstance(number, str) else None
     if kept is not None and kept.session_id == session_id:
@@ -249,7 +249,7 @@ class FilesystemView(SandboxView):
     def post(self, request: Request, method: str) -> HttpResponseBase:
         return self._watch(request) if method == "WatchDir" else self._unary(request, method)
 
-    @answered_later
+    @deferred
     async def _unary(self, request: Request, method: str) -> HttpResponse:
         calls = {
             "Stat": self._stat,
@@ -261,7 +261,7 @@ class FilesystemView(SandboxView):
             "GetWatcherEvents": self._watcher_events,
             "RemoveWatcher": self._remove_watcher,
         }
-        return await self.called("filesystem.Filesystem", method, calls)
+        return await self.answer_call("filesystem.Filesystem", method, calls)
 
     async def _stat(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
         given = body.get("path", "")
@@ -277,7 +277,7 @@ class FilesystemView(SandboxView):
         if type(depth) is not int or depth < 0:
             raise invalid("depth should be at least 1")
         wanted = FileListing(path=path, depth=min(depth, MOST_DEPTH))
-        found, more = await files.listing(session, wanted, most=_MOST_ENTRIES)
+        found, more = await files.list_files(session, wanted, most=_MOST_ENTRIES)
         if not more:
             return {"entries": [detail(entry) for entry in found]}
         raise invalid(f"path: There are more than {_MOST_ENTRIES} entries. List parts of it.")
@@ -285,24 +285,24 @@ class FilesystemView(SandboxView):
     async def _make(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
         path = to_place(body.get("path", ""))
         is_there = path == "/" or below_workspace(path) == ""
-        if is_there or not (await files.making_directory(session, path)):
-            raise Refused(409, "already_exists", f"directory already exists: {shown(path)}")
+        if is_there or not (await files.make_directory(session, path)):
+            raise Refused(409, "already_exists", f"directory already exists: {display_path(path)}")
         entry = await _entry(session, path)
         return {"entry": detail(entry or FileEntry(path, "directory", 0, 0o755))}
 
     async def _move(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
-        source = to_named(body.get("source", ""), "source")
-        target = to_named(body.get("destination", ""), "destination")
+        source = to_item(body.get("source", ""), "source")
+        target = to_item(body.get("destination", ""), "destination")
         if (await _entry(session, source)) is None:
             raise no_such_file(str(body["source"]))
         above = target.rpartition("/")[0]
         if above and below_workspace(above) != "" and (await _entry(session, above)) is None:
-            await files.making_directory(session, above)
-        return {"entry": detail(await files.moving(session, source, target))}
+            await files.make_directory(session, above)
+        return {"entry": detail(await files.move_file(session, source, target))}
 
     async def _remove(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
         # What was not there is gone as well.
-        await files.removing(session, to_named(body.get("path", "")))
+        await files.remove_file(session, to_item(body.get("path", "")))
         return {}
 
     def _watch(self, request: Request) -> HttpResponseBase:
@@ -310,20 +310,20 @@ class FilesystemView(SandboxView):
         session = self.session()
         body = self.first_message()
         path = to_place(body.get("path", ""))
-        events = WatchEvents(_told(path, body))
+        events = WatchEvents(_to_watch_options(path, body))
 
         async def work() -> None:
             await _require_folder(session, path, str(body.get("path", "")))
-            watch = await watching(session, path)
+            watch = await watch_folder(session, path)
             await events.follow(watch, self.seconds)
 
-        return self.streamed(events, work)
+        return self.stream_answer(events, work)
 
     async def _create_watcher(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
         path = to_place(body.get("path", ""))
         await _require_folder(session, path, str(body.get("path", "")))
-        watch = await watching(session, path)
-        return {"watcherId": keep(session.pk, watch, _told(path, body))}
+        watch = await watch_folder(session, path)
+        return {"watcherId": keep(session.pk, watch, _to_watch_options(path, body))}
 
     async def _watcher_events(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
         return {"events": (await events_of(session, body.get("watcherId")))}
@@ -333,7 +333,7 @@ class FilesystemView(SandboxView):
         return {}
 
 
-def _told(path: str, body: Mapping[str, Any]) -> Told:
+def _to_watch_options(path: str, body: Mapping[str, Any]) -> Told:
     """What somebody who watches a folder is told."""
     describe = detail if body.get("includeEntry") is True else None
     return Told(path, body.get("recursive") is True, describe)
@@ -342,7 +342,7 @@ def _told(path: str, body: Mapping[str, Any]) -> Told:
 def detail(entry: FileEntry) -> dict[str, Any]:
     end = entry.end or entry
     kind, mode = _TYPES[end.type][0], end.mode & 0o7777
-    path = shown(entry.path)
+    path = display_path(entry.path)
     told: dict[str, Any] = {
         "name": path.rpartition("/")[2] or path,
         "type": kind,
@@ -357,7 +357,7 @@ def detail(entry: FileEntry) -> dict[str, Any]:
     if entry.metadata:
         told["metadata"] = {escape(name): escape(each) for name, each in entry.metadata.items()}
     if entry.type == "symlink":
-        told["symlinkTarget"] = shown(entry.end.path) if entry.end else escape(entry.target)
+        told["symlinkTarget"] = display_path(entry.end.path) if entry.end else escape(entry.target)
     return told
 
 
@@ -393,8 +393,9 @@ _MOST_METADATA, _METADATA_BYTES = 32, 4096
 Sent = list[tuple[str, IO[bytes]]]
 
 
-def sent_in(request: Request, path: str) -> Sent:
-    """What is uploaded, each with its path: `path`, or the name that a part has. Raises Refused."""
+def uploads_in(request: Request, path: str) -> Sent:
+    """Return what is uploaded, each with its path: `path`, or the name that a part has. Raises
+    Refused."""
     kind = (request.content_type or "").partition(";")[0].strip().lower()
     packing = request.META.get("HTTP_CONTENT_ENCODING", "").strip().lower()
     if packing not in ("", "identity", "gzip"):
@@ -434,7 +435,7 @@ def _hold(request: Request, size: int) -> None:
 def _whole(request: Request, is_packed: bool) -> IO[bytes]:
     kept: IO[bytes] = TemporaryFile()  # noqa: SIM115
     source = request.stream
-    write = _unpacking_to(kept, partial(_hold, request)) if is_packed else kept.write
+    write = _unpacker(kept, partial(_hold, request)) if is_packed else kept.write
     try:
         while source is not None and (piece := source.read(_PIECE_BYTES)):
             write(piece)
@@ -447,7 +448,7 @@ def _whole(request: Request, is_packed: bool) -> IO[bytes]:
     return kept
 
 
-def _unpacking_to(kept: IO[bytes], hold: Callable[[int], None]) -> Callable[[bytes], object]:
+def _unpacker(kept: IO[bytes], hold: Callable[[int], None]) -> Callable[[bytes], object]:
     """What unpacks piece after piece into a file; an empty one says that there are no more. `hold`
     is told how much it has become, before it is kept."""
     unpacker = zlib.decompressobj(wbits=31)
@@ -551,18 +552,20 @@ class FilesView(SandboxView):
     def get_exception_handler(self) -> Callable[..., HttpResponse]:
         return file_error
 
-    @answered_later
+    @deferred
     async def get(self, request: Request) -> HttpResponseBase:
         session = self.session()
         ensure_user(request.query_params.get("username"))
         given = request.query_params.get("path", "")
-        path = to_named(given)
+        path = to_item(given)
         entry = await files.entry_of(session, path)
         if entry is None:
             raise no_such_file(given)
         if (kind := (entry.end or entry).type) != "file":
-            raise invalid(f"path: {shown(path)!r} is not a regular file, but of type {kind}.")
-        entry = await files.readable(session, path, entry)
+            raise invalid(
+                f"path: {display_path(path)!r} is not a regular file, but of type {kind}."
+            )
+        entry = await files.ensure_readable(session, path, entry)
         # It may grow while it is read: no more is sent than was announced.
         return ranged_download(
             request.META.get("HTTP_RANGE", ""),
@@ -571,21 +574,21 @@ class FilesView(SandboxView):
             path,
         )
 
-    @answered_later
+    @deferred
     async def post(self, request: Request) -> HttpResponse:
         session = self.session()
         ensure_user(request.query_params.get("username"))
         with ExitStack() as held:
             metadata = metadata_in(request)
-            sent: Sent = sent_in(request, request.query_params.get("path", ""))
+            sent: Sent = uploads_in(request, request.query_params.get("path", ""))
             for _, content in sent:
                 held.enter_context(content)
-            wanted = [(to_named(path), content) for path, content in sent]
+            wanted = [(to_item(path), content) for path, content in sent]
             written = []
             for path, content in wanted:
                 body = files.Rereadable(content)
-                await files.writing(session, path, body, metadata=metadata)
-                name = shown(path)
+                await files.write_file(session, path, body, metadata=metadata)
+                name = display_path(path)
                 told = {"path": name, "name": name.rpartition("/")[2], "type": "file"}
                 written.append({**told, "metadata": metadata} if metadata else told)
         return json_response(written)

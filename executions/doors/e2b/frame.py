@@ -22,10 +22,10 @@ from executions.doors.e2b.connect import (
     connect_error,
     control_error,
     ensure_user,
+    error_body,
     invalid,
     messages_in,
     object_in,
-    told,
     unimplemented,
 )
 from executions.doors.e2b.credentials import MOST_MESSAGE_BYTES, PORT_HEADER, PORTS, SANDBOX_HEADER
@@ -132,8 +132,10 @@ class SandboxView(LoggedView):
         content = self.content()
         return object_in(content) if content else {}
 
-    async def called(self, service: str, method: str, calls: Mapping[str, Call]) -> HttpResponse:
-        """A call that is answered at once, by one message for one."""
+    async def answer_call(
+        self, service: str, method: str, calls: Mapping[str, Call]
+    ) -> HttpResponse:
+        """Answer a call at once, by one message for one."""
         call = calls.get(method)
         if call is None:
             raise unimplemented(f"{service}/{method[:64]}")
@@ -157,19 +159,19 @@ class SandboxView(LoggedView):
             int(text) / 1000 if text.isascii() and text.isdigit() and 0 < len(text) < 11 else None
         )
 
-    def streamed(
+    def stream_answer(
         self, events: EventStream, work: Callable[[], Coroutine[None]]
     ) -> HttpResponseBase:
-        """What the work tells of, as a stream of Connect; how it failed, as its end."""
+        """Stream what the work tells of, as a stream of Connect; how it failed is its end."""
 
-        async def carried_out() -> HttpResponseBase:
+        async def run() -> HttpResponseBase:
             try:
                 await work()
             except Exception as error:
-                events.end({"error": told(error)})
+                events.end({"error": error_body(error)})
             return events
 
-        return stream(self.request, carried_out(), events)
+        return stream(self.request, run(), events)
 
 
 class AnyKey(BasePermission):

@@ -16,17 +16,17 @@ from rest_framework.request import Request
 
 from executions.doors.e2b.connect import (
     Refused,
+    display_path,
+    error_body,
     invalid,
     object_in,
-    shown,
     text_error,
     to_folder,
-    told,
 )
 from executions.doors.e2b.frame import SandboxView
 from executions.doors.e2b.processes import KeptAlive
 from executions.doors.native.deferred import NDJSON, stream
-from executions.doors.native.frame import answered_later
+from executions.doors.native.frame import deferred
 from executions.doors.native.rendering import json_response
 from executions.kernel.text import is_storable
 from executions.runs.active_runs import LEFT_STREAM, ClientRun
@@ -36,7 +36,7 @@ from executions.runs.models import Execution
 from executions.runs.requests import Conflict, ExecutionRequest, run_limits
 from executions.runs.results import exception_of, omission_lines
 from executions.runs.routing import allowed_languages, ensure_language, supported_languages
-from executions.runs.service import running
+from executions.runs.service import execute
 from executions.sessions import control
 from executions.sessions.models import Session
 from executions.sessions.queries import has_ended
@@ -104,7 +104,7 @@ class CellEvents(KeptAlive):
             return self._output((entry.said or {}).get("data") or {})
         return b""
 
-    def ending(self, said: Mapping[str, Any]) -> bytes:
+    def render_end(self, said: Mapping[str, Any]) -> bytes:
         told = b"" if self._value is None else _result(self._value, is_main=True)
         if (error := said.get("error")) is not None:
             told += _text("stderr", self._trace)
@@ -214,16 +214,16 @@ class InterpreterView(SandboxView):
     def get_exception_handler(self) -> Callable[..., HttpResponse]:
         return text_error
 
-    async def creating(self, session: Session, language: str, cwd: str, name: str) -> Any:
+    async def create_context(self, session: Session, language: str, cwd: str, name: str) -> Any:
         wanted = ContextRequest(language=language, cwd=cwd, id=name)
         ensure_language(self.api_key, wanted.language)
         try:
-            return await control.creating_context(session, wanted)
+            return await control.create_context(session, wanted)
         except InvalidConfiguration as error:
             if wanted.language != "typescript" or error.field != "language":
                 raise
         # Where it has no interpreter of its own, JavaScript's takes it.
-        return await self.creating(session, "nodejs", cwd, name)
+        return await self.create_context(session, "nodejs", cwd, name)
 
 
 class ExecuteView(InterpreterView):
@@ -247,8 +247,8 @@ class ExecuteView(InterpreterView):
             try:
                 said = await self._run(session, body, name, language, log)
             except Exception as error:
-                said = {"error": told(error)}
-            if _was_cut_off(said) and has_ended(session.pk):
+                said = {"error": error_body(error)}
+            if _has_no_end(said) and has_ended(session.pk):
                 # As E2B's: clients then look whether it runs, and say that it was killed.
                 events.break_off()
             else:
@@ -270,7 +270,7 @@ class ExecuteView(InterpreterView):
     ) -> dict[str, Any]:
         if all(each["id"] != context for each in session.contexts):
             try:
-                await self.creating(session, language, "", context)
+                await self.create_context(session, language, "", context)
             except Conflict:
                 # Somebody else was faster.
                 session.refresh_from_db()
@@ -281,7 +281,7 @@ class ExecuteView(InterpreterView):
             env=body.get("env_vars") or {},
             usual_timeout=min(_USUAL_SECONDS, settings.SANDBOX_MAX_TIMEOUT_SEC),
         )
-        outcome = await running(request, self.caller(), log=log)
+        outcome = await execute(request, self.caller(), log=log)
         if outcome.error is not None and outcome.result is None:
             raise outcome.error
         return {"execution": outcome.execution}
@@ -290,10 +290,10 @@ class ExecuteView(InterpreterView):
 class ContextsView(InterpreterView):
     def get(self, request: Request) -> HttpResponse:
         session = self.session()
-        known = [*session.contexts[:1], *self._not_begun(session), *session.contexts[1:]]
+        known = [*session.contexts[:1], *self._unstarted(session), *session.contexts[1:]]
         return json_response([_detail(each) for each in known])
 
-    def _not_begun(self, session: Session) -> list[Mapping[str, Any]]:
+    def _unstarted(self, session: Session) -> list[Mapping[str, Any]]:
         """JavaScript's context, where the sandbox can have it and nothing has run in it."""
         is_wanted = allowed_languages(self.api_key, [_JAVASCRIPT["language"]])
         if not is_wanted or _has(session, _JAVASCRIPT["id"]) or session.language == "nodejs":
@@ -305,35 +305,35 @@ class ContextsView(InterpreterView):
             # What it has cannot be known just now.
             return []
 
-    @answered_later
+    @deferred
     async def post(self, request: Request) -> HttpResponse:
         session = self.session()
         content = self.content()
         body = object_in(content) if content else {}
         language = body.get("language") or session.language
         cwd = to_folder(body.get("cwd") or "")
-        return json_response(_detail(await self.creating(session, language, cwd, "")))
+        return json_response(_detail(await self.create_context(session, language, cwd, "")))
 
 
 class ContextView(InterpreterView):
-    @answered_later
+    @deferred
     async def delete(self, request: Request, context_id: str) -> HttpResponse:
         session = self.session()
         if not _has(session, context_id) and context_id == _JAVASCRIPT["id"]:
             return HttpResponse(status=204)
-        if not (await control.ending_context(session, context_id)):
+        if not (await control.end_context(session, context_id)):
             raise _no_context(context_id)
         return HttpResponse(status=204)
 
 
 class ContextRestartView(InterpreterView):
-    @answered_later
+    @deferred
     async def post(self, request: Request, context_id: str) -> HttpResponse:
         session = self.session()
         if not _has(session, context_id) and context_id == _JAVASCRIPT["id"]:
             # It is as new as it can be.
             return json_response(_detail(_JAVASCRIPT))
-        if (context := (await control.restarting_context(session, context_id))) is None:
+        if (context := (await control.restart_context(session, context_id))) is None:
             raise _no_context(context_id)
         return json_response(_detail(context))
 
@@ -357,7 +357,7 @@ def _context_of(session: Session, context: Any, language: Any) -> tuple[str, str
     return (DEFAULT_CONTEXT if is_usual else f"default-{named}"), named
 
 
-def _was_cut_off(said: Mapping[str, Any]) -> bool:
+def _has_no_end(said: Mapping[str, Any]) -> bool:
     """Whether a cell has no end of its own: its sandbox may be gone."""
     execution = said.get("execution")
     return "error" in said or (execution is not None and execution.exit_code is None)
@@ -375,4 +375,4 @@ def _detail(context: Mapping[str, Any]) -> dict[str, str]:
     named = normalize_language(context["language"])
     # So E2B's clients call what runs in Node.
     shown_as = "javascript" if named == "nodejs" else named
-    return {"id": context["id"], "language": shown_as, "cwd": shown(context["cwd"])}
+    return {"id": context["id"], "language": shown_as, "cwd": display_path(context["cwd"])}

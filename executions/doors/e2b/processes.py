@@ -16,22 +16,22 @@ from rest_framework.request import Request
 from executions.doors.e2b.connect import (
     STREAM_TYPE,
     Refused,
+    display_path,
     end,
     invalid,
     message,
     messages_in,
-    shown,
     to_folder,
     unimplemented,
 )
 from executions.doors.e2b.frame import SandboxView, ensure_basic_user
 from executions.doors.native.deferred import EventStream
-from executions.doors.native.frame import answered_later
+from executions.doors.native.frame import deferred
 from executions.kernel.coroutines import wait_for
 from executions.kernel.text import storable
 from executions.runs import event_stream, output_collector
 from executions.runs.event_log import STREAMS, EventLog, RunEvent
-from executions.runs.event_stream import EventBuffer, Listener, first_of, following, recorded
+from executions.runs.event_stream import EventBuffer, Listener, first_of, follow, recorded_events
 from executions.runs.listing import executions_of
 from executions.runs.models import Execution
 from executions.runs.routing import COMMANDS, ensure_language
@@ -79,15 +79,15 @@ class KeptAlive(EventStream):
             return self.keepalive, more
         return body, more
 
-    def changed(self) -> Future[None]:
+    def next_change(self) -> Future[None]:
         changed: Future[None] = Future()
         # Whichever comes first: something happened, or it is time to say that nothing has.
-        within(self.keepalive_seconds, super().changed()).add_done_callback(
+        within(self.keepalive_seconds, super().next_change()).add_done_callback(
             lambda _: changed.set_result(None)
         )
         return changed
 
-    def ending(self, said: Mapping[str, Any]) -> bytes:
+    def render_end(self, said: Mapping[str, Any]) -> bytes:
         return end(said.get("error"))
 
 
@@ -97,9 +97,9 @@ class ProcessEvents(KeptAlive):
     def __init__(self, pid: int, *, is_terminal: bool, after: int = 0) -> None:
         self.is_terminal = is_terminal
         super().__init__(b"", after=after)
-        self.told_of(pid)
+        self.set_pid(pid)
 
-    def told_of(self, pid: int) -> None:
+    def set_pid(self, pid: int) -> None:
         self._opening = message({"event": {"start": {"pid": pid}}}) if pid else b""
 
     def line(self, entry: RunEvent) -> bytes:
@@ -111,10 +111,10 @@ class ProcessEvents(KeptAlive):
             data = _bytes_of(entry.said)
         return self._data(entry.type, data)
 
-    def ending(self, said: Mapping[str, Any]) -> bytes:
+    def render_end(self, said: Mapping[str, Any]) -> bytes:
         left_out = self._data("stderr", _LEFT_OUT.encode()) if said.get("left_out") else b""
         last = message({"event": {"end": said["end"]}}) if "end" in said else b""
-        return left_out + last + super().ending(said)
+        return left_out + last + super().render_end(said)
 
     def _data(self, stream: str, data: bytes) -> bytes:
         name = "pty" if self.is_terminal else stream
@@ -127,29 +127,31 @@ def _bytes_of(said: Mapping[str, Any]) -> bytes:
     return str(said.get("text", "")).encode(errors="replace")
 
 
-async def followed(
+async def follow_command(
     execution: Execution,
     events: ProcessEvents,
     log: EventLog | None,
     listener: Listener,
     seconds: float | None = None,
 ) -> dict[str, Any]:
-    """Tell what a command puts out until it has ended: how, as the stream is to say it.
+    """Send the output of a command until it has ended, and return how it ended, as the stream is to
+    say it.
 
     Whoever leaves, or has no more time, ends nothing. Raises RateLimited where too many follow.
     """
     if log is not None:
-        with listener.counted(execution.pk):
-            return await told_of(execution, events, log, seconds)
-    await following(execution.pk, events, 0, listener)
+        with listener.hold_place(execution.pk):
+            return await follow_log(execution, events, log, seconds)
+    await follow(execution.pk, events, 0, listener)
     execution.refresh_from_db()
     return _end_of(execution)
 
 
-async def told_of(
+async def follow_log(
     execution: Execution, events: ProcessEvents, log: EventLog, seconds: float | None = None
 ) -> dict[str, Any]:
-    """As `followed`, of a command whose log is here, for one who has a place already."""
+    """Follow a command whose log is here as `follow_command` does, for one who has a place
+    already."""
     until = None if seconds is None else time.monotonic() + seconds
     events.begin(log)
     while not (log.closed.done() or events.left.done() or draining.is_draining()):
@@ -157,36 +159,38 @@ async def told_of(
             return _late()
         await wait_for(first_of(log.closed, events.left, seconds=_LOOK_SECONDS))
     execution.refresh_from_db()
-    if _is_told(execution, log):
+    if _is_reported(execution, log):
         return _end_of(execution)
     # There was no thread left to follow it: it is told of when it has ended.
-    await _until_recorded(execution, events, until)
+    await _wait_until_recorded(execution, events, until)
     if execution.finished_at is None:
         is_late = until is not None and time.monotonic() >= until
         return _late() if is_late else _end_of(execution)
-    if log.printed("stdout") or log.printed("stderr"):
+    if log.text_of("stdout") or log.text_of("stderr"):
         # Somebody did follow it for a while: it is not told twice.
         return _end_of(execution)
     relay = EventBuffer()
-    relay.push([entry for entry in recorded(execution.pk) if entry.type in STREAMS])
+    relay.push([entry for entry in recorded_events(execution.pk) if entry.type in STREAMS])
     relay.end()
     events.begin(relay)
     return _end_of(execution)
 
 
-def _is_told(execution: Execution, log: EventLog) -> bool:
+def _is_reported(execution: Execution, log: EventLog) -> bool:
     """Whether it has ended, and what it put out was heard."""
     if execution.finished_at is None:
         return False
-    is_heard = log.printed("stdout") or log.printed("stderr")
+    is_heard = log.text_of("stdout") or log.text_of("stderr")
     return bool(is_heard) or not (execution.stdout or execution.stderr)
 
 
-async def _until_recorded(execution: Execution, events: ProcessEvents, until: float | None) -> None:
+async def _wait_until_recorded(
+    execution: Execution, events: ProcessEvents, until: float | None
+) -> None:
     if execution.finished_at is not None:
         return
     record, me = event_stream.Waiter(execution.pk), object()
-    with event_stream.poll.joined(record):
+    with event_stream.poll.join(record):
         try:
             while not (record.ended.done() or events.left.done()):
                 if until is not None and time.monotonic() >= until:
@@ -253,7 +257,7 @@ class ProcessView(SandboxView):
             return self._connect(request)
         return self._unary(request, method)
 
-    @answered_later
+    @deferred
     async def _unary(self, request: Request, method: str) -> HttpResponse:
         if method == "StreamInput":
             return await self._stream_input()
@@ -265,7 +269,7 @@ class ProcessView(SandboxView):
             "Update": self._update,
         }
         try:
-            return await self.called("process.Process", method, calls)
+            return await self.answer_call("process.Process", method, calls)
         except InvalidConfiguration as error:
             if error.field != "pid":
                 raise
@@ -281,14 +285,14 @@ class ProcessView(SandboxView):
 
         async def work() -> None:
             logs: list[EventLog] = []
-            with listener.counted():
-                execution = await cells.starting(
-                    session, wanted, self.caller(), seconds=self.seconds, following=logs.append
+            with listener.hold_place():
+                execution = await cells.start_command(
+                    session, wanted, self.caller(), seconds=self.seconds, on_start=logs.append
                 )
-                events.told_of(execution.pid or 0)
-                events.end(await told_of(execution, events, logs[0]))
+                events.set_pid(execution.pid or 0)
+                events.end(await follow_log(execution, events, logs[0]))
 
-        return self.streamed(events, work)
+        return self.stream_answer(events, work)
 
     def _connect(self, request: Request) -> HttpResponseBase:
         session = self.session()
@@ -307,12 +311,12 @@ class ProcessView(SandboxView):
         listener = Listener.of_key(self.api_key)
 
         async def work() -> None:
-            events.end(await followed(execution, events, log, listener, self.seconds))
+            events.end(await follow_command(execution, events, log, listener, self.seconds))
 
-        return self.streamed(events, work)
+        return self.stream_answer(events, work)
 
     async def _list(self, session: Session, body: Mapping[str, Any]) -> dict[str, Any]:
-        found = await cells.seen(session)
+        found = await cells.list_processes(session)
         running = [each for each in found if each.exit_code is None]
         return {"processes": [_info(each) for each in running]}
 
@@ -330,8 +334,8 @@ class ProcessView(SandboxView):
         ensure_language(self.api_key, *COMMANDS)
         pieces = [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)] or [b""]
         for piece in pieces[:-1]:
-            await cells.writing(session, pid, piece, close=False)
-        await cells.writing(session, pid, pieces[-1], close=close)
+            await cells.write_input(session, pid, piece, close=False)
+        await cells.write_input(session, pid, pieces[-1], close=close)
 
     async def _stream_input(self) -> HttpResponse:
         """All of it, once all of it has come."""
@@ -351,7 +355,7 @@ class ProcessView(SandboxView):
         name = _SIGNALS.get(wanted) if isinstance(wanted, str | int) else None
         if name is None:
             raise invalid("signal: Must be SIGNAL_SIGKILL or SIGNAL_SIGTERM.")
-        if not (await cells.signalling(session, pid, name)):
+        if not (await cells.send_signal(session, pid, name)):
             raise _no_process(pid)
         return {}
 
@@ -359,7 +363,7 @@ class ProcessView(SandboxView):
         pid = _pid_of(body)
         _require_process(session, pid)
         size = _size(_object(body, "pty"))
-        await cells.resizing(session, pid, size.pair)
+        await cells.resize_terminal(session, pid, size.pair)
         return {}
 
 
@@ -431,5 +435,5 @@ def _info(process: Process) -> dict[str, Any]:
     argv = [storable(each) for each in process.argv]
     if argv[:2] == ["bash", "-c"]:
         argv = ["/bin/bash", *_LOGIN_SHELL, *argv[2:]]
-    config = {"cmd": argv[0] if argv else "", "args": argv[1:], "cwd": shown(process.cwd)}
+    config = {"cmd": argv[0] if argv else "", "args": argv[1:], "cwd": display_path(process.cwd)}
     return {"pid": process.pid, "config": {**config, "envs": {}}}

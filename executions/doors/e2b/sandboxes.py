@@ -19,18 +19,18 @@ from django.utils import timezone
 from rest_framework.request import Request
 
 from executions.doors.e2b import connect, credentials
-from executions.doors.e2b.connect import Refused, invalid, told_of_control, unimplemented
+from executions.doors.e2b.connect import Refused, control_error_body, invalid, unimplemented
 from executions.doors.e2b.frame import ControlView
-from executions.doors.native.frame import answered_later
+from executions.doors.native.frame import deferred
 from executions.doors.native.rendering import json_response
 from executions.kernel.coroutines import wait_for
 from executions.kernel.text import is_storable
 from executions.runs.requests import Conflict
 from executions.sessions import control
-from executions.sessions.capacity import sleeping
-from executions.sessions.control import is_without_network, opening
+from executions.sessions.capacity import suspend_in_thread
+from executions.sessions.control import is_without_network, open_session
 from executions.sessions.ending import close
-from executions.sessions.files import inspecting
+from executions.sessions.files import inspect
 from executions.sessions.models import Session, Snapshot
 from executions.sessions.queries import (
     LivingFilter,
@@ -90,16 +90,16 @@ class SandboxesView(SandboxApiView):
             cursor_in(query.get("nextToken", "")),
             limit_in(query.get("limit", str(connect.MOST_LISTED))),
         )
-        answer = json_response([connect.listed(session) for session in page.sessions])
+        answer = json_response([connect.summary(session) for session in page.sessions])
         if page.next_cursor and is_second:
             answer["X-Next-Token"] = page.next_cursor
         return answer
 
-    @answered_later
+    @deferred
     async def post(self, request: Request) -> HttpResponse:
         wanted = connect.request_of(self.body())
         try:
-            session = await opening(wanted, self.caller())
+            session = await open_session(wanted, self.caller())
         except InvalidConfiguration as error:
             if error.field != "offline":
                 raise
@@ -109,16 +109,16 @@ class SandboxesView(SandboxApiView):
             ) from None
         if not connect.pauses_at_its_end(session) and connect.age_of(session) > 1:
             # Its time begins when it is there, however long that took.
-            changes = connect.ending_in(session, wanted.max_seconds, is_bounded=True)
+            changes = connect.end_after(session, wanted.max_seconds, is_bounded=True)
             control.change(session, changes, self.by())
-        return json_response(connect.created(session, self.api_key), 201)
+        return json_response(connect.create_answer(session, self.api_key), 201)
 
 
 class OneSandboxView(SandboxApiView):
     def get(self, request: Request, sandbox_id: str) -> HttpResponse:
         return json_response(connect.detail(self.session(sandbox_id), self.api_key))
 
-    @answered_later
+    @deferred
     async def delete(self, request: Request, sandbox_id: str) -> HttpResponse:
         session = session_of(self.api_key.tenant, _uuid(sandbox_id))
         if session.closed_at is not None:
@@ -128,7 +128,7 @@ class OneSandboxView(SandboxApiView):
 
 
 class ConnectView(SandboxApiView):
-    @answered_later
+    @deferred
     async def post(self, request: Request, sandbox_id: str) -> HttpResponse:
         """Have it run for so long from now on at least; one that sleeps is woken."""
         session = self.session(sandbox_id)
@@ -137,11 +137,11 @@ class ConnectView(SandboxApiView):
         if slept:
             await ensure_awake(session)
         # Not before: it has grown older while it was woken.
-        seconds = connect.at_most_left(session, wanted)
-        if slept or _left(session) < seconds:
-            changes = connect.ending_in(session, seconds, is_bounded=True)
+        seconds = connect.clamp_seconds(session, wanted)
+        if slept or _seconds_left(session) < seconds:
+            changes = connect.end_after(session, seconds, is_bounded=True)
             control.change(session, changes, self.by())
-        return json_response(connect.created(session, self.api_key), 201 if slept else 200)
+        return json_response(connect.create_answer(session, self.api_key), 201 if slept else 200)
 
 
 class TimeoutView(SandboxApiView):
@@ -151,7 +151,7 @@ class TimeoutView(SandboxApiView):
         if seconds is None:
             raise invalid("timeout: This field is required.")
         try:
-            control.change(session, connect.ending_in(session, seconds), self.by(), if_awake=True)
+            control.change(session, connect.end_after(session, seconds), self.by(), if_awake=True)
         except SessionAsleep:
             # What is kept has no timeout: a late call to keep it alive would have it removed.
             raise NoSuchSession("The sandbox is paused. Connect to it.") from None
@@ -159,14 +159,14 @@ class TimeoutView(SandboxApiView):
 
 
 class PauseView(SandboxApiView):
-    @answered_later
+    @deferred
     async def post(self, request: Request, sandbox_id: str) -> HttpResponse:
         """Its files are kept, and neither memory nor processes."""
         try:
             session = self.session(sandbox_id)
             if session.state == Session.State.ASLEEP:
                 raise Refused(409, "failed_precondition", "The sandbox is already paused.")
-            if not (await sleeping(session, f"by {self.by()}")):
+            if not (await suspend_in_thread(session, f"by {self.by()}")):
                 session.refresh_from_db()
                 ensure_not_ended(session)
                 raise Conflict("The sandbox is busy, or its files are not saved.")
@@ -176,12 +176,12 @@ class PauseView(SandboxApiView):
             # 409 means to clients that it is paused, and its files are kept.
             raise Refused(423, "failed_precondition", error.message) from None
         # Not before: one that goes on ends when it was to.
-        control.change(session, connect.kept_paused(session), self.by())
+        control.change(session, connect.pause_changes(session), self.by())
         return HttpResponse(status=204)
 
 
 class MetricsView(SandboxApiView):
-    @answered_later
+    @deferred
     async def get(self, request: Request, sandbox_id: str) -> HttpResponse:
         """As it is now, where that lies between `start` and `end`: the past is not kept. The
         processor is looked at twice, a moment apart."""
@@ -190,14 +190,14 @@ class MetricsView(SandboxApiView):
         is_now = _is_now(query.get("start", ""), query.get("end", ""))
         if not is_now or session.state == Session.State.ASLEEP:
             return json_response([])
-        before = await inspecting(session)
+        before = await inspect(session)
         began = time.monotonic()
         await wait_for(within(_LOOK_SECONDS, Future()))
-        seen = await inspecting(session)
+        seen = await inspect(session)
         seconds = time.monotonic() - began
         used = (seen.cpu_seconds or 0) - (before.cpu_seconds or 0)
         now = timezone.now()
-        about = connect.listed(session)
+        about = connect.summary(session)
         return json_response(
             [
                 {
@@ -235,7 +235,7 @@ def _uuid(sandbox_id: str) -> UUID:
     return found
 
 
-def _left(session: Session) -> float:
+def _seconds_left(session: Session) -> float:
     return (expires_at(session) - timezone.now()).total_seconds()
 
 
@@ -267,7 +267,7 @@ def _templates_in(name: str) -> list[str] | None:
     """What sessions of this template have for one; None for every template."""
     if not is_storable(name):
         raise invalid("template: Must hold neither NUL nor lone surrogates.")
-    return connect.templates_named(name) if name else None
+    return connect.template_names(name) if name else None
 
 
 def _is_now(start: str, end: str) -> bool:
@@ -316,13 +316,13 @@ MOST_FORKS = 10
 
 
 class TakeView(SandboxApiView):
-    @answered_later
+    @deferred
     async def post(self, request: Request, sandbox_id: str) -> HttpResponse:
         session = self.session(sandbox_id)
         name = self.body().get("name") or ""
         if not isinstance(name, str):
             raise invalid("name: Must be a string.")
-        taken = await snapshots.taking(session, SnapshotRequest(name=name), self.caller())
+        taken = await snapshots.take_snapshot(session, SnapshotRequest(name=name), self.caller())
         return json_response(detail(taken), 201)
 
 
@@ -361,7 +361,7 @@ class SnapshotView(SandboxApiView):
 
 
 class ForkView(SandboxApiView):
-    @answered_later
+    @deferred
     async def post(self, request: Request, sandbox_id: str) -> HttpResponse:
         """Others that begin with its files. How each of them failed is told in its place."""
         session = self.session(sandbox_id)
@@ -372,18 +372,18 @@ class ForkView(SandboxApiView):
         seconds = connect.seconds_in(body) or connect.DEFAULT_SECONDS
         # What was opened without a network must not have one as a copy, whatever the route is now.
         is_offline = await is_without_network(session)
-        taken = await snapshots.taking(session, SnapshotRequest(), self.caller())
+        taken = await snapshots.take_snapshot(session, SnapshotRequest(), self.caller())
         try:
             told = []
             for _ in range(count):
-                told.append(await self._forked(session, taken, seconds, is_offline))
+                told.append(await self._fork(session, taken, seconds, is_offline))
         finally:
             # Under a legal hold it stays. What was opened is told all the same.
             with suppress(Conflict):
                 snapshots.remove(taken, self.by())
         return json_response(told, 201)
 
-    async def _forked(
+    async def _fork(
         self, session: Session, taken: Snapshot, seconds: int, is_offline: bool
     ) -> dict[str, Any]:
         wanted = SessionRequest(
@@ -397,10 +397,10 @@ class ForkView(SandboxApiView):
             **connect.from_snapshot(taken.pk),
         )
         try:
-            made = await opening(wanted, self.caller())
+            made = await open_session(wanted, self.caller())
         except SandboxError as error:
-            return {"error": told_of_control(error)}
-        return {"sandbox": connect.created(made, self.api_key)}
+            return {"error": control_error_body(error)}
+        return {"sandbox": connect.create_answer(made, self.api_key)}
 
 
 def detail(snapshot: Snapshot) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from mcp.server.context import ServerRequestContext
 
 from executions.doors.native.authentication import NEEDS
 from executions.doors.native.downloads import download_response
-from executions.doors.native.rendering import execution_in_full, json_with_written
+from executions.doors.native.rendering import execution_in_full, render_json
 from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import Query, refuse, shown
 from executions.kernel.text import from_json, is_storable, to_json
@@ -146,8 +146,9 @@ class Tool:
             if name not in self.takes:
                 refuse(shown(name), f"Unknown argument. Known are: {', '.join(self.takes)}.")
 
-    def described(self, languages: Sequence[str] = ()) -> types.Tool:
-        """As clients see it, where code can be in these languages; none: nobody knows."""
+    def describe(self, languages: Sequence[str] = ()) -> types.Tool:
+        """Describe the tool to clients, where code can be in these languages; none: nobody
+        knows."""
         takes = dict(self.takes)
         if languages and "language" in takes:
             takes["language"] = {**takes["language"], "enum": list(languages)}
@@ -170,7 +171,7 @@ class Tool:
         )
 
 
-def answered(said: Mapping[str, Any], *more: types.ContentBlock) -> types.CallToolResult:
+def tool_result(said: Mapping[str, Any], *more: types.ContentBlock) -> types.CallToolResult:
     text = json_text(said)
     text = text.encode(errors="replace").decode()
     return types.CallToolResult(
@@ -178,10 +179,10 @@ def answered(said: Mapping[str, Any], *more: types.ContentBlock) -> types.CallTo
     )
 
 
-def refused(
+def error_result(
     code: str, message: str, *, field: str | None = None, execution_id: str | None = None
 ) -> types.CallToolResult:
-    """An error that a model can put right, or give up on."""
+    """Return an error that a model can put right, or give up on."""
     said = {"error": {"code": code, "message": message, "field": field}}
     text = json.dumps({**said, "execution_id": execution_id}, ensure_ascii=False)
     return types.CallToolResult(content=[types.TextContent(text=text)], is_error=True)
@@ -263,7 +264,7 @@ EXECUTION = {
 def run_answer(execution: Execution) -> types.CallToolResult:
     """What came of a run."""
     if execution.status == Execution.Status.ERROR:
-        return refused(
+        return error_result(
             execution.error_code,
             execution.error_message,
             field=execution.error_field or None,
@@ -311,7 +312,7 @@ def run_answer(execution: Execution) -> types.CallToolResult:
         )
         for each in artifacts
     ]
-    return answered(said, *_images(shown), *links)
+    return tool_result(said, *_images(shown), *links)
 
 
 def _exception(execution: Execution) -> dict[str, str] | None:
@@ -378,8 +379,8 @@ def templates() -> list[types.ResourceTemplate]:
     ]
 
 
-async def listing(door: Door, cursor: str | None) -> types.ListResourcesResult:
-    """The transcripts of the last sessions, then the artifacts of runs, newest first."""
+async def list_resources(door: Door, cursor: str | None) -> types.ListResourcesResult:
+    """List the transcripts of the last sessions, then the artifacts of runs, newest first."""
     if lacks(door, NEEDS["executions"]["GET"]):
         return types.ListResourcesResult(resources=[])
     query = {"limit": str(PAGE), **({} if cursor is None else {"cursor": cursor})}
@@ -408,8 +409,9 @@ async def listing(door: Door, cursor: str | None) -> types.ListResourcesResult:
     return types.ListResourcesResult(resources=found, next_cursor=page.next_cursor or None)
 
 
-async def reading(door: Door, uri: str) -> types.ReadResourceResult:
-    """Raises Lacking, InvalidConfiguration, and Http404 for what is somebody else's as well."""
+async def read_resource(door: Door, uri: str) -> types.ReadResourceResult:
+    """Read a resource. Raises Lacking, InvalidConfiguration, and Http404 for what is somebody
+    else's as well."""
     for form, endpoint, read in _READERS:
         if parts := form.fullmatch(uri):
             require(door, NEEDS[endpoint]["GET"], f"resource {endpoint}")
@@ -421,7 +423,7 @@ def _record(door: Door, uri: str, execution_id: str) -> Contents:
     execution = executions_of(tenant_of(door)).filter(pk=UUID(execution_id)).first()
     if execution is None:
         raise Http404
-    text = json_with_written(execution_in_full(execution, str))
+    text = render_json(execution_in_full(execution, str))
     return types.TextResourceContents(uri=uri, mime_type=_JSON, text=text)
 
 
@@ -456,7 +458,7 @@ def _transcript(door: Door, uri: str, session_id: str) -> Contents:
 
 
 def _cell(execution: Execution) -> Mapping[str, Any]:
-    cut = partial(_cut, execution)
+    cut = partial(_truncate, execution)
     return {
         "execution": str(execution.pk),
         "context": execution.context or None,
@@ -470,7 +472,7 @@ def _cell(execution: Execution) -> Mapping[str, Any]:
     }
 
 
-def _cut(execution: Execution, name: str) -> str:
+def _truncate(execution: Execution, name: str) -> str:
     text: str = getattr(execution, name)
     if len(text) <= MOST_CELL_CHARACTERS:
         return text

@@ -36,8 +36,8 @@ from executions.doors.mcp.results import (
     Context,
     Door,
     Lacking,
+    error_result,
     lacks,
-    refused,
     require,
 )
 from executions.doors.mcp.tool_calls import TOOLS
@@ -120,7 +120,7 @@ class Answer(EventStream):
         """Nothing: only the SDK knows how far its own answer is."""
         return b""
 
-    def changed(self) -> Future[None]:
+    def next_change(self) -> Future[None]:
         with self._lock:
             wanted = self._wanted = Future()
             is_there = bool(self._pieces) or self._is_all
@@ -173,7 +173,7 @@ class Exchange:
         self._gone: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    async def carried_out(self, app: App, loop: asyncio.AbstractEventLoop) -> HttpResponseBase:
+    async def carry_out(self, app: App, loop: asyncio.AbstractEventLoop) -> HttpResponseBase:
         """Have the SDK answer, and do meanwhile what its tools ask for."""
         asyncio.run_coroutine_threadsafe(self._serve(app), loop)
         while True:
@@ -280,7 +280,7 @@ class McpLoop:
         self._lock = threading.Lock()
         self._served: Served | None = None
 
-    def served(self) -> Served:
+    def ensure_started(self) -> Served:
         """Start it, unless it has been. Raises NoThreadLeft."""
         with self._lock:
             if self._served is None:
@@ -328,7 +328,7 @@ def make_server(door: Door | None = None) -> Server[Any]:
         except SandboxError:
             # No provider can be asked. A run says what is the matter.
             languages = []
-        tools = [tool.described(languages) for tool in TOOLS.values() if not lacks(by, tool.needs)]
+        tools = [tool.describe(languages) for tool in TOOLS.values() if not lacks(by, tool.needs)]
         return types.ListToolsResult(tools=tools)
 
     async def call_tool(
@@ -349,10 +349,10 @@ def make_server(door: Door | None = None) -> Server[Any]:
             tool.refuse_unknown(params.arguments or {})
             return await tool.call(Call(by, dict(params.arguments or {}), tell))
         except Lacking as error:
-            return refused("forbidden", str(error))
+            return error_result("forbidden", str(error))
         except Exception as error:
             said = json.loads(render_error(error, {}).content)
-            return refused(
+            return error_result(
                 said["error"]["code"],
                 said["error"]["message"],
                 field=said["error"]["field"],
@@ -363,7 +363,7 @@ def make_server(door: Door | None = None) -> Server[Any]:
         context: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListResourcesResult:
         by, cursor = door_of(context), params.cursor if params else None
-        return await _told(by.do(lambda: results.listing(by, cursor)))
+        return await _translate_errors(by.do(lambda: results.list_resources(by, cursor)))
 
     async def list_templates(
         context: Context, params: types.PaginatedRequestParams | None
@@ -374,7 +374,7 @@ def make_server(door: Door | None = None) -> Server[Any]:
         context: Context, params: types.ReadResourceRequestParams
     ) -> types.ReadResourceResult:
         by = door_of(context)
-        return await _told(by.do(lambda: results.reading(by, params.uri)))
+        return await _translate_errors(by.do(lambda: results.read_resource(by, params.uri)))
 
     server: Server[Any] = Server(
         "cofferdam",
@@ -392,7 +392,7 @@ def make_server(door: Door | None = None) -> Server[Any]:
     return server
 
 
-async def _told(work: Awaitable[T]) -> T:
+async def _translate_errors(work: Awaitable[T]) -> T:
     """Its result; its error as MCP has it."""
     try:
         return await work
@@ -412,9 +412,9 @@ def _loop(most_bytes: int) -> McpLoop:
     return McpLoop(make_server(), most_bytes)
 
 
-def served(most_bytes: int) -> Served:
+def ensure_started(most_bytes: int) -> Served:
     """Start the server for messages of at most `most_bytes`, unless it was started."""
-    return _loop(most_bytes).served()
+    return _loop(most_bytes).ensure_started()
 
 
 class StdioDoor:

@@ -21,13 +21,13 @@ from executions.doors.mcp.results import (
     Call,
     Door,
     Tool,
-    answered,
     by,
     run_answer,
     tenant_of,
+    tool_result,
 )
 from executions.doors.native.authentication import NEEDS
-from executions.doors.native.frame import known_to_run
+from executions.doors.native.frame import keep_outcome
 from executions.doors.native.rendering import session_for
 from executions.doors.native.session_files import at_most, entry_detail
 from executions.kernel.coroutines import Coroutine, wait_for
@@ -36,16 +36,16 @@ from executions.kernel.text import to_json, to_text
 from executions.runs import extensions
 from executions.runs.active_runs import ClientRun
 from executions.runs.event_log import Broadcast, EventLog, EventSource, RunEvent
-from executions.runs.event_stream import Listener, first_of, following
+from executions.runs.event_stream import Listener, first_of, follow
 from executions.runs.listing import executions_of
 from executions.runs.models import Execution
 from executions.runs.record import Outcome
-from executions.runs.requests import CELL, RUN, ExecutionRequest, decoded, run_limits
+from executions.runs.requests import CELL, RUN, ExecutionRequest, decode_base64, run_limits
 from executions.runs.routing import allowed_languages, languages_for
-from executions.runs.service import running
+from executions.runs.service import execute
 from executions.sessions import cells, control, files
 from executions.sessions.background_commands import record_if_ended
-from executions.sessions.control import opening
+from executions.sessions.control import open_session
 from executions.sessions.ending import close
 from executions.sessions.models import Session
 from executions.sessions.queries import LIST, list_sessions, living_session_of, session_of
@@ -81,9 +81,9 @@ async def run_code(call: Call) -> types.CallToolResult:
     given = call.given
     files = given.pop("files", None)
     if files is not None:
-        given["files"] = _as_sent(files)
-    return await _told(
-        call, lambda log: running(RUN.read(given), call.door.caller, log=log, waits=True)
+        given["files"] = _encode_files(files)
+    return await _run_and_report(
+        call, lambda log: execute(RUN.read(given), call.door.caller, log=log, waits=True)
     )
 
 
@@ -93,9 +93,9 @@ async def session_run(call: Call) -> types.CallToolResult:
 
     async def begin(log: EventLog) -> Outcome:
         wanted: ExecutionRequest = CELL.read(given, session=session_id)
-        return await running(wanted, call.door.caller, log=log, waits=True)
+        return await execute(wanted, call.door.caller, log=log, waits=True)
 
-    return await _told(call, begin)
+    return await _run_and_report(call, begin)
 
 
 async def command_run(call: Call) -> types.CallToolResult:
@@ -104,9 +104,9 @@ async def command_run(call: Call) -> types.CallToolResult:
     async def begin(log: EventLog) -> Outcome:
         session = living_session_of(tenant_of(call.door), session_id)
         wanted = START.read(body)
-        return await cells.commanding(session, wanted, call.door.caller, log)
+        return await cells.run_command(session, wanted, call.door.caller, log)
 
-    return await _told(call, begin)
+    return await _run_and_report(call, begin)
 
 
 async def command_start(call: Call) -> types.CallToolResult:
@@ -115,10 +115,10 @@ async def command_start(call: Call) -> types.CallToolResult:
     async def work() -> Execution:
         session = living_session_of(tenant_of(call.door), session_id)
         wanted = START.read({**body, "background": True})
-        return await cells.starting(session, wanted, call.door.caller)
+        return await cells.start_command(session, wanted, call.door.caller)
 
     started = await call.door.do(work)
-    return answered({"pid": started.pid, "execution_id": str(started.pk)})
+    return tool_result({"pid": started.pid, "execution_id": str(started.pk)})
 
 
 async def command_signal(call: Call) -> types.CallToolResult:
@@ -129,9 +129,9 @@ async def command_signal(call: Call) -> types.CallToolResult:
         session = living_session_of(tenant_of(call.door), session_id)
         if not cells.is_there(session, pid):
             raise Http404
-        return await cells.signalling(session, pid, SIGNAL.read(body).signal)
+        return await cells.send_signal(session, pid, SIGNAL.read(body).signal)
 
-    return answered({"signalled": await call.door.do(work)})
+    return tool_result({"signalled": await call.door.do(work)})
 
 
 async def command_output(call: Call) -> types.CallToolResult:
@@ -146,13 +146,13 @@ async def command_output(call: Call) -> types.CallToolResult:
         if execution_id is None:
             raise Http404
         reader = _Reader(seconds)
-        await following(execution_id, reader, after, _listener(call))
+        await follow(execution_id, reader, after, _listener(call))
         entries = reader.read(after)
         execution = executions_of(tenant_of(call.door)).get(pk=execution_id)
-        await _recorded(session, execution, seconds)
+        await _record_end(session, execution, seconds)
         return _output_of(execution, entries, after)
 
-    return answered(await call.door.do(work))
+    return tool_result(await call.door.do(work))
 
 
 async def execution_output(call: Call) -> types.CallToolResult:
@@ -175,7 +175,7 @@ async def execution_output(call: Call) -> types.CallToolResult:
             "next_offset": end if end < len(text) else None,
         }
 
-    return answered(await call.door.do(work))
+    return tool_result(await call.door.do(work))
 
 
 STREAM_NAMES = ("stdout", "stderr", "result", "outputs")
@@ -208,7 +208,7 @@ def _listener(call: Call) -> Listener:
     )
 
 
-async def _recorded(session: Session, execution: Execution, seconds: float) -> None:
+async def _record_end(session: Session, execution: Execution, seconds: float) -> None:
     """Its end, where it has one: who follows it writes that down a moment after its output."""
     if execution.finished_at is None:
         await wait_for(first_of(seconds=min(seconds, 0.2)))
@@ -238,7 +238,7 @@ def _pid(call: Call) -> int:
     return call.whole("pid", 0, 1, 2**31 - 1)
 
 
-def _as_sent(files: Any) -> list[dict[str, str]]:
+def _encode_files(files: Any) -> list[dict[str, str]]:
     if not isinstance(files, dict) or not all(isinstance(each, str) for each in files.values()):
         refuse("files", "Must be an object with the text of each file by its path.")
     return [
@@ -247,13 +247,13 @@ def _as_sent(files: Any) -> list[dict[str, str]]:
     ]
 
 
-async def _told(call: Call, begin: Begin) -> types.CallToolResult:
+async def _run_and_report(call: Call, begin: Begin) -> types.CallToolResult:
     """Run it, tell what it puts out, and end it when the call is cancelled."""
     run = ClientRun(EventLog(run_limits()), "its client, which cancelled the call or left")
 
     async def work() -> types.CallToolResult:
         outcome = await begin(run.log)
-        with known_to_run(outcome):
+        with keep_outcome(outcome):
             return run_answer(outcome.execution)
 
     call.door.note(run)
@@ -270,7 +270,7 @@ async def _progress(call: Call, log: EventLog, done: asyncio.Future[Any]) -> Non
     """Tell what has come, now and then, and the rest when it is done, which nothing delays."""
     after = told = 0
     while True:
-        changed = asyncio.wrap_future(log.changed(after))
+        changed = asyncio.wrap_future(log.next_change(after))
         await asyncio.wait({done, changed}, return_when=asyncio.FIRST_COMPLETED)
         changed.cancel()
         entries, _ = log.read(after, _READ_BYTES)
@@ -305,9 +305,9 @@ async def session_open(call: Call) -> types.CallToolResult:
     given = call.given
 
     async def work() -> dict[str, Any]:
-        return _shown((await opening(OPEN.read(given), call.door.caller)), call.door)
+        return _session_detail((await open_session(OPEN.read(given), call.door.caller)), call.door)
 
-    return answered(await call.door.do(work))
+    return tool_result(await call.door.do(work))
 
 
 async def session_list(call: Call) -> types.CallToolResult:
@@ -317,11 +317,11 @@ async def session_list(call: Call) -> types.CallToolResult:
         wanted = LIST.read({"limit": str(MOST_SESSIONS), **query})
         page = list_sessions(tenant_of(call.door), wanted)
         return {
-            "sessions": [_shown(session, call.door) for session in page.sessions],
+            "sessions": [_session_detail(session, call.door) for session in page.sessions],
             "next": page.next_cursor or None,
         }
 
-    return answered(await call.door.do(work))
+    return tool_result(await call.door.do(work))
 
 
 async def session_reset(call: Call) -> types.CallToolResult:
@@ -332,9 +332,9 @@ async def session_reset(call: Call) -> types.CallToolResult:
         session = living_session_of(tenant, session_id)
         # The message itself was counted as one request.
         take_request(tenant, counts_as=ENTRY_COUNTS_AS - 1).require()
-        return _shown((await control.resetting(session, by(call.door))), call.door)
+        return _session_detail((await control.reset(session, by(call.door))), call.door)
 
-    return answered(await call.door.do(work))
+    return tool_result(await call.door.do(work))
 
 
 async def session_close(call: Call) -> types.CallToolResult:
@@ -346,7 +346,7 @@ async def session_close(call: Call) -> types.CallToolResult:
             await close(session, by(call.door))
 
     await call.door.do(work)
-    return answered({"closed": True})
+    return tool_result({"closed": True})
 
 
 async def file_list(call: Call) -> types.CallToolResult:
@@ -357,13 +357,13 @@ async def file_list(call: Call) -> types.CallToolResult:
     async def work() -> dict[str, Any]:
         wanted = FileListing(path=path, depth=depth, after=after)
         session = living_session_of(tenant_of(call.door), session_id)
-        found, more = await files.listing(session, wanted)
+        found, more = await files.list_files(session, wanted)
         page = found[:MOST_LISTED]
         if len(found) > MOST_LISTED:
             more = to_text(page[-1].path)
         return {"entries": [entry_detail(entry) for entry in page], "next": more or None}
 
-    return answered(await call.door.do(work))
+    return tool_result(await call.door.do(work))
 
 
 async def file_read(call: Call) -> types.CallToolResult:
@@ -382,24 +382,24 @@ async def file_read(call: Call) -> types.CallToolResult:
             content = await _all(files.read(session, wanted.path, offset, length), length)
         return _content(content, seen, offset)
 
-    return answered(await call.door.do(work))
+    return tool_result(await call.door.do(work))
 
 
 async def file_write(call: Call) -> types.CallToolResult:
     session_id, path = call.id("session_id"), call.take("path")
     text, encoded = call.take("text"), call.take("content_base64")
-    content = _given(text, encoded)
+    content = _bytes_of(text, encoded)
 
     async def work() -> FileEntry:
         wanted = FileRequest(path=path)
         session = living_session_of(tenant_of(call.door), session_id)
         sent = files.Rereadable(io.BytesIO(content))
-        return await files.writing(session, wanted.path, sent)
+        return await files.write_file(session, wanted.path, sent)
 
-    return answered(entry_detail(await call.door.do(work)))
+    return tool_result(entry_detail(await call.door.do(work)))
 
 
-def _shown(session: Session, door: Door) -> dict[str, Any]:
+def _session_detail(session: Session, door: Door) -> dict[str, Any]:
     detail: Mapping[str, Any] = session_for(door.caller.api_key, session)
     contexts = [each["id"] for each in detail["contexts"]]
     return {
@@ -409,7 +409,7 @@ def _shown(session: Session, door: Door) -> dict[str, Any]:
     }
 
 
-def _given(text: Any, encoded: Any) -> bytes:
+def _bytes_of(text: Any, encoded: Any) -> bytes:
     if (text is None) == (encoded is None):
         refuse("text", "Send either text or content_base64.")
     if text is not None:
@@ -417,7 +417,7 @@ def _given(text: Any, encoded: Any) -> bytes:
             refuse("text", "Must be a string.")
         return text.encode("utf-8", "replace")
     try:
-        return decoded(encoded)
+        return decode_base64(encoded)
     except ValueError as error:
         refuse("content_base64", str(error))
 

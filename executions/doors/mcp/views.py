@@ -33,7 +33,7 @@ from executions.kernel.bodies import (
 from executions.runs.listing import executions_of
 from executions.runs.models import Execution
 from executions.runs.requests import Caller
-from executions.runs.service import HasEnded, cancelling
+from executions.runs.service import HasEnded, cancel
 from executions.tenants.models import ApiKey, Scope
 from providers.errors import InvalidConfiguration
 from providers.json_reading import Read
@@ -105,8 +105,8 @@ class McpView(RunningView):
         message = _message_in(request, content, self.api_key)
         nonce = self._nonce(request)
         if nonce and message.get("method") == "notifications/cancelled":
-            return answer(request, self.told(self._cancel(nonce, message)))
-        return self._exchanged(request, content, message, nonce)
+            return answer(request, self.handle_errors(self._cancel(nonce, message)))
+        return self._exchange(request, content, message, nonce)
 
     def _nonce(self, request: Request) -> str:
         if not (given := request.headers.get(SESSION_HEADER, "")):
@@ -115,11 +115,11 @@ class McpView(RunningView):
             raise NotOurSession
         return nonce
 
-    def _exchanged(
+    def _exchange(
         self, request: Request, content: bytes, message: Mapping[str, Any], nonce: str
     ) -> HttpResponseBase:
 
-        from executions.doors.mcp.server import Exchange, served
+        from executions.doors.mcp.server import Exchange, ensure_started
 
         request_id = self.request_id
         if nonce and "id" in message:
@@ -132,8 +132,8 @@ class McpView(RunningView):
         exchange = Exchange(caller, _scope_of(request), content)
         if message.get("method") == "initialize":
             exchange.answer[SESSION_HEADER] = new_session_id(self.api_key)
-        work = exchange.carried_out(*served(MOST_MESSAGE_BYTES))
-        return stream(request, self.told(work), exchange.answer)
+        work = exchange.carry_out(*ensure_started(MOST_MESSAGE_BYTES))
+        return stream(request, self.handle_errors(work), exchange.answer)
 
     async def _cancel(self, nonce: str, message: Mapping[str, Any]) -> HttpResponse:
         """End what a request of the same MCP session runs, in whichever process it does."""
@@ -152,7 +152,7 @@ class McpView(RunningView):
             ).first()
             if found is not None:
                 with contextlib.suppress(HasEnded):
-                    await cancelling(found, f"key:{self.api_key.prefix}")
+                    await cancel(found, f"key:{self.api_key.prefix}")
         return HttpResponse(status=202)
 
 

@@ -242,7 +242,7 @@ class ProvidersView(_AdminView):
         For administrators, and for API keys with the scope admin.
         """
         return json_response(
-            AdminDataShape(data=[_described(each) for each in registry.all_providers().values()])
+            AdminDataShape(data=[_describe(each) for each in registry.all_providers().values()])
         )
 
 
@@ -265,7 +265,7 @@ class ConfigView(_AdminView):
             if (provider := classes.get(registry.class_id(provider_id))) is None:
                 continue
             try:
-                data[provider_id] = _shown(provider, rows.get(provider_id))
+                data[provider_id] = _shown_config(provider, rows.get(provider_id))
             except Unreadable as error:
                 data[provider_id] = {}
                 unreadable[provider_id] = error.message
@@ -286,7 +286,7 @@ class ConfigView(_AdminView):
         `set_active` is false. 202 if a second administrator has to approve the change.
         """
         wanted = _read(CONFIGURE, request)
-        provider_id = _known(wanted.provider_type)
+        provider_id = _ensure_known(wanted.provider_type)
         config = dict(wanted.config)
         if wanted.set_active and not may(request, ACTIVATE):
             raise _Refused("You may not choose the active provider", status=403)
@@ -311,7 +311,7 @@ class TestView(_AdminView):
         Uses the stored configuration, or the one in the request, which is not saved.
         """
         wanted = _read(TRY, request)
-        provider_id = _known(wanted.provider_type or wanted.provider)
+        provider_id = _ensure_known(wanted.provider_type or wanted.provider)
         config = None
         if wanted.config is not None:
             # Values of one's own could send a stored secret to an address of one's own.
@@ -339,7 +339,7 @@ class ActiveView(_AdminView):
         For administrators, and for API keys with the scope admin.
         """
         wanted = _read(CHOOSE, request)
-        provider_id = _known(wanted.provider)
+        provider_id = _ensure_known(wanted.provider)
         if not ProviderConfig.objects.filter(provider_id=provider_id).exists():
             raise _Refused("Provider not configured")
         return _change(
@@ -373,7 +373,7 @@ def _change(
     return json_response(AdminMessageShape(message=done))
 
 
-def _described(provider: type[SandboxProvider]) -> dict[str, Any]:
+def _describe(provider: type[SandboxProvider]) -> dict[str, Any]:
     return {
         "id": provider.id,
         "name": provider.name,
@@ -398,14 +398,14 @@ def _languages(provider: type[SandboxProvider]) -> list[str]:
     return []
 
 
-def _shown(provider: type[SandboxProvider], row: ProviderConfig | None) -> dict[str, Any]:
+def _shown_config(provider: type[SandboxProvider], row: ProviderConfig | None) -> dict[str, Any]:
     fields = provider.config_fields
     config = stored_config(row) or {}
     values = {key: config.get(key, declared.default) for key, declared in fields.items()}
     return mask_secrets(fields, {k: "" if v is None else v for k, v in values.items()})
 
 
-def _known(provider_id: str | None) -> str:
+def _ensure_known(provider_id: str | None) -> str:
     """The id, of a configuration of a class that there is."""
     if provider_id is None:
         raise _Refused("Unknown provider")

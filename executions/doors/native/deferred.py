@@ -77,8 +77,8 @@ def _on_disk(content: bytes) -> IO[bytes]:
     return source
 
 
-def wanted_form(accept: str) -> str:
-    """SSE, NDJSON, or "" where plain JSON is preferred or nothing is said."""
+def stream_form(accept: str) -> str:
+    """Return SSE, NDJSON, or "" where plain JSON is preferred or nothing is said."""
     best, form = 0.0, ""
     for each in accept.split(",")[:50]:
         media_type, *parameters = (part.strip().lower() for part in each.split(";"))
@@ -124,7 +124,7 @@ class EventStream(StreamingHttpResponse):
         self, form: str, *, after: int = 0, on_leave: Callable[[], None] = lambda: None
     ) -> None:
         content_type = f"{form}; charset=utf-8" if form == SSE else form
-        super().__init__(self._waited_for(), content_type=content_type)
+        super().__init__(self._wait_for_all(), content_type=content_type)
         self["Cache-Control"] = "no-store"
         # Proxies that buffer would hold events back.
         self["X-Accel-Buffering"] = "no"
@@ -217,7 +217,7 @@ class EventStream(StreamingHttpResponse):
         document = last.get(DOCUMENT)
         if not isinstance(document, Document):
             self._is_over = True
-            return body + self.ending(last), False
+            return body + self.render_end(last), False
         before, behind = _around({"seq": self._after + 1, **last}, self._form)
         if document.size > PIECE_BYTES:
             self._rest = (document, behind)
@@ -229,7 +229,7 @@ class EventStream(StreamingHttpResponse):
         """One event as it is sent."""
         return line_of(entry.body(), self._form)
 
-    def ending(self, said: Mapping[str, Any]) -> bytes:
+    def render_end(self, said: Mapping[str, Any]) -> bytes:
         """What is sent last."""
         return line_of({"seq": self._after + 1, **said}, self._form)
 
@@ -240,15 +240,15 @@ class EventStream(StreamingHttpResponse):
         """
         if self._is_over or self._rest is not None:
             return b""
-        return self.ending({"type": "error", "error": LOST_RIGHT})
+        return self.render_end({"type": "error", "error": LOST_RIGHT})
 
-    def changed(self) -> Future[None]:
+    def next_change(self) -> Future[None]:
         """Done when `take` may have something else to give. One reader waits at a time."""
         changed = self._changed = Future()
         # What was asked for before would be held until something happens.
         self._asked.cancel()
         if self._source is not None:
-            self._asked = self._source.changed(self._after)
+            self._asked = self._source.next_change(self._after)
             self._asked.add_done_callback(lambda _: resolve([changed]))
         # Either this is seen here, or the future where it ends.
         if self._last is not None:
@@ -268,7 +268,7 @@ class EventStream(StreamingHttpResponse):
         if isinstance(document := (self._last or {}).get(DOCUMENT), Document):
             document.close()
 
-    def _waited_for(self) -> Iterator[bytes]:
+    def _wait_for_all(self) -> Iterator[bytes]:
         """For servers that cannot do other than wait."""
         more = True
         while more:
@@ -276,7 +276,7 @@ class EventStream(StreamingHttpResponse):
             if body:
                 yield body
             elif more:
-                self.changed().result()
+                self.next_change().result()
 
 
 LATER = "cofferdam.later"

@@ -112,13 +112,13 @@ def blob_response(
     # Whoever goes on with another content than he began with gets all of this one.
     same = request.META.get("HTTP_IF_RANGE", etag) == etag
     asked = request.META.get("HTTP_RANGE", "") if same else ""
-    response = ranged_download(asked, blob.size, partial(_begun, blob), filename, mime_type)
+    response = ranged_download(asked, blob.size, partial(_open, blob), filename, mime_type)
     if response.status_code != 416:
         response["ETag"] = etag
     return response
 
 
-def _begun(blob: Blob, start: int, length: int) -> Iterator[bytes]:
+def _open(blob: Blob, start: int, length: int) -> Iterator[bytes]:
     """What cannot be read is told before anything is sent."""
     pieces = blobs.read(blob, start, length)
     try:

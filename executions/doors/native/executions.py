@@ -30,7 +30,7 @@ from executions.doors.native.deferred import (
     EventStream,
     answer,
     stream,
-    wanted_form,
+    stream_form,
 )
 from executions.doors.native.downloads import download_response
 from executions.doors.native.frame import (
@@ -38,9 +38,9 @@ from executions.doors.native.frame import (
     KEY,
     ApiView,
     RunningView,
-    answered_later,
+    deferred,
     error_response,
-    known_to_run,
+    keep_outcome,
     read_run,
 )
 from executions.doors.native.rendering import (
@@ -63,7 +63,7 @@ from executions.ledger.entry import DOMAIN, keyring
 from executions.runs import extensions
 from executions.runs.active_runs import LEFT_STREAM, ClientRun
 from executions.runs.event_log import EventLog
-from executions.runs.event_stream import Listener, following
+from executions.runs.event_stream import Listener, follow
 from executions.runs.listing import (
     LIST,
     artifacts_of,
@@ -75,7 +75,7 @@ from executions.runs.models import Execution
 from executions.runs.record import Outcome, receipt_of
 from executions.runs.requests import CONFLICT, RUN, ExecutionRequest, run_limits
 from executions.runs.routing import allowed_languages, languages_for
-from executions.runs.service import HasEnded, cancelling, running
+from executions.runs.service import HasEnded, cancel, execute
 from executions.runs.shapes import ExecutionPageShape, ExecutionShape
 from executions.sessions.capacity import usage_of
 from executions.tenants.models import ApiKey, Scope
@@ -182,16 +182,16 @@ def run_stream(
     async def work() -> HttpResponse:
         outcome = await run(log)
         execution = outcome.execution
-        with known_to_run(outcome):
+        with keep_outcome(outcome):
             if not log.has_begun:
                 # An idempotency key stands for it: it is followed, and not ours to end.
                 listener = Listener.of_key(view.api_key)
-                await following(execution.pk, events, 0, listener)
+                await follow(execution.pk, events, 0, listener)
                 execution = _read_execution(execution.pk)
             absolute = request.build_absolute_uri
             return json_response(execution_in_full(execution, absolute, fields_of(request)))
 
-    return stream(request, _told(view, events, work()), events)
+    return stream(request, _send_last_event(view, events, work()), events)
 
 
 class KeyOrSession(ApiKeyAuthentication):
@@ -237,7 +237,7 @@ def follow_stream(
     view: ApiView, request: Request, execution_id: UUID, after: int
 ) -> HttpResponseBase:
     """The events after this one of an execution that the caller may see."""
-    form = wanted_form(request.headers.get("Accept", "")) or NDJSON
+    form = stream_form(request.headers.get("Accept", "")) or NDJSON
     events = EventStream(form, after=after)
     key = request.auth
     if isinstance(key, ApiKey):
@@ -246,19 +246,21 @@ def follow_stream(
         listener = Listener(f"user:{request.user.pk}")
 
     async def work() -> HttpResponse:
-        await following(execution_id, events, after, listener)
+        await follow(execution_id, events, after, listener)
         execution = _read_execution(execution_id)
         absolute = request.build_absolute_uri
         return json_response(execution_in_full(execution, absolute, fields_of(request)))
 
-    return stream(request, _told(view, events, work()), events)
+    return stream(request, _send_last_event(view, events, work()), events)
 
 
-async def _told(view: ApiView, events: EventStream, work: Coroutine[HttpResponse]) -> HttpResponse:
+async def _send_last_event(
+    view: ApiView, events: EventStream, work: Coroutine[HttpResponse]
+) -> HttpResponse:
     """The work, whose answer or error is the last event, where it is not all of the answer."""
     answer: HttpResponse | None = None
     try:
-        answer = cast("HttpResponse", (await view.told(work)))
+        answer = cast("HttpResponse", (await view.handle_errors(work)))
         return answer
     finally:
         events.end(_last_event(answer))
@@ -306,19 +308,19 @@ class ExecutionsView(RunningView):
         `stderr` and `output` when it occurs, and at the end `done` with the execution. If the
         client leaves the stream, the run is cancelled, unless the request has `?detach=1`.
         """
-        form = wanted_form(request.headers.get("Accept", ""))
+        form = stream_form(request.headers.get("Accept", ""))
         # What is queued is answered at once; its events are followed under its id.
         if form and (wanted := _read(request)).mode == Execution.Mode.SYNC:
             return run_stream(
-                self, request, form, lambda log: running(wanted, self.caller(), log=log)
+                self, request, form, lambda log: execute(wanted, self.caller(), log=log)
             )
-        return answer(request, self.told(self._run(request)))
+        return answer(request, self.handle_errors(self._run(request)))
 
     async def _run(self, request: Request) -> HttpResponse:
         is_detached(request)
         wanted = ensure_listener(_read(request))
-        outcome = await running(wanted, self.caller(), waits=True)
-        with known_to_run(outcome):
+        outcome = await execute(wanted, self.caller(), waits=True)
+        with keep_outcome(outcome):
             return outcome_response(outcome, request)
 
     @endpoint("list_executions", parameters=(LIST,), answers={200: ExecutionPageShape})
@@ -382,7 +384,7 @@ class ExecutionView(ApiView):
 
 class CancelView(RunningView):
     @endpoint("cancel_execution", answers={200: ExecutionShape}, errors=(409,))
-    @answered_later
+    @deferred
     async def post(self, request: Request, execution_id: UUID) -> HttpResponse:
         # All of it is sealed with its end.
         """Cancel an execution.
@@ -395,7 +397,7 @@ class CancelView(RunningView):
         if execution is None:
             raise Http404
         try:
-            execution = await cancelling(execution, f"key:{self.api_key.prefix}")
+            execution = await cancel(execution, f"key:{self.api_key.prefix}")
         except HasEnded as error:
             return error_response(409, "conflict", error.message, record_id=str(execution_id))
         absolute = request.build_absolute_uri
@@ -418,7 +420,7 @@ class ArtifactView(ApiView):
 
 class LanguagesView(ApiView):
     @endpoint("list_languages", answers={200: LanguagesShape})
-    @answered_later
+    @deferred
     async def get(self, request: Request) -> HttpResponse:
         """List languages.
 

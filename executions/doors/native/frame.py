@@ -96,16 +96,16 @@ def error_response(
     return response
 
 
-def as_told(exc: Exception) -> Exception:
-    """A failure of the database as what is told of it. Before a run, and without one, nothing ran:
-    what comes after has been told apart where it happened."""
+def to_database_error(exc: Exception) -> Exception:
+    """Translate a failure of the database to the error that is reported. Before a run, and without
+    one, nothing ran: what comes after has been told apart where it happened."""
     problem = problem_of(exc)
     return nothing_ran(problem) if problem else exc
 
 
 def render_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
     """What Django REST framework calls with whatever a view raised."""
-    exc = as_told(exc)
+    exc = to_database_error(exc)
     if isinstance(exc, DatabaseUnavailable):
         return error_response(
             exc.http_status,
@@ -140,8 +140,8 @@ def render_error(exc: Exception, context: Mapping[str, Any]) -> HttpResponse:
 
 
 @contextmanager
-def known_to_run(outcome: Outcome) -> Iterator[None]:
-    """Have a database that goes away while an outcome is told not hide the outcome.
+def keep_outcome(outcome: Outcome) -> Iterator[None]:
+    """Keep a database that goes away while an outcome is told from hiding the outcome.
 
     Raises DatabaseUnavailable, also for an outcome that could not be recorded.
     """
@@ -245,7 +245,7 @@ class ApiView(APIView):
             if place := place_of(request):
                 place.give_to(request.auth.tenant.slug)
             only_reads = request.method in SAFE_METHODS
-            counts_as = requests_of(_announced(request.META))
+            counts_as = requests_of(_announced_length(request.META))
             if is_entered(request):
                 counts_as += ENTRY_COUNTS_AS - 1
             self.rate = take_request(
@@ -267,8 +267,8 @@ class ApiView(APIView):
     def get_exception_handler(self) -> Callable[..., HttpResponse]:
         return render_error
 
-    async def told(self, work: Coroutine[HttpResponseBase]) -> HttpResponseBase:
-        """The work, whose errors are answers, also when they come later."""
+    async def handle_errors(self, work: Coroutine[HttpResponseBase]) -> HttpResponseBase:
+        """Await the work, and answer its errors, also when they come later."""
         try:
             return await work
         except Exception as error:
@@ -293,14 +293,15 @@ class RunningView(ApiView):
     """An endpoint that has code run, or waits for a sandbox."""
 
 
-def answered_later(
+def deferred(
     handle: Callable[Concatenate[V, Request, P], Coroutine[Any]],
 ) -> Callable[Concatenate[V, Request, P], HttpResponseBase]:
-    """A handler of requests whose thread is free while it waits. Its body is read before that."""
+    """Decorate a handler of requests whose thread is free while it waits. Its body is read before
+    that."""
 
     @wraps(handle)
     def begin(view: V, request: Request, /, *args: P.args, **kwargs: P.kwargs) -> HttpResponseBase:
-        return answer(request, view.told(handle(view, request, *args, **kwargs)))
+        return answer(request, view.handle_errors(handle(view, request, *args, **kwargs)))
 
     return begin
 
@@ -319,18 +320,18 @@ def _value_of(meta: Mapping[str, Any], stream: IO[Any], bounds: Bounds) -> Any:
 
 def ensure_length(meta: Mapping[str, Any], most: int) -> None:
     """Raises BodyTooLarge, by the announced length, which is also all that will be read."""
-    if _announced(meta) > most:
+    if _announced_length(meta) > most:
         raise BodyTooLarge(f"body: Must be at most {most} bytes.", field="body")
 
 
-def _announced(meta: Mapping[str, Any]) -> int:
+def _announced_length(meta: Mapping[str, Any]) -> int:
     announced = str(meta.get("CONTENT_LENGTH") or "0")
     return int(announced) if announced.isdigit() else 0
 
 
 def _check_length(request: Request) -> None:
     ensure_length(request.META, settings.SANDBOX_MAX_BODY_BYTES)
-    if "HTTP_TRANSFER_ENCODING" in request.META and not _announced(request.META):
+    if "HTTP_TRANSFER_ENCODING" in request.META and not _announced_length(request.META):
         raise InvalidConfiguration("body: Send Content-Length, not chunks.", field="body")
 
 
@@ -375,10 +376,10 @@ def read_run(body: Body[T], request: Request, **ours: Any) -> T:
 
     Raises InvalidConfiguration also where both name something and it is not the same.
     """
-    claims = CLAIMS.read(_given(request, CLAIMS.headers))
+    claims = CLAIMS.read(_headers(request, CLAIMS.headers))
     said = {name: getattr(claims, name) for name in _HEADERS}
     if "idempotency_key" in body.known:
-        headers = _given(request, KEY.headers)
+        headers = _headers(request, KEY.headers)
         if quoted := _QUOTED.fullmatch(headers.get(IDEMPOTENCY_KEY, "")):
             headers[IDEMPOTENCY_KEY] = re.sub(r"\\(.)", r"\1", quoted[1])
         said["idempotency_key"] = KEY.read(headers).idempotency_key
@@ -387,7 +388,7 @@ def read_run(body: Body[T], request: Request, **ours: Any) -> T:
 
 def claims_of(request: Request) -> dict[str, str]:
     """What the headers say, for a request whose body has no place for it."""
-    return dict(vars(CLAIMS.read(_given(request, CLAIMS.headers))))
+    return dict(vars(CLAIMS.read(_headers(request, CLAIMS.headers))))
 
 
 def _together(body: Any, said: Mapping[str, Any]) -> Any:
@@ -402,7 +403,7 @@ def _together(body: Any, said: Mapping[str, Any]) -> Any:
     return {**body, **given}
 
 
-def _given(request: Request, names: tuple[str, ...]) -> dict[str, str]:
+def _headers(request: Request, names: tuple[str, ...]) -> dict[str, str]:
     return {name: _text(name, request.headers[name]) for name in names if name in request.headers}
 
 

@@ -27,7 +27,7 @@ from executions.runs.shapes import ArtifactShape, ExecutionShape, LateResultShap
 from executions.sessions.models import Session
 from executions.sessions.queries import expires_at
 from executions.sessions.requests import SessionShape
-from executions.sessions.storage.wake import files_of, files_saved, is_restored
+from executions.sessions.storage.wake import are_files_saved, files_of, is_restored
 from executions.tenants.models import ApiKey, Scope
 from executions.tenants.quotas import Quota
 from providers import slices
@@ -111,8 +111,8 @@ class Written:
     text: str
 
 
-def json_with_written(body: Any) -> str:
-    """The body as JSON, in which Written values stand as they are."""
+def render_json(body: Any) -> str:
+    """Render the body as JSON, in which Written values stand as they are."""
     nonce, written = uuid4().hex, list[str]()
 
     def named(value: Any) -> str:
@@ -128,7 +128,7 @@ def json_with_written(body: Any) -> str:
 
 
 def json_response(body: Any, status: int = 200) -> HttpResponse:
-    content = json_with_written(body).encode(errors="replace")
+    content = render_json(body).encode(errors="replace")
     return HttpResponse(content, status=status, content_type="application/json")
 
 
@@ -170,7 +170,7 @@ def execution_detail(
         "schedule": str(execution.schedule_id) if execution.schedule_id else None,
         "receipt": receipt_of(execution),
         "late_result": _late_result(execution, value_of),
-        "files_saved": files_saved(execution),
+        "files_saved": are_files_saved(execution),
         "restored": is_restored(execution),
         "policy": policy_of(execution),
         "observations": observations_of(execution),

@@ -218,7 +218,7 @@ def _parameters(query: Query[Any]) -> list[OpenApiParameter]:
     return [
         OpenApiParameter(
             name,
-            _or_empty(each) if query.empty_is_none else _undescribed(each),
+            _or_empty(each) if query.empty_is_none else _without_description(each),
             OpenApiParameter.HEADER if name in query.headers else OpenApiParameter.QUERY,
             required=name in schema.get("required", ()),
             description=each.get("description", ""),
@@ -227,13 +227,13 @@ def _parameters(query: Query[Any]) -> list[OpenApiParameter]:
     ]
 
 
-def _undescribed(schema: dict[str, Any]) -> dict[str, Any]:
+def _without_description(schema: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in schema.items() if key != "description"}
 
 
 def _or_empty(schema: dict[str, Any]) -> dict[str, Any]:
     """Empty, a parameter is left out."""
-    return {"anyOf": [_undescribed(schema), {"const": ""}]}
+    return {"anyOf": [_without_description(schema), {"const": ""}]}
 
 
 _WHAT = {

@@ -14,14 +14,14 @@ from django.http import Http404, HttpResponse
 from django.http.response import HttpResponseBase
 from rest_framework.request import Request
 
-from executions.doors.native.deferred import NDJSON, EventStream, wanted_form
+from executions.doors.native.deferred import NDJSON, EventStream, stream_form
 from executions.doors.native.downloads import download, ranged_download
-from executions.doors.native.frame import answered_later
+from executions.doors.native.frame import deferred
 from executions.doors.native.rendering import json_response, next_page
 from executions.doors.native.schema import BYTES, EVENT_STREAM, endpoint
 from executions.doors.native.sessions import SessionApiView
 from executions.sessions import files
-from executions.sessions.file_events import watching
+from executions.sessions.file_events import watch_folder
 from executions.sessions.models import Session
 from executions.sessions.requests import (
     FILE,
@@ -34,7 +34,7 @@ from executions.sessions.requests import (
     FileShape,
     MadeShape,
     UnpackedShape,
-    named_as,
+    rename_fields,
 )
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.runtime.guest.names import escape
@@ -63,13 +63,13 @@ def _moment(seconds: float) -> str | None:
         return None
 
 
-async def _or_not_found(session: Session, wanted: FileListing) -> tuple[list[FileEntry], str]:
+async def _list_or_404(session: Session, wanted: FileListing) -> tuple[list[FileEntry], str]:
     """What is in a folder. Raises Http404 where nothing has this path.
 
     It is looked up once more only where the list was refused.
     """
     try:
-        return await files.listing(session, wanted)
+        return await files.list_files(session, wanted)
     except InvalidConfiguration as error:
         if error.field != "path" or (await files.entry_of(session, wanted.path)) is not None:
             raise
@@ -82,12 +82,12 @@ class FilesView(SessionApiView):
     @endpoint(
         "list_session_files", parameters=(LIST,), answers={200: FilePageShape}, errors=(409, 502)
     )
-    @answered_later
+    @deferred
     async def get(self, request: Request, session_id: UUID) -> HttpResponse:
         """List a folder of a session."""
         session = self.session(session_id)
         wanted = self.of(request, LIST)
-        entries, after = await _or_not_found(session, wanted)
+        entries, after = await _list_or_404(session, wanted)
         return json_response(
             FilePageShape(
                 entries=[entry_detail(entry) for entry in entries],
@@ -96,11 +96,11 @@ class FilesView(SessionApiView):
         )
 
     @endpoint("remove_session_file", parameters=(FILE,), answers={204: None}, errors=(409, 502))
-    @answered_later
+    @deferred
     async def delete(self, request: Request, session_id: UUID) -> HttpResponse:
         """Delete a file, or a folder with its content."""
         session = self.session(session_id)
-        if not (await files.removing(session, self.of(request, FILE).path)):
+        if not (await files.remove_file(session, self.of(request, FILE).path)):
             raise Http404
         return HttpResponse(status=204)
 
@@ -114,7 +114,7 @@ class FileContentView(SessionApiView):
         answers={(200, "*/*"): BYTES, (206, "*/*"): BYTES},
         errors=(409, 416, 502),
     )
-    @answered_later
+    @deferred
     async def get(self, request: Request, session_id: UUID) -> HttpResponseBase:
         """Download a file.
 
@@ -140,16 +140,16 @@ class FileContentView(SessionApiView):
         answers={200: FileShape},
         errors=(409, 502),
     )
-    @answered_later
+    @deferred
     async def put(self, request: Request, session_id: UUID) -> HttpResponse:
         """Write a file.
 
         Missing parent folders are created. Readers see the old file or the complete new one.
         """
-        with received(request) as content:
+        with copy_body(request) as content:
             session = self.session(session_id)
             path = self.of(request, FILE).path
-            entry = await files.writing(session, path, files.Rereadable(content))
+            entry = await files.write_file(session, path, files.Rereadable(content))
         return json_response(entry_detail(entry))
 
 
@@ -157,13 +157,13 @@ class FileMoveView(SessionApiView):
     operations = {"POST": "move_file"}
 
     @endpoint("move_session_file", request=MOVE, answers={200: FileShape}, errors=(409, 502))
-    @answered_later
+    @deferred
     async def post(self, request: Request, session_id: UUID) -> HttpResponse:
         """Rename a file or folder."""
         session = self.session(session_id)
         wanted = MOVE.read(request.data)
-        with named_as({"path": "from", "target": "to"}):
-            moved = await files.moving(session, wanted.source, wanted.to)
+        with rename_fields({"path": "from", "target": "to"}):
+            moved = await files.move_file(session, wanted.source, wanted.to)
         return json_response(entry_detail(moved))
 
 
@@ -176,12 +176,12 @@ class FileMkdirView(SessionApiView):
         answers={200: MadeShape, 201: MadeShape},
         errors=(409, 502),
     )
-    @answered_later
+    @deferred
     async def post(self, request: Request, session_id: UUID) -> HttpResponse:
         """Create a folder and its parents."""
         session = self.session(session_id)
         path = MKDIR.read(request.data).path
-        made = await files.making_directory(session, path)
+        made = await files.make_directory(session, path)
         return json_response(MadeShape(path=escape(path), created=made), 201 if made else 200)
 
 
@@ -194,12 +194,12 @@ class FileArchiveView(SessionApiView):
         answers={(200, "application/x-tar"): BYTES},
         errors=(409, 502),
     )
-    @answered_later
+    @deferred
     async def get(self, request: Request, session_id: UUID) -> HttpResponseBase:
         """Download a folder as a tar archive."""
         session = self.session(session_id)
         path = self.of(request, FOLDER).path
-        await _or_not_found(session, FileListing(path=path))
+        await _list_or_404(session, FileListing(path=path))
         response = download(files.read_archive(session, path), f"{path.strip('/') or 'files'}.tar")
         response["Content-Type"] = "application/x-tar"
         return response
@@ -211,18 +211,19 @@ class FileArchiveView(SessionApiView):
         answers={200: UnpackedShape},
         errors=(409, 502),
     )
-    @answered_later
+    @deferred
     async def put(self, request: Request, session_id: UUID) -> HttpResponse:
         """Unpack a tar archive into a folder."""
-        with received(request) as content:
+        with copy_body(request) as content:
             session = self.session(session_id)
             path = self.of(request, FOLDER).path
-            number = await files.unpacking(session, path, files.Rereadable(content))
+            number = await files.unpack(session, path, files.Rereadable(content))
         return json_response(UnpackedShape(entries=number))
 
 
-def received(request: Request) -> IO[bytes]:
-    """The body in a file of our own: the server takes its own back when the view has returned."""
+def copy_body(request: Request) -> IO[bytes]:
+    """Copy the body to a file of our own: the server takes its own back when the view has
+    returned."""
     kept: IO[bytes] = TemporaryFile()  # noqa: SIM115
     if (body := request.stream) is not None:
         copyfileobj(body, kept, _COPIED_BYTES)
@@ -241,7 +242,7 @@ def at_most(pieces: Iterator[bytes], length: int) -> Iterator[bytes]:
 
 class FileEventsView(SessionApiView):
     @endpoint("watch_session_files", parameters=(FOLDER,), answers=EVENT_STREAM, errors=(409, 502))
-    @answered_later
+    @deferred
     async def get(self, request: Request, session_id: UUID) -> HttpResponseBase:
         """Watch a folder of a session.
 
@@ -252,8 +253,8 @@ class FileEventsView(SessionApiView):
         """
         session = self.session(session_id)
         path = self.of(request, FOLDER).path
-        form = wanted_form(request.headers.get("Accept", "")) or NDJSON
-        watch = await watching(session, path)
+        form = stream_form(request.headers.get("Accept", "")) or NDJSON
+        watch = await watch_folder(session, path)
         events = EventStream(form, on_leave=watch.leave)
         events.begin(watch)
         watch.ended.add_done_callback(lambda ended: events.end(_last_event(ended)))

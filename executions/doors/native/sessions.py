@@ -13,7 +13,7 @@ from django.urls import reverse
 from drf_spectacular.utils import OpenApiParameter
 from rest_framework.request import Request
 
-from executions.doors.native.deferred import answer, wanted_form
+from executions.doors.native.deferred import answer, stream_form
 from executions.doors.native.executions import (
     EVENTS,
     STREAM,
@@ -28,8 +28,8 @@ from executions.doors.native.frame import (
     CLAIMS,
     KEY,
     RunningView,
-    answered_later,
-    known_to_run,
+    deferred,
+    keep_outcome,
     read_run,
 )
 from executions.doors.native.rendering import (
@@ -47,10 +47,10 @@ from executions.kernel.declarations import Query, refuse
 from executions.runs.models import Execution
 from executions.runs.requests import CELL
 from executions.runs.routing import COMMANDS, ensure_language
-from executions.runs.service import running
+from executions.runs.service import execute
 from executions.runs.shapes import ExecutionShape
 from executions.sessions import cells, control
-from executions.sessions.control import opening
+from executions.sessions.control import open_session
 from executions.sessions.ending import close
 from executions.sessions.models import Session, Snapshot
 from executions.sessions.queries import LIST, list_sessions, living_session_of, session_of
@@ -91,9 +91,9 @@ class LoggedView(RunningView):
     operations: ClassVar[Mapping[str, str]] = {}
     of_session: Session | None = None
 
-    async def told(self, work: Coroutine[HttpResponseBase]) -> HttpResponseBase:
+    async def handle_errors(self, work: Coroutine[HttpResponseBase]) -> HttpResponseBase:
         began = perf_counter()
-        answer = await super().told(work)
+        answer = await super().handle_errors(work)
         if operation := self.operations.get(self.asked_for):
             self._log(operation, answer, (perf_counter() - began) * 1000)
         return answer
@@ -137,7 +137,7 @@ class SessionApiView(LoggedView):
 
 class SessionsView(SessionApiView):
     @endpoint("open_session", request=OPEN, answers={201: SessionShape}, errors=(404, 409, 502))
-    @answered_later
+    @deferred
     async def post(self, request: Request) -> HttpResponse:
         """Open a session.
 
@@ -145,7 +145,7 @@ class SessionsView(SessionApiView):
         With `from`, the session starts with the files of a snapshot or of an ended session, without
         its variables.
         """
-        session = await opening(OPEN.read(request.data), self.caller())
+        session = await open_session(OPEN.read(request.data), self.caller())
         response = json_response(session_detail(session), 201)
         path = reverse("session", args=[session.pk])
         response["Location"] = request.build_absolute_uri(path)
@@ -176,7 +176,7 @@ class SessionView(SessionApiView):
         return json_response(session_for(self.api_key, control.change(session, changes, self.by())))
 
     @endpoint("close_session", answers={204: None})
-    @answered_later
+    @deferred
     async def delete(self, request: Request, session_id: UUID) -> HttpResponse:
         """Close a session.
 
@@ -205,19 +205,19 @@ class SessionExecutionsView(SessionApiView):
         text/event-stream` or `application/x-ndjson`, the answer is a stream of events, as for a
         single execution.
         """
-        if form := wanted_form(request.headers.get("Accept", "")):
+        if form := stream_form(request.headers.get("Accept", "")):
             wanted = read_run(CELL, request, session=session_id)
             if wanted.mode == Execution.Mode.SYNC:
                 return run_stream(
-                    self, request, form, lambda log: running(wanted, self.caller(), log=log)
+                    self, request, form, lambda log: execute(wanted, self.caller(), log=log)
                 )
-        return answer(request, self.told(self._run(request, session_id)))
+        return answer(request, self.handle_errors(self._run(request, session_id)))
 
     async def _run(self, request: Request, session_id: UUID) -> HttpResponse:
         is_detached(request)
         wanted = ensure_listener(read_run(CELL, request, session=session_id))
-        outcome = await running(wanted, self.caller(), waits=True)
-        with known_to_run(outcome):
+        outcome = await execute(wanted, self.caller(), waits=True)
+        with keep_outcome(outcome):
             return outcome_response(outcome, request)
 
 
@@ -225,7 +225,7 @@ class InterruptView(SessionApiView):
     @endpoint(
         "interrupt_session", request=INTERRUPT, answers={202: InterruptedShape}, errors=(409, 502)
     )
-    @answered_later
+    @deferred
     async def post(self, request: Request, session_id: UUID) -> HttpResponse:
         """Interrupt the code in a context.
 
@@ -233,13 +233,13 @@ class InterruptView(SessionApiView):
         """
         session = self.session(session_id)
         wanted = INTERRUPT.read(request.data)
-        stopped = await control.interrupting(session, wanted.context)
+        stopped = await control.interrupt(session, wanted.context)
         return json_response(InterruptedShape(interrupted=stopped), 202)
 
 
 class ResetView(SessionApiView):
     @endpoint("reset_session", request=RESET, answers={200: SessionShape}, errors=(409, 502))
-    @answered_later
+    @deferred
     async def post(self, request: Request, session_id: UUID) -> HttpResponse:
         """Reset a session.
 
@@ -247,22 +247,20 @@ class ResetView(SessionApiView):
         """
         session = self.session(session_id)
         RESET.read(request.data)
-        return json_response(
-            session_for(self.api_key, (await control.resetting(session, self.by())))
-        )
+        return json_response(session_for(self.api_key, (await control.reset(session, self.by()))))
 
 
 class ContextsView(SessionApiView):
     @endpoint(
         "create_context", request=CREATE_CONTEXT, answers={201: ContextShape}, errors=(409, 502)
     )
-    @answered_later
+    @deferred
     async def post(self, request: Request, session_id: UUID) -> HttpResponse:
         """Create a context (an interpreter) in a session."""
         session = self.session(session_id)
         wanted = CREATE_CONTEXT.read(request.data)
         ensure_language(self.api_key, wanted.language)
-        made = await control.creating_context(session, wanted)
+        made = await control.create_context(session, wanted)
         return json_response(made, 201)
 
     @endpoint("list_contexts", answers={200: PageShape[ContextShape]}, errors=(409,))
@@ -273,22 +271,22 @@ class ContextsView(SessionApiView):
 
 class ContextView(SessionApiView):
     @endpoint("end_context", parameters=(OTHER_CONTEXT,), answers={204: None}, errors=(409, 502))
-    @answered_later
+    @deferred
     async def delete(self, request: Request, session_id: UUID, context_id: str) -> HttpResponse:
         """End a context."""
         session = self.session(session_id)
-        if not (await control.ending_context(session, context_id)):
+        if not (await control.end_context(session, context_id)):
             raise Http404
         return HttpResponse(status=204)
 
 
 class ContextRestartView(SessionApiView):
     @endpoint("restart_context", answers={200: ContextShape}, errors=(409, 502))
-    @answered_later
+    @deferred
     async def post(self, request: Request, session_id: UUID, context_id: str) -> HttpResponse:
         """Restart a context."""
         session = self.session(session_id)
-        context = await control.restarting_context(session, context_id)
+        context = await control.restart_context(session, context_id)
         if context is None:
             raise Http404
         if not may_read(self.api_key, session):
@@ -313,7 +311,7 @@ class SessionSnapshotView(SessionApiView):
     @endpoint(
         "take_snapshot", request=snapshots.TAKE, answers={201: SnapshotShape}, errors=(409, 502)
     )
-    @answered_later
+    @deferred
     async def post(self, request: Request, session_id: UUID) -> HttpResponse:
         """Take a snapshot of the files of a session.
 
@@ -323,7 +321,7 @@ class SessionSnapshotView(SessionApiView):
         """
         session = self.session(session_id)
         wanted = snapshots.TAKE.read(request.data)
-        snapshot = await snapshots.taking(session, wanted, self.caller())
+        snapshot = await snapshots.take_snapshot(session, wanted, self.caller())
         response = json_response(snapshot_detail(snapshot), 201)
         path = reverse("snapshot", args=[snapshot.pk])
         response["Location"] = request.build_absolute_uri(path)
@@ -390,36 +388,36 @@ class ProcessesView(SessionApiView):
         """
         session = self.session(session_id)
         wanted = read_run(START, request)
-        form = wanted_form(request.headers.get("Accept", ""))
+        form = stream_form(request.headers.get("Accept", ""))
         if form and not wanted.background:
             return run_stream(
                 self,
                 request,
                 form,
-                lambda log: cells.commanding(session, wanted, self.caller(), log),
+                lambda log: cells.run_command(session, wanted, self.caller(), log),
             )
-        return answer(request, self.told(self._start(request, session, wanted)))
+        return answer(request, self.handle_errors(self._start(request, session, wanted)))
 
     async def _start(
         self, request: Request, session: Session, wanted: CommandRequest
     ) -> HttpResponse:
         if wanted.background:
-            started = await cells.starting(session, wanted, self.caller())
+            started = await cells.start_command(session, wanted, self.caller())
             detail = cells.process_detail(started.pid or 0, started.pk, started.exit_code)
             return json_response(detail, 201)
         is_detached(request)
-        outcome = await cells.commanding(session, wanted, self.caller())
-        with known_to_run(outcome):
+        outcome = await cells.run_command(session, wanted, self.caller())
+        with keep_outcome(outcome):
             return outcome_response(outcome, request)
 
     @endpoint("list_processes", answers={200: PageShape[ProcessShape]}, errors=(409, 502))
-    @answered_later
+    @deferred
     async def get(self, request: Request, session_id: UUID) -> HttpResponse:
         """List the commands of a session.
 
         Running commands, and commands that ended recently.
         """
-        found = await cells.listing(self.session(session_id))
+        found = await cells.list_commands(self.session(session_id))
         return json_response(PageShape(results=found, next=None))
 
 
@@ -440,7 +438,7 @@ class ProcessStdinView(_ProcessView):
         answers={204: None},
         errors=(409, 502),
     )
-    @answered_later
+    @deferred
     async def post(self, request: Request, session_id: UUID, pid: int) -> HttpResponse:
         """Send bytes to a command's input.
 
@@ -454,27 +452,27 @@ class ProcessStdinView(_ProcessView):
         session = self.of_process(session_id, pid)
         # Whoever types into a shell runs commands.
         ensure_language(self.api_key, *COMMANDS)
-        await cells.writing(session, pid, data, close=close)
+        await cells.write_input(session, pid, data, close=close)
         return HttpResponse(status=204)
 
 
 class ProcessSignalView(_ProcessView):
     @endpoint("signal_process", request=SIGNAL, answers={200: SignalledShape}, errors=(409, 502))
-    @answered_later
+    @deferred
     async def post(self, request: Request, session_id: UUID, pid: int) -> HttpResponse:
         """Send a signal to a command and its group."""
         session = self.of_process(session_id, pid)
-        sent = await cells.signalling(session, pid, SIGNAL.read(request.data).signal)
+        sent = await cells.send_signal(session, pid, SIGNAL.read(request.data).signal)
         return json_response(SignalledShape(signalled=sent))
 
 
 class ProcessResizeView(_ProcessView):
     @endpoint("resize_process", request=RESIZE, answers={204: None}, errors=(409, 502))
-    @answered_later
+    @deferred
     async def post(self, request: Request, session_id: UUID, pid: int) -> HttpResponse:
         """Resize the terminal of a command."""
         session = self.of_process(session_id, pid)
-        await cells.resizing(session, pid, RESIZE.read(request.data).pair)
+        await cells.resize_terminal(session, pid, RESIZE.read(request.data).pair)
         return HttpResponse(status=204)
 
 

@@ -10,7 +10,7 @@ from executions.doors.native.rendering import execution_detail
 from executions.kernel.text import from_json
 from executions.runs.models import Execution
 from executions.runs.requests import API_ENTRYPOINTS, Caller, ExecutionRequest
-from executions.runs.service import run_execution
+from executions.runs.service import execute_sync
 from executions.tenants.service import internal_tenant
 from providers.checks import BEFORE_WORK
 from providers.errors import SandboxError
@@ -45,7 +45,7 @@ class Command(BaseCommand):
                 entrypoint=options["entrypoint"],
                 timeout=options["timeout"],
             )
-            execution = run_execution(request, Caller(internal_tenant())).execution
+            execution = execute_sync(request, Caller(internal_tenant())).execution
         except SandboxError as error:
             raise CommandError(
                 f"{error.code}: {error.message}", returncode=SERVICE_ERROR

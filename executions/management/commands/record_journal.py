@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandParser
 
-from executions.runs.journal import left_over, put_back, record_kept, waiting
+from executions.runs.journal import leftover_files, put_back, record_waiting, waiting_files
 from providers.checks import BEFORE_WORK
 
 
@@ -22,7 +22,8 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         if options["all"]:
             put_back()
-        recorded = record_kept()
+        recorded = record_waiting()
         self.stdout.write(
-            f"{recorded} recorded, {len(waiting())} waiting, {len(left_over())} set aside"
+            f"{recorded} recorded, {len(waiting_files())} waiting, "
+            f"{len(leftover_files())} set aside"
         )

@@ -66,7 +66,7 @@ def members(pieces: Iterator[bytes]) -> Iterator[tuple[Member, Iterator[bytes]]]
     said: dict[str, str] = {}
     left = _MOST_SAID
     while (block := stream.take(_BLOCK)) != bytes(_BLOCK):
-        found = _parsed(block)
+        found = _parse(block)
         if found.type in _SAYING:
             # With its own block: there may be any number of empty ones.
             left -= _BLOCK + found.size
@@ -119,7 +119,7 @@ class _Stream:
         return found
 
 
-def _parsed(block: bytes) -> tarfile.TarInfo:
+def _parse(block: bytes) -> tarfile.TarInfo:
     try:
         found = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except (tarfile.HeaderError, ValueError):
@@ -221,26 +221,26 @@ def archive_of(members: Sequence[Restored]) -> Iterator[bytes]:
             head.size = each.blob.size
         yield head.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
         if each.blob is not None:
-            yield from _checked(each.path, each.blob)
+            yield from _check(each.path, each.blob)
             yield bytes(-each.blob.size % tarfile.BLOCKSIZE)
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _checked(path: str, blob: Blob) -> Iterator[bytes]:
+def _check(path: str, blob: Blob) -> Iterator[bytes]:
     digest = hashlib.sha256()
     try:
         for piece in blobs.read(blob):
             digest.update(piece)
             yield piece
     except (FileNotFoundError, blobs.Damaged) as error:
-        raise _damaged(path) from error
+        raise _damage_error(path) from error
     except OSError as error:
         raise ProviderUnavailable("The file storage cannot be read now.", retry_after=5) from error
     if digest.hexdigest() != blob.sha256:
-        raise _damaged(path)
+        raise _damage_error(path)
 
 
-def _damaged(path: str) -> ProviderUnavailable:
+def _damage_error(path: str) -> ProviderUnavailable:
     return ProviderUnavailable(
         f"The saved file {storable(path)[:200]!r} differs from what was saved: its storage is "
         "damaged. Upload it again, or remove it, while the session sleeps."

@@ -55,8 +55,9 @@ class Content:
     stream: IO[bytes]
 
 
-def taken_in(pieces: Iterable[bytes]) -> Content:
-    """Hold bytes until it is known what they are: little in memory, the rest on the disk."""
+def receive(pieces: Iterable[bytes]) -> Content:
+    """Receive bytes, and hold them until it is known what they are: little in memory, the rest on
+    the disk."""
     held: IO[bytes] = SpooledTemporaryFile(_IN_MEMORY_BYTES)  # noqa: SIM115
     digest, size = hashlib.sha256(), 0
     try:
@@ -81,7 +82,7 @@ def store_all(tenant: Tenant, contents: Sequence[Content]) -> dict[str, Blob]:
     found: dict[str, Blob] = {}
     lost: dict[str, Blob] = {}
     for _ in range(_TRIES):
-        for sha256, blob in _known(tenant, wanted.keys() - found.keys()).items():
+        for sha256, blob in _known_blobs(tenant, wanted.keys() - found.keys()).items():
             (found if _has_bytes(blob) else lost)[sha256] = blob
         missing = [content for sha256, content in wanted.items() if sha256 not in found]
         if missing:
@@ -93,12 +94,11 @@ def store_all(tenant: Tenant, contents: Sequence[Content]) -> dict[str, Blob]:
     )
 
 
-def stored(
+def store(
     tenant: Tenant, contents: Sequence[Content], *, spared: Iterable[int] = ()
 ) -> dict[str, Blob]:
-    """As `store_all`. Over the quota what nothing names any more goes first, however young it is;
-    `spared` are others that are about to be named, gone through only then.
-    """
+    """Store contents as `store_all` does. Over the quota what nothing names any more goes first,
+    however young it is; `spared` are others that are about to be named, gone through only then."""
     try:
         return store_all(tenant, contents)
     except quota.QuotaExceeded:
@@ -138,7 +138,7 @@ def keep_until_read(tenant: Tenant, pks: Collection[int], seconds: float) -> set
         rows = Blob.objects.filter(
             pk__in=listed[start : start + _AT_ONCE], tenant=tenant, tenant__is_active=True
         )
-        found |= {blob.pk for blob in _kept(rows, until)}
+        found |= {blob.pk for blob in _keep(rows, until)}
     return found
 
 
@@ -154,7 +154,7 @@ def collect() -> int:
     from its turn.
     """
     removed = 0
-    unnamed = _unnamed().filter(kept_until__lt=Now()).order_by("pk")
+    unnamed = _unnamed_blobs().filter(kept_until__lt=Now()).order_by("pk")
     while pks := list(unnamed.values_list("pk", flat=True)[:_AT_ONCE]):
         if not (dropped := _drop(pks, kept_until__lt=Now())):
             break
@@ -175,7 +175,7 @@ def remove_unnamed(
     whose: dict[str, Any] = {}
     if pks is None:
         whose = {"kept_until__lte": timezone.now() + GRACE}
-        pks = _unnamed().filter(tenant=tenant_id, **whose).values_list("pk", flat=True)
+        pks = _unnamed_blobs().filter(tenant=tenant_id, **whose).values_list("pk", flat=True)
     pks = [pk for pk in pks if pk not in spared]
     removed = 0
     for start in range(0, len(pks), _AT_ONCE):
@@ -183,19 +183,19 @@ def remove_unnamed(
     return removed
 
 
-def _unnamed() -> QuerySet[Blob]:
+def _unnamed_blobs() -> QuerySet[Blob]:
     return Blob.objects.exclude(Exists(WorkspaceFile.objects.filter(blob=OuterRef("pk"))))
 
 
-def _known(tenant: Tenant, wanted: Collection[str]) -> dict[str, Blob]:
+def _known_blobs(tenant: Tenant, wanted: Collection[str]) -> dict[str, Blob]:
     """Those that are there, and stay for an hour from now."""
     if not wanted:
         return {}
     rows = Blob.objects.filter(tenant=tenant, sha256__in=list(wanted))
-    return {blob.sha256: blob for blob in _kept(rows, timezone.now() + GRACE)}
+    return {blob.sha256: blob for blob in _keep(rows, timezone.now() + GRACE)}
 
 
-def _kept(rows: QuerySet[Blob], until: datetime) -> list[Blob]:
+def _keep(rows: QuerySet[Blob], until: datetime) -> list[Blob]:
     """Those that there are, which stay until then."""
     with transaction.atomic():
         found = list(rows.select_for_update(no_key=True, of=("self",)).order_by("pk"))
@@ -297,18 +297,18 @@ def _drop(pks: Sequence[int], **whose: Any) -> list[LooseFile]:
     is asked of each again: somebody may have been given a link to it meanwhile.
     """
     try:
-        return _dropped(pks, **whose)
+        return _drop_once(pks, **whose)
     except IntegrityError:
         # One was named meanwhile, and is not ours to drop.
         return [each for pk in pks for each in _drop([pk], **whose)] if len(pks) > 1 else []
 
 
-def _dropped(pks: Sequence[int], **whose: Any) -> list[LooseFile]:
+def _drop_once(pks: Sequence[int], **whose: Any) -> list[LooseFile]:
     with transaction.atomic():
         # Whoever has named one has committed, or finds it gone: its row is held from here on.
         rows = Blob.objects.select_for_update().filter(pk__in=pks).order_by("pk")
         held = list(rows.values_list("pk", flat=True))
-        free = list(_unnamed().filter(pk__in=held, **whose))
+        free = list(_unnamed_blobs().filter(pk__in=held, **whose))
         gone = Blob.objects.filter(pk__in=[blob.pk for blob in free])
         gone._raw_delete(connection.alias)
         return LooseFile.objects.bulk_create(

@@ -60,12 +60,11 @@ def _is_same(one: Workspace | None, other: Workspace | None) -> bool:
     return (one and one.pk) == (other and other.pk)
 
 
-def listing(
+def list_folder(
     workspace: Workspace | None, path: str, depth: int, after: str, most: int
 ) -> tuple[list[FileEntry], bool]:
-    """What is in a folder, `depth` levels deep and sorted by path, behind `after`: at most so many,
-    and whether there are more. Raises InvalidConfiguration for what is no folder.
-    """
+    """Return what is in a folder, `depth` levels deep and sorted by path, behind `after`: at most
+    so many, and whether there are more. Raises InvalidConfiguration for what is no folder."""
     parts = parts_of(path, is_named=False)
     tree = Tree(workspace)
     if not tree.reach(parts, "path"):
@@ -219,7 +218,7 @@ def preview_of_start(start: bytes, size: int, path: str) -> Preview:
     """Of the first bytes of a file that has so many."""
     if mime_type := image_type(start[:SIGNATURE_BYTES]):
         return Preview(mime_type if size <= MOST_IMAGE_BYTES else "")
-    text = _decoded(start, is_cut=size > len(start))
+    text = _decode(start, is_cut=size > len(start))
     if text is None:
         return Preview()
     delimiter = _TABLES.get(path[-4:].lower())
@@ -238,7 +237,7 @@ def image_of(blob: Blob) -> str:
     return image_type(b"".join(read(blob, 0, SIGNATURE_BYTES)))
 
 
-def _decoded(start: bytes, *, is_cut: bool) -> str | None:
+def _decode(start: bytes, *, is_cut: bool) -> str | None:
     """Text, unless the bytes are none."""
     if b"\0" in start:
         return None

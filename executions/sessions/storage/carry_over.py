@@ -10,7 +10,7 @@ from django.db import transaction
 from django.db.models import F, QuerySet
 
 from executions.ledger.append import enter_row, look_at
-from executions.ledger.erasures import held_of
+from executions.ledger.erasures import hold_scope
 from executions.runs.requests import Conflict
 from executions.sessions.models import Session, Workspace
 from executions.sessions.storage import blobs, drafts
@@ -20,21 +20,19 @@ from executions.tenants.models import Tenant
 logger = logging.getLogger(__name__)
 
 
-def kept_of(sessions: QuerySet[Session]) -> Session | None:
-    """The newest of these sessions that has saved files, ended or not; None where files go with
-    their sessions.
-    """
+def newest_with_files(sessions: QuerySet[Session]) -> Session | None:
+    """Return the newest of these sessions that has saved files, ended or not; None where files go
+    with their sessions."""
     if settings.DELETE_S3_ON_CLEANUP:
         return None
     found = sessions.filter(workspace__isnull=False).select_related("workspace")
     return found.order_by("-id").first()
 
 
-def kept_session(tenant: Tenant, session_id: UUID) -> Session | None:
-    """The tenant's session of this id, where it has ended and its files were kept; none of a
-    conversation, whose next session has them.
-    """
-    return kept_of(
+def ended_session_with_files(tenant: Tenant, session_id: UUID) -> Session | None:
+    """Return the tenant's session of this id, where it has ended and its files were kept; none of a
+    conversation, whose next session has them."""
+    return newest_with_files(
         Session.objects.filter(
             tenant=tenant, pk=session_id, conversation="", closed_at__isnull=False
         )
@@ -52,7 +50,7 @@ def inherit(session: Session, former: Session | None = None) -> list[Restored]:
         return []
     is_named = former is not None
     if former is None and session.conversation:
-        former = kept_of(
+        former = newest_with_files(
             Session.objects.filter(
                 tenant=session.tenant_id,
                 conversation=session.conversation,
@@ -123,7 +121,7 @@ def clean(session_id: UUID) -> bool:
         mine = rows.filter(session=session_id, session__closed_at__isnull=False)
         if (workspace := mine.select_related("tenant").first()) is None:
             return False
-        if held_of(workspace.tenant.slug).everything:
+        if hold_scope(workspace.tenant.slug).everything:
             return False
         # Before anything is entered in the ledger, which all wait for.
         drafts.detach(workspace)
@@ -140,7 +138,7 @@ def clean_ended() -> int:
         return 0
     left = Workspace.objects.filter(session__closed_at__isnull=False)
     slugs = left.order_by().values_list("tenant__slug", flat=True).distinct()
-    held = [slug for slug in slugs if held_of(slug).everything]
+    held = [slug for slug in slugs if hold_scope(slug).everything]
     left = left.exclude(tenant__slug__in=held).order_by("pk")
     found = left.values_list("session", flat=True)[:_AT_ONCE]
     return sum(clean(session_id) for session_id in found if session_id is not None)

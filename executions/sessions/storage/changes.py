@@ -45,13 +45,12 @@ class IsAwake(Exception):
     """The session does not sleep any more: its files are its sandbox's."""
 
 
-def edited(session: Session, change: Callable[[Edit], T]) -> T:
-    """What `change` returns of the saved files, which are then as it left them. It may be called
-    more than once. Raises IsAwake, and Conflict where others change the same files all the time.
-    """
+def edit_files(session: Session, change: Callable[[Edit], T]) -> T:
+    """Apply `change` to the saved files, and return its result. It may be called more than once.
+    Raises IsAwake, and Conflict where others change the same files all the time."""
     moment: dict[str, Any] = {"version": F("version") + 1, "saved_at": Now()}
     for number in range(_TRIES):
-        if not _sleeping(session).exists():
+        if not _asleep_row(session).exists():
             raise IsAwake
         edit = Edit(workspace_of(session, tenant_of(session)))
         try:
@@ -73,10 +72,10 @@ def edited(session: Session, change: Callable[[Edit], T]) -> T:
                 found = change(edit)
             if not edit.is_large and edit.write_down(**moment):
                 return found
-    raise _overtaken()
+    raise _conflict()
 
 
-def _sleeping(session: Session) -> QuerySet[Session]:
+def _asleep_row(session: Session) -> QuerySet[Session]:
     """The session, if it sleeps and nobody wakes it."""
     return Session.objects.filter(
         Q(waking_since=None) | Q(waking_since__lt=timezone.now() - DEAD_AFTER),
@@ -90,7 +89,7 @@ def _hold(session: Session) -> None:
     """Within a transaction in which it sleeps: whoever wakes it writes this row before he reads
     what is saved. Raises IsAwake.
     """
-    if not _sleeping(session).update(used_at=Now(), waking_since=None, process=None):
+    if not _asleep_row(session).update(used_at=Now(), waking_since=None, process=None):
         raise IsAwake
 
 
@@ -102,10 +101,10 @@ def write(session: Session, path: str, content: Iterable[bytes]) -> FileEntry:
         _refuse_other_than_file(tree, parts)
 
     def put() -> FileEntry:
-        taken = blobs.taken_in(content)
+        taken = blobs.receive(content)
         with taken.stream:
             quota.check_session(session.provider, 0, taken.size)
-            blob = stored(tenant_of(session), [taken])[taken.sha256]
+            blob = store_contents(tenant_of(session), [taken])[taken.sha256]
 
         def change(edit: Edit) -> FileEntry:
             edit.make(parts[:-1], "path")
@@ -117,7 +116,7 @@ def write(session: Session, path: str, content: Iterable[bytes]) -> FileEntry:
             )
             return entry_of(row)
 
-        return edited(session, change)
+        return edit_files(session, change)
 
     return while_blobs_are_there(put)
 
@@ -132,7 +131,7 @@ def make_directory(session: Session, path: str) -> bool:
             refuse_path("path", "Something else has this name.")
         return edit.make(parts, "path")
 
-    return edited(session, change)
+    return edit_files(session, change)
 
 
 def remove(session: Session, path: str) -> bool:
@@ -147,7 +146,7 @@ def remove(session: Session, path: str) -> bool:
         edit.drop(found)
         return True
 
-    return edited(session, change)
+    return edit_files(session, change)
 
 
 def move(session: Session, source: str, target: str) -> FileEntry:
@@ -178,17 +177,17 @@ def move(session: Session, source: str, target: str) -> FileEntry:
             parts_of(new + below, "target")
             edit.copy(row, new + below)
         edit.drop(old)
-        return entry_of(edit.known(new))
+        return entry_of(edit.require(new))
 
-    return edited(session, change)
+    return edit_files(session, change)
 
 
-def stored(
+def store_contents(
     tenant: Tenant, contents: Sequence[blobs.Content], *, spared: Collection[int] = ()
 ) -> dict[str, Blob]:
-    """As `blobs.stored`. Raises QuotaExceeded and ProviderUnavailable."""
+    """Store contents as `blobs.store` does. Raises QuotaExceeded and ProviderUnavailable."""
     try:
-        return blobs.stored(tenant, contents, spared=spared)
+        return blobs.store(tenant, contents, spared=spared)
     except OSError as error:
         raise ProviderUnavailable("The file storage cannot be written now.") from error
 
@@ -198,10 +197,9 @@ def may_be_large(session: Session) -> bool:
     return Workspace.objects.filter(session=session.pk, files__gt=database.MOST_ROWS // 2).exists()
 
 
-async def storing(session: Session, change: Callable[[], T]) -> T:
-    """What a change returns that may be slow: its bytes go to storage, or its rows are many. It has
-    a thread of those that are there for that, as its tenant has some of them, and none of those
-    that serve.
+async def run_in_storage_thread(session: Session, change: Callable[[], T]) -> T:
+    """Run a change that may be slow: its bytes go to storage, or its rows are many. It has a thread
+    of those that are there for that, as its tenant has some of them, and none of those that serve.
 
     Raises what it does, and ProviderUnavailable where it takes too long; what has not begun by then
     does not begin.
@@ -235,10 +233,10 @@ def while_blobs_are_there(change: Callable[[], T]) -> T:
             return change()
         except IntegrityError:
             continue
-    raise _overtaken()
+    raise _conflict()
 
 
-def _overtaken() -> Conflict:
+def _conflict() -> Conflict:
     return Conflict("Another request changed the same files. Try again.", retry_after=1)
 
 
@@ -266,7 +264,7 @@ def unpack(session: Session, path: str, content: Iterable[bytes]) -> int:
     folder = parts_of(path, is_named=False)
 
     def put() -> int:
-        unpacked, found = _taken_in(session, content)
+        unpacked, found = _receive(session, content)
 
         def change(edit: Edit) -> int:
             edit.load_all()
@@ -278,14 +276,12 @@ def unpack(session: Session, path: str, content: Iterable[bytes]) -> int:
                     quota.check_session("", edit.files, 0, edit.names)
             return len(unpacked)
 
-        return edited(session, change)
+        return edit_files(session, change)
 
     return while_blobs_are_there(put)
 
 
-def _taken_in(
-    session: Session, content: Iterable[bytes]
-) -> tuple[list[_Unpacked], dict[str, Blob]]:
+def _receive(session: Session, content: Iterable[bytes]) -> tuple[list[_Unpacked], dict[str, Blob]]:
     """The members, and the blobs of those that are files, by their hash."""
     tenant = tenant_of(session)
     unpacked: list[_Unpacked] = []
@@ -302,7 +298,7 @@ def _taken_in(
             sha256 = ""
             if member.is_file:
                 try:
-                    taken = blobs.taken_in(body)
+                    taken = blobs.receive(body)
                 except archives.NoArchive as error:
                     refuse_path("data", f"{shown(member.name)}: {error.why}")
                 held.append(taken)
@@ -321,7 +317,7 @@ def _taken_in(
 
 def _upload(tenant: Tenant, held: list[blobs.Content], found: dict[str, Blob]) -> None:
     if held:
-        found.update(stored(tenant, held, spared={blob.pk for blob in found.values()}))
+        found.update(store_contents(tenant, held, spared={blob.pk for blob in found.values()}))
     for taken in held:
         taken.stream.close()
     held.clear()
@@ -346,7 +342,7 @@ def _put(edit: Edit, folder: list[str], member: archives.Member, blob: Blob | No
         elif member.type == "symlink":
             _put_link(edit, path, member)
         elif member.type == "hardlink":
-            _put_second(edit, folder, path, member)
+            _put_hardlink(edit, folder, path, member)
         else:
             refuse_path("data", "Is neither file, folder nor link.")
     except InvalidConfiguration as error:
@@ -365,7 +361,7 @@ def _put_link(edit: Edit, path: str, member: archives.Member) -> None:
     edit.put(path, "symlink", mode=0o777, modified=_moment(member), target=member.target)
 
 
-def _put_second(edit: Edit, folder: list[str], path: str, member: archives.Member) -> None:
+def _put_hardlink(edit: Edit, folder: list[str], path: str, member: archives.Member) -> None:
     """A second name of a file that stands below the folder already."""
     target = [*folder, *parts_of(member.target, "data")]
     row = edit.at("/".join(target)) if edit.reach(target[:-1], "data") else None

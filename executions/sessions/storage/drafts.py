@@ -106,9 +106,9 @@ def add(target: Workspace, rows: Iterable[WorkspaceFile]) -> None:
     in_batches(values, write, statement_rows=_STATEMENT_ROWS)
 
 
-def put_in_place(old: Workspace, new: Workspace, **values: Any) -> None:
-    """Within a transaction: have a draft be what is saved of the session whose workspace `old` is,
-    with these values. `discard(old.pk)` is to be called after it.
+def swap(old: Workspace, new: Workspace, **values: Any) -> None:
+    """Put a draft in the place of the session's workspace `old`, with these values, in a
+    transaction of the caller. `discard(old.pk)` is to be called after it.
 
     Raises QuotaExceeded, and Overtaken where `old` has changed since it was read.
     """

@@ -31,7 +31,7 @@ from executions.runs.provider_calls import guard
 from executions.runs.requests import Conflict
 from executions.sessions.models import Session, Workspace, WorkspaceFile
 from executions.sessions.requests import ensure_not_ended
-from executions.sessions.session_sandbox import lent_sandbox
+from executions.sessions.session_sandbox import borrow_sandbox
 from executions.sessions.storage import archives, blobs, drafts, quota
 from executions.sessions.storage.tree import Tree, mode_bits
 from executions.tenants.models import Tenant
@@ -61,8 +61,9 @@ class Claimed:
     unseen: Sequence[str] = ()
 
 
-def claimed(answer: Any) -> Claimed:
-    """Raises ProviderUnavailable for what are no changes, QuotaExceeded for too many."""
+def check_changes(answer: Any) -> Claimed:
+    """Check the changes that a sandbox reports. Raises ProviderUnavailable for what are no changes,
+    QuotaExceeded for too many."""
     mark = mark_of(answer)
     told = (answer.entries, answer.removed, answer.unseen)
     if not all(isinstance(each, list | tuple) for each in told):
@@ -133,8 +134,11 @@ ANSWER_SECONDS = 120.0
 PIECE_SECONDS = 30.0
 
 
-def answered(provider_id: str, call: Callable[[], Any], seconds: float = ANSWER_SECONDS) -> Any:
-    """What a provider answers. Raises SandboxError; ProviderUnavailable for silence."""
+def call_in_thread(
+    provider_id: str, call: Callable[[], Any], seconds: float = ANSWER_SECONDS
+) -> Any:
+    """Call a provider in a thread, and return its answer. Raises SandboxError; ProviderUnavailable
+    for silence."""
     awaited = submit(call)
     try:
         return guard(provider_id, lambda: awaited.result(seconds))
@@ -147,13 +151,14 @@ def answered(provider_id: str, call: Callable[[], Any], seconds: float = ANSWER_
 def changes_of(
     provider_id: str, sandbox: KeptSandbox, mark: str, *, thorough: bool = False
 ) -> Claimed:
-    """What has changed since a mark that `claimed` gave; all there is, where the look before could
-    not see all and this one could: what went meanwhile was told to nobody. Raises SandboxError.
+    """Return what has changed since a mark that `check_changes` gave; all there is, where the look
+    before could not see all and this one could: what went meanwhile was told to nobody. Raises
+    SandboxError.
     """
 
     def look(since: str) -> Claimed:
-        return claimed(
-            answered(provider_id, lambda: sandbox.files.changes(since, thorough=thorough))
+        return check_changes(
+            call_in_thread(provider_id, lambda: sandbox.files.changes(since, thorough=thorough))
         )
 
     found = look(mark.removeprefix(BLIND))
@@ -164,9 +169,9 @@ def changes_of(
 
 def pieces_of(provider_id: str, begin: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
     """Bytes that a provider streams. Raises SandboxError; ProviderUnavailable for silence."""
-    pieces = answered(provider_id, begin, PIECE_SECONDS)
+    pieces = call_in_thread(provider_id, begin, PIECE_SECONDS)
     while True:
-        piece = answered(provider_id, lambda: next(pieces, None), PIECE_SECONDS)
+        piece = call_in_thread(provider_id, lambda: next(pieces, None), PIECE_SECONDS)
         if piece is None:
             return
         if not isinstance(piece, bytes):
@@ -220,7 +225,7 @@ def save(session: Session, *, thorough: bool = False) -> Saved:
     rounds = 0
     for _ in range(_LOOKS):
         try:
-            saved = _saved_once(session.pk, thorough=thorough)
+            saved = _save_once(session.pk, thorough=thorough)
         except KeptSandboxLost:
             raise
         except OSError as error:
@@ -271,7 +276,7 @@ class _Look:
         self.held, self.held_bytes = [], 0
 
 
-def _saved_once(session_pk: UUID, *, thorough: bool) -> Saved | None:
+def _save_once(session_pk: UUID, *, thorough: bool) -> Saved | None:
     """None where there was no workspace yet, and where somebody else saved, or removed what was to
     be named, meanwhile."""
     # Before the session: a version that came with its next sandbox must not go with this one.
@@ -289,7 +294,7 @@ def _saved_once(session_pk: UUID, *, thorough: bool) -> Saved | None:
     look = _Look(
         session, workspace, tenant, sorted(filter(None, open_turns.values_list("turn", flat=True)))
     )
-    with lent_sandbox(session) as sandbox:
+    with borrow_sandbox(session) as sandbox:
         claim = changes_of(session.provider, sandbox, workspace.mark, thorough=thorough)
         before = _rows_before(workspace, claim)
         _check_claim(session, workspace, claim, before)
@@ -322,7 +327,7 @@ def _rows_before(workspace: Workspace, claim: Claimed) -> dict[str, _Before]:
     rows = workspace.rows.annotate(characters=names).values_list("key", "size", "characters")
     if claim.complete:
         return {key: _Before(*counts) for key, *counts in rows.iterator()}
-    keys = [key_of(path) for path in (*claim.entries, *claim.removed, *_missed_before(workspace))]
+    keys = [key_of(path) for path in (*claim.entries, *claim.removed, *_missed_paths(workspace))]
     found = {}
     for start in range(0, len(keys), _KEYS_AT_ONCE):
         some = rows.filter(key__in=keys[start : start + _KEYS_AT_ONCE])
@@ -330,7 +335,7 @@ def _rows_before(workspace: Workspace, claim: Claimed) -> dict[str, _Before]:
     return found
 
 
-def _missed_before(workspace: Workspace) -> list[str]:
+def _missed_paths(workspace: Workspace) -> list[str]:
     return [from_text(text) for text in workspace.missed]
 
 
@@ -357,13 +362,13 @@ def _take_in(look: _Look, sandbox: KeptSandbox, claim: Claimed, before: dict[str
             wanted[path] = entry
         else:
             look.rows[path] = _row(look.workspace, path, entry.type, entry.mode, entry)
-    for path in _missed_before(look.workspace):
+    for path in _missed_paths(look.workspace):
         if not claim.complete and path not in claim.entries and path not in claim.removed:
             wanted.setdefault(path, None)
     # What was looked up is what is replaced or removed; without a memory of it, all.
     replaced = sum(row.size for row in before.values())
     others = 0 if claim.complete else look.workspace.bytes - replaced
-    room = quota.left(look.session.provider, others)
+    room = quota.bytes_left(look.session.provider, others)
     for batch in _batches(list(wanted)):
         room -= _take_batch(look, sandbox, batch, wanted, room)
 
@@ -397,7 +402,7 @@ def _take_batch(
         if taken > room:
             quota.refuse_session_bytes(look.session.provider)
         left.discard(member.name)
-        content = blobs.taken_in(body)
+        content = blobs.receive(body)
         row = _row(look.workspace, member.name, "file", member.mode, wanted[member.name])
         row.size, row.modified = content.size, row.modified or member.modified
         look.held.append((row, content))
@@ -420,7 +425,7 @@ def _upload(look: _Look) -> None:
         return
     contents = [content for _, content in look.held]
     named = (row.blob_id for row in look.rows.values() if row.blob_id is not None)
-    found = blobs.stored(look.tenant, contents, spared=named)
+    found = blobs.store(look.tenant, contents, spared=named)
     for row, content in look.held:
         row.blob = found[content.sha256]
         look.rows[from_text(row.path)] = row
@@ -497,7 +502,7 @@ def _replace(look: _Look, gone: set[str], values: dict[str, Any]) -> set[int] | 
         drafts.add(draft, look.rows.values())
         try:
             with transaction.atomic():
-                drafts.put_in_place(former, draft, **values)
+                drafts.swap(former, draft, **values)
         except drafts.Overtaken:
             return None
     drafts.discard_former(former)

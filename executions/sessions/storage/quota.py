@@ -9,7 +9,7 @@ from django.db.models import F
 
 from executions.kernel.text import key_of
 from executions.sessions.models import Session, StoredTotal, Workspace
-from executions.tenants.quotas import Quota, bound_on_storage
+from executions.tenants.quotas import Quota, storage_limit
 from providers import registry
 from providers.errors import InvalidConfiguration, RateLimited
 from providers.runtime.guest.protocol import KNOWN_CHARACTERS
@@ -58,8 +58,8 @@ def ensure_room(session: Session, path: str, size: int) -> None:
     check_session(session.provider, files, workspace.bytes + size - (before or 0))
 
 
-def left(provider: str, size: int) -> int:
-    """How many bytes more a session may have that has so many."""
+def bytes_left(provider: str, size: int) -> int:
+    """Return how many more bytes a session may have that has so many."""
     return _most(provider) - size
 
 
@@ -94,7 +94,7 @@ def reserve(tenant_id: int, *, files: int = 0, size: int = 0, names: int = 0) ->
     rows = StoredTotal.objects.filter(tenant=tenant_id)
     fitting = rows
     if size > 0:
-        fitting = fitting.filter(bytes__lte=bound_on_storage(tenant_id) - size)
+        fitting = fitting.filter(bytes__lte=storage_limit(tenant_id) - size)
     if files > 0:
         fitting = fitting.filter(files__lte=settings.TENANT_STORAGE_FILES - files)
     if names > 0:
@@ -112,7 +112,7 @@ def _tenant_names() -> int:
 
 
 def _refuse(total: StoredTotal, files: int, size: int, names: int) -> None:
-    most = bound_on_storage(total.tenant_id)
+    most = storage_limit(total.tenant_id)
     if size > 0 and total.bytes + size > most:
         raise QuotaExceeded(
             f"The tenant's files take {total.bytes} bytes, {size} more are to be saved, and the "

@@ -20,7 +20,7 @@ from executions.kernel.coroutines import wait_for
 from executions.kernel.declarations import Body, Query, declared, newest_first
 from executions.ledger.append import enter_row, look_at
 from executions.ledger.bindings import DELETED
-from executions.ledger.erasures import held_of
+from executions.ledger.erasures import hold_scope
 from executions.runs import active_runs
 from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.runs.requests import Caller, Conflict
@@ -29,7 +29,7 @@ from executions.sessions.models import Session, Snapshot, Workspace
 from executions.sessions.requests import NOT_FOUND, SessionName, ensure_not_ended
 from executions.sessions.storage import blobs, drafts, quota
 from executions.sessions.storage.archives import Restored, to_restore
-from executions.sessions.storage.changes import storing
+from executions.sessions.storage.changes import run_in_storage_thread
 from executions.sessions.storage.file_saves import save
 from executions.tenants.models import Tenant
 from providers.errors import KeptSandboxLost, ProviderUnavailable, SandboxError
@@ -79,8 +79,8 @@ class Page:
     next_cursor: str
 
 
-async def taking(session: Session, wanted: SnapshotRequest, caller: Caller) -> Snapshot:
-    """A snapshot of the session's files; one that is awake is saved thoroughly first.
+async def take_snapshot(session: Session, wanted: SnapshotRequest, caller: Caller) -> Snapshot:
+    """Take a snapshot of the session's files; one that is awake is saved thoroughly first.
 
     Raises Conflict where a file could not be saved, QuotaExceeded, and what `save` does; there is
     no snapshot then.
@@ -90,12 +90,12 @@ async def taking(session: Session, wanted: SnapshotRequest, caller: Caller) -> S
     # Before anything is saved for it.
     _refuse_one_more(caller.tenant)
     if session.state == Session.State.OPEN:
-        await _saved(session)
+        await _save(session)
     workspace = Workspace.objects.filter(session=session.pk).first()
-    return await _copying(workspace, session, lambda: _take(session, wanted, caller))
+    return await _copy(workspace, session, lambda: _take(session, wanted, caller))
 
 
-async def _saved(session: Session) -> None:
+async def _save(session: Session) -> None:
     saved = background.submit_keyed(
         ("snapshot", session.pk), session.tenant_slug, lambda: save(session, thorough=True)
     )
@@ -176,12 +176,12 @@ def _refuse_one_more(tenant: Tenant) -> None:
         )
 
 
-async def beginning_with(session: Session, snapshot: Snapshot) -> list[Restored]:
-    """Have the files of a snapshot be what is saved of a new session. What its sandbox is given.
+async def copy_snapshot(session: Session, snapshot: Snapshot) -> list[Restored]:
+    """Copy the files of a snapshot to a new session, and return what its sandbox is given.
 
     Raises QuotaExceeded, and NoSuchSnapshot for one that was removed meanwhile.
     """
-    return await _copying(snapshot.workspace, session, lambda: _begin(session, snapshot))
+    return await _copy(snapshot.workspace, session, lambda: _begin(session, snapshot))
 
 
 def _begin(session: Session, snapshot: Snapshot) -> list[Restored]:
@@ -204,11 +204,11 @@ def _begin(session: Session, snapshot: Snapshot) -> list[Restored]:
     return to_restore(mine)
 
 
-async def _copying(source: Workspace | None, session: Session, copy: Callable[[], T]) -> T:
+async def _copy(source: Workspace | None, session: Session, copy: Callable[[], T]) -> T:
     """What a copy returns. One of many rows takes its time: none of the threads that serve waits
     for it."""
     if source is not None and source.files > database.MOST_ROWS:
-        return await storing(session, copy)
+        return await run_in_storage_thread(session, copy)
     return copy()
 
 
@@ -237,7 +237,7 @@ def remove(snapshot: Snapshot, by: str) -> bool:
 
     Raises Conflict where its tenant is under a legal hold.
     """
-    if held_of(snapshot.tenant_slug).everything:
+    if hold_scope(snapshot.tenant_slug).everything:
         raise Conflict("The tenant is under a legal hold: its snapshots are kept.")
     with transaction.atomic():
         workspace = Workspace.objects.select_for_update().filter(snapshot=snapshot.pk).first()

@@ -224,7 +224,7 @@ class Edit(Tree):
             if changed is not None and path.startswith(head):
                 yield changed
 
-    def known(self, path: str) -> WorkspaceFile:
+    def require(self, path: str) -> WorkspaceFile:
         row = self.at(path)
         if row is None:
             refuse_for(errno.ENOENT, "path")
@@ -233,26 +233,26 @@ class Edit(Tree):
     @property
     def is_large(self) -> bool:
         """Whether it writes more rows than a transaction may."""
-        return len(self._removed()) + len(self._written()) > database.MOST_ROWS
+        return len(self._removed_rows()) + len(self._written_rows()) > database.MOST_ROWS
 
     def is_current(self) -> bool:
         """Whether the workspace is still what it was when its row was read."""
-        return self._unchanged().exists()
+        return self._same_workspace().exists()
 
     def write_down(self, **values: Any) -> bool:
         """Within a transaction: write it. False, and nothing is written, where others have changed
         the workspace since it was read. Raises QuotaExceeded.
         """
         counts = self._counts()
-        if not self._unchanged().update(**counts, **values):
+        if not self._same_workspace().update(**counts, **values):
             return False
         files, names = self.files - self.workspace.files, self.names - self.workspace.names
         quota.reserve(self.workspace.tenant_id, files=files, names=names)
-        keys = [row.pk for row in self._removed()]
+        keys = [row.pk for row in self._removed_rows()]
         for start in range(0, len(keys), AT_ONCE):
             rows = WorkspaceFile.objects.filter(pk__in=keys[start : start + AT_ONCE])
             rows._raw_delete(rows.db)
-        WorkspaceFile.objects.bulk_create(by_number(self._written()), batch_size=AT_ONCE)
+        WorkspaceFile.objects.bulk_create(by_number(self._written_rows()), batch_size=AT_ONCE)
         return True
 
     def replace(self, hold: Callable[[], object], **values: Any) -> bool:
@@ -262,34 +262,35 @@ class Edit(Tree):
         counts = self._counts()
         former = self.workspace
         with drafts.draft(former.tenant) as draft:
-            drafts.copy(former, draft, but={row.key for row in self._removed()})
-            drafts.add(draft, self._written())
+            drafts.copy(former, draft, but={row.key for row in self._removed_rows()})
+            drafts.add(draft, self._written_rows())
             try:
                 with transaction.atomic():
                     hold()
-                    drafts.put_in_place(former, draft, **counts, **values)
+                    drafts.swap(former, draft, **counts, **values)
             except drafts.Overtaken:
                 return False
         drafts.discard_former(former)
         return True
 
-    def _unchanged(self) -> QuerySet[Workspace]:
+    def _same_workspace(self) -> QuerySet[Workspace]:
         seen = self.workspace
         return Workspace.objects.filter(pk=seen.pk, version=seen.version, session=seen.session_id)
 
     def _counts(self) -> dict[str, int]:
         """How much there will be. Raises QuotaExceeded."""
         before = self.workspace
-        size = sum(row.size for row in self._written()) - sum(row.size for row in self._removed())
+        written = sum(row.size for row in self._written_rows())
+        size = written - sum(row.size for row in self._removed_rows())
         if self.files > before.files or size > 0 or self.names > before.names:
             provider = before.session.provider if before.session is not None else ""
             quota.check_session(provider, self.files, before.bytes + size, self.names)
         return {"files": self.files, "bytes": before.bytes + size, "names": self.names}
 
-    def _removed(self) -> list[WorkspaceFile]:
+    def _removed_rows(self) -> list[WorkspaceFile]:
         return [row for row in self._former.values() if row is not None]
 
-    def _written(self) -> list[WorkspaceFile]:
+    def _written_rows(self) -> list[WorkspaceFile]:
         return [row for row in self._changed.values() if row is not None]
 
     def _set(self, path: str, row: WorkspaceFile | None) -> None:

@@ -24,7 +24,7 @@ from executions.runs import heartbeat
 from executions.runs.active_runs import ensure_not_ending
 from executions.runs.admission import ensure_ready
 from executions.runs.models import Execution
-from executions.runs.provider_calls import Step, call_provider, lent
+from executions.runs.provider_calls import Step, borrow_lease, call_provider
 from executions.runs.requests import Conflict
 from executions.runs.routing import (
     ensure_provider_isolation,
@@ -36,7 +36,7 @@ from executions.sessions.capacity import open_evicting, reserve_slot
 from executions.sessions.maintenance import ends
 from executions.sessions.models import Session, Workspace
 from executions.sessions.requests import SavedFilesShape, SessionClosed, ensure_not_ended, tenant_of
-from executions.sessions.session_sandbox import LEASE_SECONDS, lender_of, taken_over
+from executions.sessions.session_sandbox import LEASE_SECONDS, extend_lease, lender_of
 from executions.sessions.storage.archives import Restored, archive_of, to_restore
 from executions.sessions.storage.file_saves import mark_of
 from providers.errors import InvalidConfiguration, SandboxError
@@ -70,7 +70,7 @@ async def ensure_awake(session: Session, turn: int | None = None) -> None:
     if session.state != Session.State.ASLEEP:
         return
     until = time.monotonic() + PATIENCE_SECONDS
-    with cell_order.looking(session.pk) as pause:
+    with cell_order.poll_pause(session.pk) as pause:
         while True:
             # Before the look: what happens after it rings.
             with cell_order.waiter(session.pk) as bell:
@@ -116,7 +116,7 @@ async def _claim(session: Session) -> datetime | None:
 
 
 def _give_back(session_id: UUID, claimed_at: datetime) -> None:
-    """Let others wake it; where the database is away, once it is back (`give_back_left`)."""
+    """Let others wake it; where the database is away, once it is back (`release_stale_claims`)."""
     _left.add((session_id, claimed_at))
     try:
         _give_back_one(session_id, claimed_at)
@@ -124,7 +124,7 @@ def _give_back(session_id: UUID, claimed_at: datetime) -> None:
         logger.warning("session %s cannot be woken by others yet: %s", session_id, problem)
 
 
-def give_back_left() -> None:
+def release_stale_claims() -> None:
     """Give back what could not be, while the database was away. Raises what the database does.
 
     Nobody else does while this process lives, and they would wait for it until DEAD_AFTER.
@@ -149,7 +149,7 @@ async def _wake(session: Session, claimed_at: datetime, turn: int | None) -> Non
     workspace = Workspace.objects.filter(session=session.pk).first()
     members = to_restore(workspace) if workspace is not None else []
     with ExitStack() as held:
-        lease = await lent(Step(lender_of(session)), held)
+        lease = await borrow_lease(Step(lender_of(session)), held)
         floor = required_isolation_for(tenant, session.api_key, session.language)
         ensure_provider_isolation(lease, floor)
         sandbox = await open_evicting(lease, session)
@@ -157,7 +157,7 @@ async def _wake(session: Session, claimed_at: datetime, turn: int | None) -> Non
             isolation, _ = ensure_sandbox_isolation(lease, sandbox, floor)
             mark = await restore_files(session, lease, sandbox, members)
             _put(session, sandbox, isolation, mark, claimed_at, turn)
-            await taken_over(lease, session, sandbox)
+            await extend_lease(lease, session, sandbox)
         except BaseException:
             sandbox.submit_close()
             raise
@@ -171,10 +171,10 @@ async def restore_files(
 ) -> str:
     """Its files and contexts are there again. From what mark on others change them."""
 
-    def told(call: Any, check: Any, seconds: float = CALL_SECONDS) -> Coroutine[Any]:
+    def call(do: Any, check: Any, seconds: float = CALL_SECONDS) -> Coroutine[Any]:
         return call_provider(
             lease.provider_id,
-            lambda: submit(call, may_refuse=True),
+            lambda: submit(do, may_refuse=True),
             check,
             seconds,
             owner=session.tenant_slug,
@@ -182,26 +182,26 @@ async def restore_files(
         )
 
     if members:
-        await told(lambda: sandbox.renew(LEASE_SECONDS), lambda answer: answer)
-        await told(
+        await call(lambda: sandbox.renew(LEASE_SECONDS), lambda answer: answer)
+        await call(
             lambda: sandbox.files.write_archive(archive_of(members)),
             lambda answer: answer,
             RESTORE_SECONDS,
         )
     # Nobody's code has run in it yet: what stands there now is what is saved.
-    mark: str = await told(sandbox.files.changes, mark_of)
+    mark: str = await call(sandbox.files.changes, mark_of)
     for context in session.contexts:
         if context["id"] != DEFAULT_CONTEXT:
             made = partial(sandbox.contexts.create, context["language"], context_id=context["id"])
             try:
-                await told(partial(made, cwd=context["cwd"]), lambda answer: answer)
+                await call(partial(made, cwd=context["cwd"]), lambda answer: answer)
             except InvalidConfiguration as error:
                 # Its folder may be none any more: that is no reason to keep all else from waking.
                 said = error.message
                 logger.warning(
                     "a context of session %s begins in the workspace: %s", session.pk, said
                 )
-                await told(made, lambda answer: answer)
+                await call(made, lambda answer: answer)
     return mark
 
 
@@ -280,7 +280,7 @@ def files_of(session: Session) -> SavedFilesShape:
     }
 
 
-def files_saved(execution: Execution) -> bool | None:
+def are_files_saved(execution: Execution) -> bool | None:
     """Whether all that there was when it ended is in storage; None outside sessions."""
     if execution.session_id is None:
         return None
@@ -313,7 +313,7 @@ def is_first_after_wake(session: Session, execution: Execution) -> bool:
     return woken.exists()
 
 
-def wake_is_told(session: Session) -> None:
-    """Whoever comes next need not hear of this wake."""
+def mark_wake_reported(session: Session) -> None:
+    """Note that a caller was told of this wake: the next one need not hear of it."""
     told = Session.objects.filter(pk=session.pk, woken_turn=session.woken_turn)
     told.update(woken_turn=None)

@@ -17,7 +17,7 @@ from drf_spectacular.generators import SchemaGenerator
 from executions.capabilities import conversations as agent_sandbox
 from executions.sessions.capacity import suspend
 from executions.sessions.models import Session, WorkspaceFile
-from executions.sessions.session_sandbox import lent_sandbox
+from executions.sessions.session_sandbox import borrow_sandbox
 from executions.sessions.storage import blobs
 from tests.conftest import Caller
 from tests.support.agent_sandbox import (
@@ -198,9 +198,9 @@ def test_files_by_url_come_into_a_folder_and_are_saved_once(
     pages.pages["/data.csv"] = answer(b"a\n")
     pages.pages["/image.jpg"] = answer(b"jpg")
     saves: list[object] = []
-    save = agent_sandbox.saved_behind
+    save = agent_sandbox.save_changes
     monkeypatch.setattr(
-        agent_sandbox, "saved_behind", lambda session: saves.append(1) or save(session)
+        agent_sandbox, "save_changes", lambda session: saves.append(1) or save(session)
     )
     urls = [
         pages.url("/data.csv"),
@@ -229,7 +229,7 @@ def test_a_file_by_url_replaces_none_that_a_program_wrote_after_the_last_save(
 ) -> None:
     pages.pages["/data.csv"] = answer(b"theirs")
     output(alice, "1")
-    with lent_sandbox(Session.objects.get()) as sandbox:
+    with borrow_sandbox(Session.objects.get()) as sandbox:
         sandbox.files.write("d/data.csv", [b"mine"])
     found = upload_urls(alice, [pages.url("/data.csv")], dest_dir="d").json()
     assert found["uploaded"] == ["d/data-2.csv"]

@@ -163,7 +163,7 @@ def test_a_watch_that_nobody_asks_for_ends(monkeypatch: pytest.MonkeyPatch) -> N
     assert watch.is_wanted
     monkeypatch.setattr(filesystem, "UNASKED_SECONDS", -1.0)
     # There is no sandbox that could be asked.
-    monkeypatch.setattr(filesystem, "_caught_up", lambda session, kept: immediate(lambda: None))
+    monkeypatch.setattr(filesystem, "_catch_up", lambda session, kept: immediate(lambda: None))
     assert run_sync(filesystem.events_of(session, number)) == []
     assert not watch.is_wanted
 

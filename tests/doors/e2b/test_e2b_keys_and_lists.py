@@ -19,7 +19,7 @@ from executions.doors.e2b.connect import STREAM_TYPE, message
 from executions.kernel.text import is_storable
 from executions.sessions import capacity
 from executions.sessions.models import Session
-from executions.sessions.queries import LivingFilter, living_sessions, opened_by_keys
+from executions.sessions.queries import LivingFilter, living_sessions, sessions_with_keys
 from executions.tenants.keys import create_api_key, rotate
 from executions.tenants.models import ApiKey
 from tests.conftest import Caller
@@ -56,10 +56,10 @@ def test_sessions_are_found_by_all_of_their_metadata_and_by_their_keys(
     assert found(k="v", **{odd: "1"}) == {first["id"]}
     assert found(**{odd: "2"}) == found(k="w") == set()
     assert living_sessions(alice.tenant, LivingFilter(["asleep"]), None, 10).sessions == []
-    holders = {str(pk): (key, digest) for pk, key, digest in opened_by_keys(None, 10)}
+    holders = {str(pk): (key, digest) for pk, key, digest in sessions_with_keys(None, 10)}
     assert holders[first["id"]] == (alice.api_key.pk, alice.api_key.key_hash)
     assert len(holders) == 3
-    assert [pk for pk, *_ in opened_by_keys(row(first).pk, 10)] == [row(first).pk]
+    assert [pk for pk, *_ in sessions_with_keys(row(first).pk, 10)] == [row(first).pk]
 
 
 ODD_NAMES = (

@@ -79,7 +79,7 @@ def test_what_could_not_be_paused_is_not_told_as_paused_already(
         raise error
 
     sandbox = made(alice)
-    monkeypatch.setattr(sandboxes, "sleeping", refused)
+    monkeypatch.setattr(sandboxes, "suspend_in_thread", refused)
     assert told(alice, sandbox, "pause", {}) == status
     assert Session.objects.get(pk=sandbox).state == Session.State.OPEN
 
