@@ -12,7 +12,7 @@ from django.db.models import Model
 from django.db.models.signals import m2m_changed, post_delete, post_save, pre_delete, pre_save
 
 from executions.capabilities.retention.capability import keep_held_tenant
-from executions.capabilities.retention.tenant_removal import check_mark
+from executions.capabilities.retention.service import check_mark
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.webhooks.models import WebhookSecret
 from executions.kernel.text import storable_value

@@ -7,8 +7,8 @@ from django.conf import settings
 from executions.capabilities.alerts import service as alerts
 from executions.capabilities.observability import audit_export
 from executions.capabilities.reports import service as reports
+from executions.capabilities.retention import service
 from executions.capabilities.retention import service as retention
-from executions.capabilities.retention import tenant_removal
 from executions.capabilities.schedules import service as schedules
 from executions.capabilities.search import service as search
 from executions.capabilities.spending import service as spending
@@ -91,7 +91,7 @@ def begin_schedules() -> int:
 
 
 def remove_tenants() -> int:
-    return tenant_removal.go_on()
+    return service.go_on()
 
 
 def give_space_back() -> int:

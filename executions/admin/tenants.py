@@ -32,7 +32,7 @@ from executions.capabilities.dashboard.service import (
     newest_keys,
     runs_by_day,
 )
-from executions.capabilities.retention import tenant_removal
+from executions.capabilities.retention import service
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.spending.models import Budget
 from executions.capabilities.webhooks.models import WebhookSecret
@@ -303,11 +303,11 @@ class TenantAdmin(GuardedAdmin, TenantModelAdmin):
     ) -> HttpResponse:
         answer = super().delete_view(request, object_id, extra_context)
         if request.method == "POST":
-            tenant_removal.go_on(tenant_removal.REQUEST_SECONDS)
+            service.go_on(service.REQUEST_SECONDS)
         return answer
 
     def delete_model(self, request: HttpRequest, obj: Tenant) -> None:
-        tenant_removal.begin(obj)
+        service.begin(obj)
 
     def response_delete(
         self, request: HttpRequest, obj_display: str, obj_id: int

@@ -14,7 +14,7 @@ from uuid import UUID
 from django.db.models import Exists, OuterRef
 
 from executions.kernel.database import delete_in_batches
-from executions.runs import event_log, output_collector
+from executions.runs import event_log
 from executions.runs.models import Execution, RunSignal
 from providers import draining
 from providers.errors import ProviderUnavailable, SandboxError
@@ -247,11 +247,11 @@ def deliver_requests(lease_id: UUID | None) -> None:
 
 def _tell_of_processes() -> None:
     """Those in the background of a session belong to no process of ours; one follows them."""
-    if not (followed := output_collector.ids()):
+    if not (followed := event_log.ids()):
         return
     wanted = RunSignal.objects.filter(kind=RunSignal.Kind.FOLLOW, execution__in=followed)
     for execution_id in wanted.values_list("execution_id", flat=True):
-        if (log := output_collector.log_of(execution_id)) is not None:
+        if (log := event_log.log_of(execution_id)) is not None:
             event_log.follow(log)
 
 

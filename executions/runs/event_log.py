@@ -1,4 +1,11 @@
-"""The events of a run: in memory while it runs, and in the database for other processes."""
+"""The events of a run: in memory while it runs, and in the database for other processes.
+
+Threads that follow background processes, so that their records end when they do.
+
+Each has a thread for as long as it runs, which may be a day: none of those that calls of providers
+are waited for in, which are everybody's. Beyond a tenant's share nobody follows, and the schedule
+records the ends.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +27,12 @@ from django.db import Error as DatabaseFailure
 from django.db.models import Max, Q
 from django.db.models.functions import Now
 
+from executions.kernel.background import Shares
 from executions.kernel.database import delete_in_batches
 from executions.kernel.text import from_json, storable
 from executions.runs.models import ExecutionEvent
 from executions.runs.results import MOST_PIECES, MOST_VALUES, bundle_text, values_in
-from providers.threads import Loop, reset_after_fork
+from providers.threads import Loop, NoThreadLeft, reset_after_fork, start_thread
 from providers.values import Event, ExecutionResult, RunLimits
 
 # How large an event of text gets by joining, as long as there are few that nobody was given.
@@ -448,3 +456,66 @@ class _Writer:
 
 
 _writer = _Writer()
+
+
+# Of one tenant, and of all.
+MOST_OF_ONE, MOST = 32, 256
+
+_lock = threading.Lock()
+_ends: dict[UUID, Callable[[], bool]] = {}
+_logs: dict[UUID, EventLog] = {}
+shares = Shares(MOST, MOST_OF_ONE)
+
+
+def begin(
+    tenant_slug: str,
+    execution_id: UUID,
+    end: Callable[[], bool],
+    follow: Callable[[], None],
+    log: EventLog,
+) -> bool:
+    """Have `follow` be done in a thread of its own. Whether there was one left.
+
+    `end` records the execution as cancelled, with the output that was seen of it so far.
+    What comes of it is in `log`.
+    """
+    if not shares.take(tenant_slug):
+        return False
+    with _lock:
+        _ends[execution_id] = end
+        _logs[execution_id] = log
+
+    def let_go() -> None:
+        with _lock:
+            _ends.pop(execution_id, None)
+            _logs.pop(execution_id, None)
+        shares.give_back(tenant_slug)
+
+    try:
+        start_thread("follow-process", follow, at_end=let_go)
+    except NoThreadLeft:
+        return False
+    return True
+
+
+def log_of(execution_id: UUID) -> EventLog | None:
+    with _lock:
+        return _logs.get(execution_id)
+
+
+def ids() -> list[UUID]:
+    """The executions that are followed here."""
+    with _lock:
+        return list(_logs)
+
+
+def has(execution_id: UUID) -> bool:
+    return execution_id in _ends
+
+
+def take(execution_id: UUID) -> Callable[[], bool]:
+    """Have it be recorded by nobody but the caller: what records it as cancelled, and says whether
+    it did. Of one that this process does not follow, that does nothing.
+    """
+    with _lock:
+        return _ends.pop(execution_id, lambda: False)

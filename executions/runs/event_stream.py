@@ -27,7 +27,7 @@ from uuid import UUID
 from django.db import Error as DatabaseFailure
 
 from executions.kernel.coroutines import wait_for
-from executions.runs import active_runs, event_log, extensions, output_collector
+from executions.runs import active_runs, event_log, extensions
 from executions.runs.event_log import STREAMS, Broadcast, EventLog, EventSource, RunEvent, resolve
 from executions.runs.models import Execution, RunSignal
 from executions.runs.results import bundles_of
@@ -398,7 +398,7 @@ async def follow(execution_id: UUID, follower: Follower, after: int, listener: L
             follower.begin(run.log)
             await wait_for(first_of(run.log.closed, follower.left))
             return
-        if (log := output_collector.log_of(execution_id)) is not None:
+        if (log := event_log.log_of(execution_id)) is not None:
             follower.begin(log)
             await _wait_until_recorded(execution_id, log, follower)
             return

@@ -11,7 +11,7 @@ from typing import Any
 from django.db import connection
 
 from executions.kernel.coroutines import run_sync
-from executions.runs import event_log, output_collector
+from executions.runs import event_log
 from executions.runs.active_runs import canceller_of, message_for
 from executions.runs.event_log import STREAMS, EventLog, resolve
 from executions.runs.models import Execution
@@ -76,7 +76,7 @@ def record_unfollowed() -> int:
     )
     for execution in left.defer("pending", "code", "arguments").select_related("session"):
         session = execution.session
-        if session is None or output_collector.has(execution.pk):
+        if session is None or event_log.has(execution.pk):
             continue
         try:
             ended += run_sync(record_if_ended(session, execution))
@@ -128,7 +128,7 @@ class Follower:
         log.is_kept = True
         log.begin(self._execution.pk)
         slug = self._session.tenant_slug
-        if not output_collector.begin(slug, self._execution.pk, self.cancel, self._follow, log):
+        if not event_log.begin(slug, self._execution.pk, self.cancel, self._follow, log):
             # Nothing is said here of what it puts out; the schedule records it.
             self._finish()
             resolve([log.closed])
@@ -161,7 +161,7 @@ class Follower:
                 now = time.monotonic()
                 if not give_up or self._output.position > seen:
                     give_up = now + AWAY_SECONDS
-                if now > give_up or not output_collector.has(self._execution.pk):
+                if now > give_up or not event_log.has(self._execution.pk):
                     raise
                 time.sleep(AGAIN_SECONDS)
 
@@ -173,7 +173,7 @@ class Follower:
                 # It may run for a day, and a database has connections for few.
                 connection.close()
                 ended = self._wait_for_end(kept, pid)
-            if output_collector.has(self._execution.pk):
+            if event_log.has(self._execution.pk):
                 self._finish()
                 _close(self._execution, self._output, ended)
         except SandboxError as error:

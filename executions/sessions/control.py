@@ -19,7 +19,7 @@ from django.utils import timezone
 from executions.kernel.declarations import refuse
 from executions.kernel.text import storable
 from executions.ledger.append import enter_row, look_at
-from executions.runs import extensions, heartbeat, output_collector
+from executions.runs import event_log, extensions, heartbeat
 from executions.runs.admission import ensure_ready
 from executions.runs.extensions import RunParts
 from executions.runs.provider_calls import Step, borrow_lease, lender
@@ -134,7 +134,7 @@ async def reset(session: Session, by: str) -> Session:
     """End its processes and contexts, and begin with an empty default one. Files stay."""
     running = in_background(session)
     # Before they are killed, which is not how they are to be recorded.
-    ends = [output_collector.take(pk) for pk in running]
+    ends = [event_log.take(pk) for pk in running]
     await with_sandbox(session, lambda kept: kept.reset(), lambda _: None)
     for end in ends:
         end()

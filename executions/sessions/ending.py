@@ -16,7 +16,7 @@ from django.db.models.functions import Now
 from executions.kernel import background
 from executions.kernel.coroutines import wait_for
 from executions.ledger.append import enter_row, look_at
-from executions.runs import event_stream, output_collector
+from executions.runs import event_log, event_stream
 from executions.runs.models import Execution
 from executions.runs.orphaned_runs import log_once
 from executions.runs.record import complete_externally, log_execution
@@ -266,7 +266,7 @@ def end_leftovers(
         left = left.filter(pk__in=only)
     ended = 0
     for execution in left.defer("pending", "code", "arguments"):
-        if output_collector.take(execution.pk)():
+        if event_log.take(execution.pk)():
             ended += 1
             continue
         # One that was claimed meanwhile is read again, and closed as it is then.

@@ -21,9 +21,9 @@ from executions.kernel.declarations import Query, declared, newest_first, oldest
 from executions.kernel.text import uuid7
 from executions.ledger.entry import parse
 from executions.ledger.models import LedgerEntry
-from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.runs.models import Execution
 from executions.runs.requests import Conflict
+from executions.runs.results import DEFAULT_LIMIT, Cursor, Limit
 from executions.sessions.ending import DUE, close_if_due
 from executions.sessions.models import Session
 from executions.sessions.requests import NoSuchSession, ensure_not_ended

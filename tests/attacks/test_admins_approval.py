@@ -13,7 +13,7 @@ from django.db import connection, transaction
 from django.urls import reverse
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
-from executions.capabilities.retention import tenant_removal
+from executions.capabilities.retention import service
 from executions.capabilities.spending.models import Budget
 from executions.ledger.models import LedgerEntry
 from executions.tenants.models import Tenant
@@ -256,7 +256,7 @@ def test_she_changes_alone_where_code_runs_or_who_pays(what: str) -> None:
     assert type(row).objects.exists()
     assert approve(ben).status == "approved"
     # A tenant goes with the last of its rows.
-    assert tenant_removal.go_on() == (what == "tenant")
+    assert service.go_on() == (what == "tenant")
     assert not type(row).objects.exists()
     signed_in(ben).post(reverse("admin:providers_restore", args=[versions[0].pk]))
     assert approve(ann).status == "approved"

@@ -14,7 +14,7 @@ from executions.capabilities.schedules import service as recurring_requests
 from executions.doors import agent_sandbox
 from executions.doors.native import admin_sandbox, executions, frame
 from executions.kernel.declarations import Body
-from executions.runs import listing, requests
+from executions.runs import requests, results
 from executions.runs import tool_schemas as tool_requests
 from executions.sessions import queries
 from executions.sessions import requests as session_requests
@@ -26,7 +26,7 @@ MODULES: tuple[ModuleType, ...] = (
     session_requests,
     tool_requests,
     queries,
-    listing,
+    results,
     executions,
     snapshots,
     recurring_requests,

@@ -19,7 +19,7 @@ FACES = {
     "executions.tenants": "keys models quotas service",
     "executions.runs": (
         "active_runs admission artifacts event_log event_stream extensions heartbeat journal "
-        "ledger_checks listing models orphaned_runs output_collector payloads provider_calls "
+        "ledger_checks models orphaned_runs payloads provider_calls "
         "queue record requests results rights routing service shapes tool_schemas worker"
     ),
     "executions.sessions": (
@@ -41,7 +41,7 @@ FACES = {
     "executions.capabilities.playground": "admin service",
     "executions.capabilities.policies": "approvals models service",
     "executions.capabilities.reports": "models reading service signing",
-    "executions.capabilities.retention": "capability service tenant_removal",
+    "executions.capabilities.retention": "capability service",
     "executions.capabilities.schedules": "models service",
     "executions.capabilities.search": "admin export models service",
     "executions.capabilities.spending": "models service",

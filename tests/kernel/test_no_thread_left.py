@@ -17,7 +17,7 @@ from executions.capabilities.policies import capability
 from executions.kernel import background
 from executions.kernel.coroutines import run_sync
 from executions.ledger.checkpoints import AsyncWriter
-from executions.runs import heartbeat, journal, output_collector
+from executions.runs import event_log, heartbeat, journal
 from executions.runs.event_log import EventLog
 from executions.runs.heartbeat import Heartbeat
 from executions.runs.journal import start as start_journal
@@ -75,8 +75,8 @@ def test_a_process_that_nobody_can_follow_takes_no_place() -> None:
     execution = uuid4()
     with no_thread_left():
         log = EventLog(run_limits())
-        assert not output_collector.begin("alice", execution, bool, bool, log)
-    assert (output_collector.has(execution), output_collector.shares.of("alice")) == (False, 0)
+        assert not event_log.begin("alice", execution, bool, bool, log)
+    assert (event_log.has(execution), event_log.shares.of("alice")) == (False, 0)
 
 
 def test_a_folder_that_nobody_can_watch_takes_no_place() -> None:

@@ -29,7 +29,7 @@ from executions.capabilities.tools.models import ToolCall
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.doors.native.authentication import NEEDS
 from executions.kernel import background, database
-from executions.runs import output_collector, worker
+from executions.runs import event_log, worker
 from executions.runs.models import Execution, ExecutionEvent, Process, RunSignal
 from executions.sessions.models import (
     Blob,
@@ -248,7 +248,7 @@ def largest(monkeypatch: pytest.MonkeyPatch, act: Act) -> tuple[Written, Transac
     with recorded(monkeypatch) as found:
         answer = act()
         assert background.wait_for_keyed_work()
-        wait_for(lambda: not output_collector.ids())
+        wait_for(lambda: not event_log.ids())
     return found.most, found, answer
 
 

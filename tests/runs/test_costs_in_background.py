@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from executions.capabilities.spending.models import Budget, Spending
 from executions.ledger.verification import verify
-from executions.runs import output_collector
+from executions.runs import event_log
 from executions.runs.models import Execution
 from executions.sessions import cells
 from executions.sessions.ending import end_leftovers
@@ -94,7 +94,7 @@ def test_it_costs_its_time_once_whoever_records_its_end(
     monkeypatch: pytest.MonkeyPatch,
     what_happens: Callable[[Caller, dict[str, Any], Any], None],
 ) -> None:
-    monkeypatch.setattr(output_collector.shares, "of_one", 0)
+    monkeypatch.setattr(event_log.shares, "of_one", 0)
     monkeypatch.setattr(cells, "TERM_SECONDS", 0.2)
     ProviderPrice.objects.create(provider_id="kept_here", per_second=PRICE)
     session = opened(alice)

@@ -16,7 +16,7 @@ from executions.doors.e2b.filesystem import Told, WatchEvents
 from executions.doors.e2b.processes import ProcessEvents, follow_log
 from executions.doors.native.deferred import NDJSON, EventStream
 from executions.kernel.coroutines import Coroutine
-from executions.runs import active_runs, event_stream, output_collector
+from executions.runs import active_runs, event_log, event_stream
 from executions.runs.event_log import Broadcast, EventLog, resolve
 from executions.runs.event_stream import Listener
 from executions.runs.models import Execution
@@ -113,7 +113,7 @@ def test_who_looks_again_and_again_leaves_nothing_for_each_look(
     execution = opened(alice)
     events = silent() if where == "without a thread" else EventStream(NDJSON)
     if where == "here":
-        monkeypatch.setattr(output_collector, "log_of", lambda _: log)
+        monkeypatch.setattr(event_log, "log_of", lambda _: log)
     told: Coroutine[None]
     if isinstance(events, ProcessEvents):
         told = processes._wait_until_recorded(execution, events, None)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from executions.kernel import background
-from executions.runs import output_collector
+from executions.runs import event_log
 from executions.sessions.maintenance import maintain
 from providers.leases import close_all
 from providers.manager import manager
@@ -34,7 +34,7 @@ def _at_a_service(
         activate("aliyun_codeinterpreter", aliyun_config(aliyun))
     yield
     assert background.wait_for_keyed_work()
-    wait_for(lambda: not output_collector.ids())
+    wait_for(lambda: not event_log.ids())
     close_all()
     manager.close()
 

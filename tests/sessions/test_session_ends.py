@@ -9,7 +9,7 @@ import pytest
 
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
-from executions.runs import output_collector
+from executions.runs import event_log
 from executions.runs.heartbeat import Heartbeat
 from executions.runs.models import Execution
 from executions.sessions import background_commands, ending, maintenance, session_sandbox
@@ -322,7 +322,7 @@ def test_a_provider_that_does_not_answer_costs_no_sandbox_of_another(
 def test_a_process_that_says_it_has_ended_and_goes_on_does_not_hold_up_the_schedule(
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(output_collector.shares, "of_one", 0)
+    monkeypatch.setattr(event_log.shares, "of_one", 0)
     monkeypatch.setattr(background_commands, "FOLLOW_SECONDS", 0.2)
     session, over = opened(alice), threading.Event()
     url = f"{URL}/{session['id']}/processes"

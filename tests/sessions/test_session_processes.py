@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from executions.ledger.verification import verify
-from executions.runs import output_collector
+from executions.runs import event_log
 from executions.runs.heartbeat import Heartbeat
 from executions.runs.models import Execution
 from executions.runs.orphaned_runs import UnattendedRuns
@@ -134,7 +134,7 @@ def test_cancelling_a_background_process_ends_it_and_records_how(
     seconds = 0.3 if exit_code == 137 else 30.0 if is_followed else 1.0
     monkeypatch.setattr("executions.sessions.cells.TERM_SECONDS", seconds)
     if not is_followed:
-        monkeypatch.setattr("executions.runs.output_collector.shares.of_one", 0)
+        monkeypatch.setattr("executions.runs.event_log.shares.of_one", 0)
     session = opened(alice)
     (sandbox,) = kept_here.sandboxes()
     started = command(alice, session, shell=shell, background=True).json()
@@ -249,11 +249,11 @@ def test_background_processes_take_no_thread_that_others_wait_in(
 ) -> None:
     settings.PROVIDER_WAITS = 3
     monkeypatch.setattr("providers.waiting._threads", None)
-    monkeypatch.setattr("executions.runs.output_collector.shares.of_one", 2)
+    monkeypatch.setattr("executions.runs.event_log.shares.of_one", 2)
     session, other = opened(alice), opened(charlie)
     started = [command(alice, session, shell="read x", stdin=True, background=True) for _ in "1234"]
     assert [answer.status_code for answer in started] == [201] * 4
-    followed = [output_collector.has(UUID(answer.json()["execution"])) for answer in started]
+    followed = [event_log.has(UUID(answer.json()["execution"])) for answer in started]
     assert followed == [True, True, False, False]
     assert cell(charlie, other, "1").status_code == 200
     for answer in started:
@@ -269,11 +269,11 @@ def test_background_processes_take_no_thread_that_others_wait_in(
 def test_one_that_no_process_of_ours_follows_any_more_is_recorded_by_the_schedule(
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("executions.runs.output_collector.shares.of_one", 0)
+    monkeypatch.setattr("executions.runs.event_log.shares.of_one", 0)
     session = opened(alice)
     answer = command(alice, session, shell="cat; echo done", stdin=True, background=True)
     execution = answer.json()["execution"]
-    assert not output_collector.has(execution)
+    assert not event_log.has(execution)
     maintain()
     assert Execution.objects.get(pk=execution).finished_at is None
     url = f"{URL}/{session['id']}/processes/{answer.json()['pid']}/stdin?close=1"

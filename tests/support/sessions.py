@@ -15,7 +15,7 @@ from django.db.models.functions import Now
 from executions.kernel import background
 from executions.ledger.append import enter_row, look_at
 from executions.ledger.bindings import NOT_PROVEN
-from executions.runs import output_collector
+from executions.runs import event_log
 from executions.sessions.models import Session
 from providers import registry
 from providers.leases import close_all
@@ -47,7 +47,7 @@ def provide_kept_here(
     for sandbox in kept_here.sandboxes():
         sandbox.close()
     # What follows a command writes down its end, which is not to meet the emptying of the tables.
-    wait_for(lambda: not output_collector.ids())
+    wait_for(lambda: not event_log.ids())
     assert background.wait_for_keyed_work()
     close_all()
     manager.close()

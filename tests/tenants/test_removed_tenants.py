@@ -12,7 +12,7 @@ from django.test import Client
 from django.urls import reverse
 from django.utils import timezone
 
-from executions.capabilities.retention import tenant_removal
+from executions.capabilities.retention import service
 from executions.kernel.storage import WORKSPACES, file_store
 from executions.ledger.models import LedgerEntry, LegalHold
 from executions.runs.models import Execution
@@ -44,7 +44,7 @@ class Killed(BaseException):
 @pytest.fixture(autouse=True)
 def _time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
     """A removal has its time, however slow the machine is; `seconds=0` is none."""
-    monkeypatch.setattr(tenant_removal, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr(service, "time", SimpleNamespace(monotonic=lambda: 0.0))
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ def test_what_a_killed_process_left_is_gone_on_with(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(tenant_removal, "_remove_own", killed)
+        patch.setattr(service, "_remove_own", killed)
         with pytest.raises(Killed):
             remove(ann, alice.tenant)
     tenant = Tenant.objects.get(slug="wonderland")
@@ -148,10 +148,10 @@ def test_what_a_killed_process_left_is_gone_on_with(
     assert charlie.client.get(LIST).status_code == 200
     with pytest.raises(InvalidConfiguration):
         create_tenant("wonderland")
-    assert tenant_removal.go_on() == 1
+    assert service.go_on() == 1
     assert not Tenant.objects.filter(slug="wonderland").exists()
     assert create_tenant("wonderland").is_active
-    assert tenant_removal.go_on() == 0
+    assert service.go_on() == 0
     assert set(Tenant.objects.values_list("slug", flat=True)) == {"wonderland", "elsewhere"}
     # Records of the former one are not the new one's.
     assert not Execution.objects.filter(tenant__slug="wonderland").exists()
@@ -159,11 +159,11 @@ def test_what_a_killed_process_left_is_gone_on_with(
 
 def test_a_removal_whose_time_is_over_is_gone_on_with(alice: Caller) -> None:
     filled(alice)
-    tenant_removal.begin(alice.tenant)
+    service.begin(alice.tenant)
     for _ in range(2):
-        assert tenant_removal.go_on(seconds=0) == 0
+        assert service.go_on(seconds=0) == 0
         assert Execution.objects.filter(tenant=alice.tenant).exists()
-    assert tenant_removal.go_on() == 1
+    assert service.go_on() == 1
 
 
 def test_a_hold_refuses_the_removal_and_stops_one_that_has_begun(alice: Caller, ann: User) -> None:
@@ -174,13 +174,13 @@ def test_a_hold_refuses_the_removal_and_stops_one_that_has_begun(alice: Caller, 
     assert (alice.tenant.is_active, alice.tenant.removal_began_at) == (True, None)
     assert alice.client.get(LIST).status_code == 200
     hold.delete()
-    tenant_removal.begin(alice.tenant)
+    service.begin(alice.tenant)
     hold = LegalHold.objects.create(tenant_slug="wonderland", reason="Case 8.")
-    assert tenant_removal.go_on() == 0
+    assert service.go_on() == 0
     assert Workspace.objects.filter(tenant=alice.tenant).exists()
     assert ApiKey.objects.filter(tenant=alice.tenant).exists()
     hold.delete()
-    assert tenant_removal.go_on() == 1
+    assert service.go_on() == 1
 
 
 def test_a_removal_waits_for_a_second_person(alice: Caller, ann: User, settings: Any) -> None:
@@ -194,7 +194,7 @@ def test_a_removal_waits_for_a_second_person(alice: Caller, ann: User, settings:
     assert {each["field"] for each in change.diff} == {"is_active", "removal_began_at"}
     approve(change, approver=ben)
     assert alice.client.get(LIST).status_code == 401
-    assert tenant_removal.go_on() == 1
+    assert service.go_on() == 1
     assert not Tenant.objects.filter(slug="wonderland").exists()
 
 
@@ -213,14 +213,14 @@ def test_a_hold_that_was_placed_meanwhile_refuses_the_approval(
 
 def test_a_tenant_that_is_being_removed_is_not_kept_after_all(alice: Caller, ann: User) -> None:
     alice.tenant.name = "Other"
-    tenant_removal.begin(alice.tenant)
+    service.begin(alice.tenant)
     pk = alice.tenant.pk
     with pytest.raises(IntegrityError), transaction.atomic():
         Tenant.objects.filter(pk=pk).update(is_active=True)
     alice.tenant.removal_began_at, alice.tenant.is_active = None, True
     with pytest.raises(NotAllowed, match="is being removed"):
         alice.tenant.save()
-    assert tenant_removal.go_on() == 1
+    assert service.go_on() == 1
     # Nor is one made anew that goes at once.
     marked = ConfigVersion.objects.filter(subject=f"executions.tenant:{pk}").order_by("version")
     with pytest.raises(NotAllowed, match="Restore an earlier one"):
@@ -230,18 +230,18 @@ def test_a_tenant_that_is_being_removed_is_not_kept_after_all(alice: Caller, ann
 def test_what_was_added_meanwhile_goes_with_the_next_turn(
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = tenant_removal._remove_own
+    real = service._remove_own
 
     def add(*given: Any) -> None:
         real(*given)
         create_api_key(alice.tenant, "late")
 
-    tenant_removal.begin(alice.tenant)
+    service.begin(alice.tenant)
     with monkeypatch.context() as patch:
-        patch.setattr(tenant_removal, "_remove_own", add)
-        assert tenant_removal.go_on() == 0
+        patch.setattr(service, "_remove_own", add)
+        assert service.go_on() == 0
     assert Tenant.objects.filter(pk=alice.tenant.pk).exists()
-    assert tenant_removal.go_on() == 1
+    assert service.go_on() == 1
     assert not ApiKey.objects.filter(name="late").exists()
 
 

@@ -12,8 +12,8 @@ from django.db.models import ForeignKey, Model, QuerySet
 
 from executions.capabilities.schedules.service import schedules_of
 from executions.capabilities.tools.calls import tool_calls_of
-from executions.runs.listing import artifacts_of, executions_of
 from executions.runs.models import Execution
+from executions.runs.results import artifacts_of, executions_of
 from executions.sessions.models import Session
 from executions.sessions.queries import sessions_of
 from executions.sessions.storage.snapshots import snapshots_of

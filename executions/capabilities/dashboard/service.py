@@ -30,9 +30,9 @@ from executions.capabilities.tools.models import ToolCall
 from executions.kernel.database import snapshot_read
 from executions.ledger.models import LedgerCheck
 from executions.runs.ledger_checks import last_result
-from executions.runs.listing import executions_of
 from executions.runs.models import Approval, Execution, ExecutionTenantCount
 from executions.runs.queue import WAITS_FOR_APPROVAL, queue_state
+from executions.runs.results import executions_of
 from executions.sessions.models import Session
 from executions.sessions.queries import sessions_of
 from executions.tenants.models import ApiKey, Tenant

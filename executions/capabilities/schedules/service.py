@@ -39,10 +39,10 @@ from executions.kernel.declarations import (
     refuse,
 )
 from executions.kernel.text import to_json
-from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.runs.models import Execution
 from executions.runs.payloads import LARGE_BYTES
 from executions.runs.requests import API_ENTRYPOINTS, TOOLS_IN_THESE, Caller, ExecutionRequest
+from executions.runs.results import DEFAULT_LIMIT, Cursor, Limit
 from executions.runs.routing import BeyondKey
 from executions.runs.service import execute
 from executions.sessions.requests import NOT_FOUND

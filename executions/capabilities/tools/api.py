@@ -20,7 +20,7 @@ from executions.doors.native.frame import ApiView
 from executions.doors.native.rendering import json_response
 from executions.doors.native.schema import endpoint
 from executions.kernel.bodies import LARGE
-from executions.runs.listing import executions_of
+from executions.runs.results import executions_of
 from executions.runs.tool_schemas import TOOL_ANSWER
 
 

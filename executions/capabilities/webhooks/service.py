@@ -35,10 +35,10 @@ from executions.kernel.database import NOW, delete_in_batches
 from executions.kernel.declarations import refuse
 from executions.kernel.http import Budget, FetchError, Reason, exchange
 from executions.ledger.append import enter_row, look_at
-from executions.runs.listing import LARGE, execution_summary
 from executions.runs.models import Execution
 from executions.runs.record import receipt_of
 from executions.runs.requests import Webhook, origin_of, read_receiver, webhook_destinations
+from executions.runs.results import LARGE, execution_summary
 from executions.tenants.models import Tenant
 from providers.fields import DecryptionError
 from providers.remote.receiver import Receiver

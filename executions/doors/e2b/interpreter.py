@@ -31,10 +31,9 @@ from executions.doors.native.rendering import json_response
 from executions.kernel.text import is_storable
 from executions.runs.active_runs import LEFT_STREAM, ClientRun
 from executions.runs.event_log import EventLog, RunEvent
-from executions.runs.listing import executions_of
 from executions.runs.models import Execution
 from executions.runs.requests import Conflict, ExecutionRequest, run_limits
-from executions.runs.results import exception_of, omission_lines
+from executions.runs.results import exception_of, executions_of, omission_lines
 from executions.runs.routing import allowed_languages, ensure_language, supported_languages
 from executions.runs.service import execute
 from executions.sessions import control

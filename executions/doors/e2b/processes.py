@@ -29,11 +29,11 @@ from executions.doors.native.deferred import EventStream
 from executions.doors.native.frame import deferred
 from executions.kernel.coroutines import wait_for
 from executions.kernel.text import storable
-from executions.runs import event_stream, output_collector
+from executions.runs import event_log, event_stream
 from executions.runs.event_log import STREAMS, EventLog, RunEvent
 from executions.runs.event_stream import EventBuffer, Listener, first_of, follow, recorded_events
-from executions.runs.listing import executions_of
 from executions.runs.models import Execution
+from executions.runs.results import executions_of
 from executions.runs.routing import COMMANDS, ensure_language
 from executions.sessions import cells
 from executions.sessions.background_commands import record_if_ended
@@ -301,7 +301,7 @@ class ProcessView(SandboxView):
         if execution_id is None:
             raise _no_process(pid)
         execution = executions_of(self.api_key.tenant).get(pk=execution_id)
-        log = output_collector.log_of(execution_id)
+        log = event_log.log_of(execution_id)
         after = 0
         if log is not None and (seen := log.read(0, 2**62)[0]):
             # Whoever comes later is told what comes from now on.

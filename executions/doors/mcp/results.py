@@ -24,10 +24,18 @@ from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import Query, refuse, shown
 from executions.kernel.text import from_json, is_storable, to_json
 from executions.runs.active_runs import ClientRun
-from executions.runs.listing import ExecutionFilter, artifacts_of, executions_of, list_executions
 from executions.runs.models import Artifact, Execution
 from executions.runs.requests import Caller
-from executions.runs.results import bundles_of, error_of, exception_of, omissions_of
+from executions.runs.results import (
+    ExecutionFilter,
+    artifacts_of,
+    bundles_of,
+    error_of,
+    exception_of,
+    executions_of,
+    list_executions,
+    omissions_of,
+)
 from executions.sessions.queries import SessionFilter, list_sessions, session_of
 from executions.tenants.keys import note_refusal
 from executions.tenants.models import ApiKey, Scope, Tenant

@@ -37,10 +37,10 @@ from executions.runs import extensions
 from executions.runs.active_runs import ClientRun
 from executions.runs.event_log import Broadcast, EventLog, EventSource, RunEvent
 from executions.runs.event_stream import Listener, first_of, follow
-from executions.runs.listing import executions_of
 from executions.runs.models import Execution
 from executions.runs.record import Outcome
 from executions.runs.requests import CELL, RUN, ExecutionRequest, decode_base64, run_limits
+from executions.runs.results import executions_of
 from executions.runs.routing import allowed_languages, languages_for
 from executions.runs.service import execute
 from executions.sessions import cells, control, files

@@ -30,9 +30,9 @@ from executions.kernel.bodies import (
     reading,
     value_of,
 )
-from executions.runs.listing import executions_of
 from executions.runs.models import Execution
 from executions.runs.requests import Caller
+from executions.runs.results import executions_of
 from executions.runs.service import HasEnded, cancel
 from executions.tenants.models import ApiKey, Scope
 from providers.errors import InvalidConfiguration

@@ -64,16 +64,16 @@ from executions.runs import extensions
 from executions.runs.active_runs import LEFT_STREAM, ClientRun
 from executions.runs.event_log import EventLog
 from executions.runs.event_stream import Listener, follow
-from executions.runs.listing import (
+from executions.runs.models import Execution
+from executions.runs.record import Outcome, receipt_of
+from executions.runs.requests import CONFLICT, RUN, ExecutionRequest, run_limits
+from executions.runs.results import (
     LIST,
     artifacts_of,
     execution_summary,
     executions_of,
     list_executions,
 )
-from executions.runs.models import Execution
-from executions.runs.record import Outcome, receipt_of
-from executions.runs.requests import CONFLICT, RUN, ExecutionRequest, run_limits
 from executions.runs.routing import allowed_languages, languages_for
 from executions.runs.service import HasEnded, cancel, execute
 from executions.runs.shapes import ExecutionPageShape, ExecutionShape

@@ -22,8 +22,8 @@ from executions.ledger.append import enter_row, look_at
 from executions.ledger.bindings import DELETED
 from executions.ledger.erasures import hold_scope
 from executions.runs import active_runs
-from executions.runs.listing import DEFAULT_LIMIT, Cursor, Limit
 from executions.runs.requests import Caller, Conflict
+from executions.runs.results import DEFAULT_LIMIT, Cursor, Limit
 from executions.sessions.ending import mark_lost
 from executions.sessions.models import Session, Snapshot, Workspace
 from executions.sessions.requests import NOT_FOUND, SessionName, ensure_not_ended
