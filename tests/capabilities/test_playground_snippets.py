@@ -67,7 +67,7 @@ def test_each_of_them_sends_what_was_typed(
             env={"PATH": os.environ["PATH"], "API_KEY": alice.key_text, "HOME": "/nowhere"},
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=True,
         )
         execution = Execution.objects.get()

@@ -45,7 +45,7 @@ def shell(environment: dict[str, str], tmp_path: Path) -> Shell:
             env=environment | extra,
             cwd=tmp_path,
             capture_output=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
 
@@ -211,7 +211,7 @@ def test_ctrl_c_cancels_the_run(environment: dict[str, str], streaming_site: Sit
     assert process.stdout is not None
     assert process.stdout.readline() == b"1\n"
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (130, b"")
     with Cofferdam(streaming_site.service.url, streaming_site.alice) as client:
         newest = next(iter(client.executions(limit="1")))
@@ -222,7 +222,7 @@ def test_a_terminal_is_not_given_what_it_would_obey(environment: dict[str, str])
     code = r"print('\x1b]52;c;ZXZpbA==\x07safe\rover\u202etxt')"
     control, terminal = pty.openpty()
     done = subprocess.run(
-        [*COMMAND, "run", "-c", code], env=environment, stdout=terminal, timeout=60, check=True
+        [*COMMAND, "run", "-c", code], env=environment, stdout=terminal, timeout=300, check=True
     )
     os.close(terminal)
     told = os.read(control, 10_000).decode()

@@ -85,7 +85,7 @@ class Installed:
             input=given,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
         assert done.returncode == 0, f"{program} {arguments}: {done.stdout}{done.stderr}"

@@ -58,7 +58,7 @@ class Talk:
         raise AssertionError(told)
 
     def to_the_end(self) -> str:
-        told, _ = self._process.communicate("\n", timeout=120)
+        told, _ = self._process.communicate("\n", timeout=300)
         assert self._process.returncode == 0, told
         return told
 

@@ -36,7 +36,7 @@ def test_the_weather_is_summarised_and_the_chart_comes_back(
         env=os.environ | {"API_KEY": key_text, "URL": str(live_server), "OUT": str(tmp_path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)

@@ -168,7 +168,7 @@ def test_a_process_that_was_stopped_ends_what_it_ran_when_it_goes_on(
         assert_lost(execution, "command", stopped.pid)
     finally:
         stopped.send_signal(signal.SIGCONT)
-    output, _ = stopped.communicate(timeout=60)
+    output, _ = stopped.communicate(timeout=300)
 
     assert stopped.returncode == 125, output
     assert b"this process lost its lease" in output
@@ -187,7 +187,7 @@ def test_a_command_that_ends_gives_its_lease_back(
     path.write_text("print('short')")
     ends = start("execute", str(path))
 
-    output, _ = ends.communicate(timeout=60)
+    output, _ = ends.communicate(timeout=300)
 
     assert output.endswith(b"short\n"), output
     assert Process.objects.get(pid=ends.pid).ended_at is not None
@@ -199,7 +199,7 @@ def test_workers_that_are_told_to_stop_give_their_leases_back(start: Started) ->
     wait_until(lambda: workers.count() == 2, seconds=60)
 
     cluster.send_signal(signal.SIGTERM)
-    output, _ = cluster.communicate(timeout=60)
+    output, _ = cluster.communicate(timeout=300)
 
     assert workers.filter(ended_at__isnull=False).count() == 2, output
     assert b"a process died" not in output
@@ -223,7 +223,7 @@ def test_a_sweeper_whose_clock_is_off_closes_nothing_that_lives(
         FAKETIME=skew,
         FAKETIME_DONT_FAKE_MONOTONIC="1",
     )
-    output, _ = sweeper.communicate(timeout=60)
+    output, _ = sweeper.communicate(timeout=300)
 
     assert output == b"0 ended\n"
     for execution in (running, queued):

@@ -54,7 +54,7 @@ class Host:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=300,
             stdin=subprocess.DEVNULL,
         )
 

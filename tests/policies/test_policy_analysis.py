@@ -161,7 +161,7 @@ def test_any_text_is_judged_and_nothing_is_raised(code: str, allows: bool) -> No
 
 
 def test_a_process_that_looks_ends_with_its_owner_and_one_that_has_ended_is_replaced() -> None:
-    done = subprocess.run(capability._COMMAND, stdin=subprocess.DEVNULL, timeout=60, check=True)
+    done = subprocess.run(capability._COMMAND, stdin=subprocess.DEVNULL, timeout=300, check=True)
     assert done.returncode == 0
     capability.look("1", DENY)
     capability._analysts._idle[-1]._process.kill()

@@ -23,22 +23,13 @@ from tests.support.processes import ROOT
 from tests.support.running import run
 from tests.support.sessions import cell, opened
 
+pytestmark = pytest.mark.usefixtures("no_lookup_grows_old")
+
 OURS = tuple(f"{ROOT}/{name}/" for name in ("executions", "providers", "sandbox_site"))
 FILES_OF_A_RUN = 66
 STATEMENTS_OF_A_RUN = 15
 FILES_OF_A_CELL = 74
 STATEMENTS_OF_A_CELL = 19
-
-
-@pytest.fixture(autouse=True)
-def _no_lookup_grows_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept for a second would be looked up once more on a slow machine."""
-    for name in (
-        "providers.services.settings_cache.KEPT_SECONDS",
-        "executions.runs.rights.CHECK_SECONDS",
-        "executions.runs.admission.DISK_LOOKED_AT_SECONDS",
-    ):
-        monkeypatch.setattr(name, 3600)
 
 
 @contextmanager

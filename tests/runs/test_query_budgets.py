@@ -16,7 +16,12 @@ from executions.runs.models import Execution
 from executions.tenants.models import ApiKey
 from tests.support.query_budgets import BUDGETS, GOOD
 
-pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
+pytestmark = [
+    pytest.mark.django_db,
+    pytest.mark.one_database,
+    pytest.mark.usefixtures("no_lookup_grows_old"),
+]
+
 
 BODIES = {
     "POST /api/admin/sandbox/config": {"provider_type": "probe", "config": GOOD | {"size": 99}},

@@ -200,7 +200,7 @@ def manage(environment: dict[str, str], *arguments: str) -> subprocess.Completed
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
 
 
@@ -224,7 +224,7 @@ def test_every_way_to_start_refuses_a_foreign_key(embedded: dict[str, str], comm
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=300,
         )
     else:
         more = {"create_tenant": ["new"], "execute": ["tests/__init__.py"]}.get(command, [])

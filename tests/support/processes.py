@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-STOP_SECONDS = 20.0
+STOP_SECONDS = 60.0
 NO_DOCKER = "unix:///nowhere/docker.sock"
 
 

@@ -158,7 +158,7 @@ class LocalProcess:
     def __exit__(self, *_: object) -> None:
         """Let it end by itself, and see to it that nothing of it is left."""
         running = family(self.process.pid)
-        self.process.communicate(timeout=60)
+        self.process.communicate(timeout=300)
         wait_until_gone(running)
 
 

@@ -65,7 +65,7 @@ def url_of_the_tests_database() -> str:
 
 
 def start_servers(folder: Path) -> Servers:
-    subprocess.run([ROOT / ".ci" / "start-servers", folder], check=True, timeout=120)
+    subprocess.run([ROOT / ".ci" / "start-servers", folder], check=True, timeout=300)
     return Servers(folder)
 
 

@@ -119,6 +119,8 @@ async def _serve(options: ServiceOptions, announce: Callable[[str], None]) -> No
             # First, so that whoever waits for a run is told of its end.
             async with asyncio.timeout(CLOSE_SECONDS):
                 await keeper.close()
+        except TimeoutError:
+            logger.warning("not every sandbox was ended in time: the next pool removes the rest")
         finally:
             for listener in listeners:
                 listener.close()

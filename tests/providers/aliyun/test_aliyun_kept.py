@@ -115,7 +115,7 @@ def test_of_much_output_of_a_command_at_aliyun_at_least_the_last_is_told(
     sandbox = aliyun.open(KEPT, "wonderland")
     assert isinstance(sandbox, KeptSandbox)
     much = "head -c 3000000 /dev/zero | tr '\\0' x; echo end; echo err >&2"
-    process = sandbox.processes.start(Command(shell=much, timeout=60))
+    process = sandbox.processes.start(Command(shell=much, timeout=30))
     told = followed(sandbox, process.pid)
     assert told.endswith(b"xend\nerr\n")
     assert len(told) > 900_000

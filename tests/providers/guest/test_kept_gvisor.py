@@ -44,8 +44,7 @@ def test_other_languages_keep_theirs(
 def test_a_deadline_keeps_the_state_of_what_stops_and_loses_that_of_what_does_not(
     kept: KeptGuest,
 ) -> None:
-    kept.run("x = 1")
-    stopped = kept.run("import time\ntime.sleep(60)", timeout=0.5)
+    stopped = kept.run_late("x = 1", "import time\ntime.sleep(60)", 0.5)
     assert (stopped.header["timed_out"], stopped.context_kept) == (True, True)
     assert kept.run("x").shown == ["1"]
 

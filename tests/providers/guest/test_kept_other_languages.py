@@ -133,8 +133,7 @@ def test_javascript_calls_main_with_arguments(node: KeptGuest) -> None:
     "code", ["while (true);", "await new Promise((r) => setTimeout(r, 60000))"]
 )
 def test_javascript_stops_at_its_deadline(node: KeptGuest, code: str) -> None:
-    node.run("const x = 1")
-    late = node.run(code, timeout=0.3)
+    late = node.run_late("const x = 1", code)
 
     assert (late.exit_code, late.header["timed_out"], late.context_kept) == (None, True, True)
     assert node.run("x").shown == ["1"]
@@ -193,8 +192,7 @@ def test_bash_names_the_callers_own_lines(bash: KeptGuest) -> None:
 
 @pytest.mark.parametrize("code", ["while :; do :; done", "sleep 60; echo not reached"])
 def test_bash_stops_at_its_deadline(bash: KeptGuest, code: str) -> None:
-    bash.run("x=1")
-    late = bash.run(code, timeout=0.3)
+    late = bash.run_late("x=1", code)
 
     assert (late.header["timed_out"], late.context_kept, late.stdout) == (True, True, "")
     assert bash.run("echo $x").stdout == "1\n"

@@ -174,9 +174,8 @@ def test_an_interrupt_before_the_first_line_is_not_lost(kept: KeptGuest) -> None
 
 
 def test_a_deadline_stops_the_cell_and_keeps_the_state(kept: KeptGuest) -> None:
-    kept.run("n = 5")
     late = long_enough(
-        lambda seconds: kept.run("print('begun')\nwhile True: n += 1", timeout=seconds),
+        lambda seconds: kept.run_late("n = 5", "print('begun')\nwhile True: n += 1", seconds),
         lambda late: bool(late.stdout),
         0.3,
     )

@@ -101,15 +101,15 @@ def test_one_whose_first_thread_has_ended_lives_as_long_as_the_others() -> None:
 
 TOLD = """
 import os, sys, time
-from providers.remote import owner
+from providers.remote import reclaim
 if sys.argv[1:]:
-    print(owner.has_ended_here(sys.argv[1]))
+    print(reclaim.has_ended_here(sys.argv[1]))
 else:
-    hosts = {owner.process_tag().split("-")[0]}
+    hosts = {reclaim.process_tag().split("-")[0]}
     for _ in range(2):
         told, tell = os.pipe()
         if os.fork() == 0:
-            os.write(tell, owner.process_tag().split("-")[0].encode())
+            os.write(tell, reclaim.process_tag().split("-")[0].encode())
             os._exit(0)
         os.wait()
         hosts.add(os.read(told, 100).decode())

@@ -287,7 +287,7 @@ def test_a_taken_port_is_named(pool: PoolService, tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
         check=False,
     )
     assert refused.returncode == 1

@@ -17,6 +17,11 @@ from tests.support.processes import free_port
 RUN_MARK = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
 
 
+# An engine on a busy machine may take longer to remove a container than a service has for its end.
+SERVE = "providers.runtime.service.serve"
+UNHURRIED = {f"{SERVE}.CLOSE_SECONDS": 30.0, f"{SERVE}.EXIT_SECONDS": 50.0}
+
+
 def containers(engine: docker.DockerClient, port: int) -> set[str]:
     label = {"label": f"cofferdam.pool=port-{port}"}
     return {one.id for one in engine.containers.list(all=True, filters=label, ignore_removed=True)}
@@ -39,13 +44,13 @@ def test_kill_9_during_a_run(engine: docker.DockerClient, tmp_path: Path) -> Non
     assert (raised.value.code, raised.value.started) == ("SB009", True)
     assert before
 
-    with over_docker(port, tmp_path / "second") as second:
+    with over_docker(port, tmp_path / "second", UNHURRIED) as second:
         assert not before & containers(engine, port)
         again = provider.create_instance("python", owner="alice")
         result = provider.execute_code(again.instance_id, "print('again')", "python", 10)
         assert result.stdout == "again\n"
         assert result.metadata["image_digest"]
         code, seconds = second.terminate()
-        assert (code, seconds < 15) == (0, True), second.service.output
+        assert (code, seconds < 60) == (0, True), second.service.output
     assert containers(engine, port) == set()
     provider.close()

@@ -65,7 +65,7 @@ def test_a_token_is_demanded_off_loopback(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
         check=False,
     )
     assert refused.returncode == 1

@@ -96,7 +96,7 @@ def test_a_setting_that_is_not_understood_is_an_error(
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=300,
         check=False,
     )
     assert refused.returncode == 1

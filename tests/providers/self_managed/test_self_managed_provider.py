@@ -67,7 +67,7 @@ def test_verdicts_come_through(provider: SelfManagedProvider) -> None:
         lambda seconds: run(provider, code, timeout=seconds), lambda late: bool(late.stdout), 1
     )
     assert (late.timed_out, late.exit_code, late.stdout) == (True, None, "p\n")
-    big = run(provider, "x = [bytearray(1 << 24) for _ in range(99)]", timeout=60)
+    big = run(provider, "x = [bytearray(1 << 24) for _ in range(99)]", timeout=30)
     assert (big.out_of_memory, big.exit_code) == (True, None)
     assert run(provider, "import sys\nsys.exit(3)").exit_code == 3
 
