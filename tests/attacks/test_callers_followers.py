@@ -21,9 +21,9 @@ from tests.support.e2b_door import envelope
 from tests.support.mcp_client import ACCEPT
 from tests.support.processes import ROOT, clean_environment
 from tests.support.raw_http import ask, connect, read, request
-from tests.support.sandboxes import wait_until
 from tests.support.site import EXECUTIONS, MANAGE, Site, sleeper
 from tests.support.streaming import NDJSON
+from tests.support.waiting import wait_until
 
 FOLLOWERS = 250
 # A stream that ends later than that has not ended because of the right that was lost: whatever it

@@ -10,9 +10,9 @@ import pytest
 
 from executions.runs.event_stream import MOST_OF_EXECUTION
 from tests.support.raw_http import ask, connect, request
-from tests.support.sandboxes import wait_until
 from tests.support.site import EXECUTIONS, Site, sleeper
 from tests.support.streaming import NDJSON, running_stream, streamed
+from tests.support.waiting import wait_until
 
 # As many as may follow one execution.
 STREAMS = MOST_OF_EXECUTION

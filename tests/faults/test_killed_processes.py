@@ -22,7 +22,7 @@ from tests.support.held import opened
 from tests.support.processes import ROOT
 from tests.support.provider_fixtures import LOCAL
 from tests.support.running import activate
-from tests.support.sandboxes import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 

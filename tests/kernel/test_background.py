@@ -16,7 +16,7 @@ from django.db import connection
 from executions.kernel.background import Executor, Shares
 from providers.errors import RateLimited
 from providers.threads import Loop, reset_after_fork, start_thread
-from tests.support.sandboxes import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.one_database
 

@@ -36,7 +36,7 @@ from providers.services.probing import _start as start_probe
 from providers.threads import Loop
 from tests.support.managers import configure, eventually, leased
 from tests.support.routing import make_route
-from tests.support.sandboxes import wait_until
+from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.manager_fixtures"]
 

@@ -16,7 +16,7 @@ from executions.capabilities.retention.service import SLICE_PAGES, give_space_ba
 from executions.runs.worker import ensure_schedules
 from executions.tasks import give_space_back as scheduled
 from sandbox_site.database import JOURNAL_BYTES
-from tests.support.sandboxes import wait_until
+from tests.support.waiting import wait_until
 
 # A mebibyte.
 SPARE_PAGES = 256

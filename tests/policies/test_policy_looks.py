@@ -12,7 +12,7 @@ import pytest
 from executions.capabilities.policies import capability
 from executions.capabilities.policies.analysis import LOOKED
 from providers.errors import RateLimited
-from tests.support.sandboxes import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.one_database
 

@@ -24,7 +24,7 @@ from executions.runs.worker import run_claimed
 from tests.conftest import Caller
 from tests.support.held import ended, opened
 from tests.support.running import run
-from tests.support.sandboxes import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.database
 

@@ -28,7 +28,7 @@ from providers.manager import Lease, manager
 from tests.conftest import Caller
 from tests.support.held import ended, opened
 from tests.support.running import run
-from tests.support.sandboxes import wait_until
+from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.database
 

@@ -22,7 +22,7 @@ from providers.errors import RateLimited
 from providers.threads import Loop
 from tests.conftest import Caller
 from tests.support.held import ended, opened
-from tests.support.sandboxes import wait_until
+from tests.support.waiting import wait_until
 
 MANY = 250
 START = Loop.start

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import require
 from tests.support.kept_guest import Frame, Guests, KeptGuest
-from tests.support.sandboxes import wait_until
+from tests.support.waiting import wait_until
 
 
 def begin(

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.support.raw_http import ask
-from tests.support.sandboxes import wait_until
 from tests.support.site import EXECUTIONS, Site, sleeper
 from tests.support.streaming import NDJSON, SSE, running_stream, streamed
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture

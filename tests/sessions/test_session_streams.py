@@ -10,9 +10,9 @@ import pytest
 
 from providers.runtime.guest.files_worker import MOST_WATCHES
 from tests.support.raw_http import ask
-from tests.support.sandboxes import wait_until
 from tests.support.site import EXECUTIONS, Site
 from tests.support.streaming import Events, streamed
+from tests.support.waiting import wait_until
 
 SESSIONS = "/api/v1/sessions"
 # Runs until the workspace has a folder of this name.

@@ -21,7 +21,8 @@ from sandbox_site import gunicorn_conf, standby
 from sandbox_site.standby import Standby
 from sandbox_site.standby_process import raise_beats
 from tests.support.processes import ROOT
-from tests.support.sandboxes import children, command, wait_until, wait_until_gone
+from tests.support.sandboxes import children, command, wait_until_gone
+from tests.support.waiting import wait_until
 
 
 class Line:

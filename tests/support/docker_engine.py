@@ -32,7 +32,7 @@ from providers.runtime.pool.requests import make_template
 from providers.runtime.pool.sandbox import Sandbox
 from providers.values import ExecutionResult, Job, SandboxLimits
 from tests.support.required import missing, require
-from tests.support.sandboxes import wait_until
+from tests.support.waiting import wait_until
 
 SMALL_IMAGE = "cofferdam-tests/small"
 

@@ -10,7 +10,8 @@ from providers.runtime.pool.pool import Pool, PoolSettings
 from providers.runtime.pool.template import Template
 from providers.values import ExecutionResult, Job
 from tests.support.impostors import MARK, Impostor
-from tests.support.sandboxes import children, command, wait_until
+from tests.support.sandboxes import children, command
+from tests.support.waiting import wait_until
 
 TEMPLATES = {"python": Template("python", "python")}
 

@@ -18,7 +18,7 @@ from providers.self_managed.provider import SelfManagedProvider
 from providers.values import SandboxSpec
 from tests.support.pool_service import PoolService, over_docker, provider_of
 from tests.support.processes import free_port
-from tests.support.sandboxes import wait_until
+from tests.support.waiting import wait_until
 
 
 class Place:

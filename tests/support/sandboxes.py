@@ -21,6 +21,7 @@ from providers.manager import manager
 from providers.runtime.pool.background import BackgroundLoop
 from providers.values import ExecutionResult
 from tests.conftest import require
+from tests.support.waiting import wait_until
 
 T = TypeVar("T")
 
@@ -173,13 +174,6 @@ def long_enough(run: Callable[[float], T], has_begun: Callable[[T], bool], secon
         seconds *= 4
         result = run(seconds)
     return result
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not become true in time"
-        time.sleep(0.01)
 
 
 def wait_until_gone(pids: set[int], seconds: float = 60) -> None:

@@ -19,7 +19,7 @@ from providers.runtime.pool.requests import make_template
 from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.template import Template
 from providers.values import Entrypoint, ExecutionResult, InputFile, Job, RunLimits, SandboxLimits
-from tests.support.sandboxes import wait_until
+from tests.support.waiting import wait_until
 
 CALM = PoolSettings(size=1, capacity=4, patience=60)
 

@@ -17,7 +17,7 @@ from e2b_code_interpreter import Sandbox
 
 from providers.runtime.guest.commands import MOST_KERNEL_PID, Commands
 from tests.support.e2b_door import opened
-from tests.support.sandboxes import wait_until
+from tests.support.waiting import wait_until
 
 KILLED = "sandbox was killed"
 

@@ -7,8 +7,8 @@ from e2b import NotFoundException, SandboxException, TimeoutException
 from e2b_code_interpreter import Sandbox
 
 from tests.support.e2b_door import opened, records
-from tests.support.sandboxes import wait_until
 from tests.support.site import Site
+from tests.support.waiting import wait_until
 
 RICH = """
 class Rich:

@@ -16,8 +16,8 @@ from e2b_code_interpreter import Sandbox
 
 from tests.support.e2b_door import records
 from tests.support.raw_http import ask
-from tests.support.sandboxes import wait_until
 from tests.support.site import EXECUTIONS, Site
+from tests.support.waiting import wait_until
 
 
 def test_a_command_is_run_and_recorded(door: Site, sandbox: Sandbox) -> None:

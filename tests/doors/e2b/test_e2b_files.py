@@ -21,8 +21,8 @@ from e2b_code_interpreter import Sandbox
 
 from tests.support.e2b_door import native_of
 from tests.support.raw_http import ask
-from tests.support.sandboxes import wait_until
 from tests.support.site import Site
+from tests.support.waiting import wait_until
 
 NOT_OURS = ("/etc/passwd", "../../etc/passwd", "/home/user/../other/x", "~root/x", "/home/user2/x")
 

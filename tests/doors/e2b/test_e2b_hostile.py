@@ -13,8 +13,8 @@ from e2b_code_interpreter import Sandbox
 
 from tests.support.e2b_door import envelope, headers_of, native_of, opened, post, records
 from tests.support.raw_http import ask
-from tests.support.sandboxes import wait_until
 from tests.support.site import Site
+from tests.support.waiting import wait_until
 
 STREAM = {"Content-Type": "application/connect+json"}
 START = {"process": {"cmd": "/bin/bash", "args": ["-l", "-c", "sleep 600"]}, "stdin": False}

@@ -11,8 +11,8 @@ from e2b_code_interpreter import Sandbox
 from providers.runtime.pool.cgroup import CgroupParent
 from tests.support.e2b_door import native_of, opened
 from tests.support.raw_http import ask
-from tests.support.sandboxes import wait_until
 from tests.support.site import Site
+from tests.support.waiting import wait_until
 
 
 def test_a_sandbox_lives_as_its_client_says(door: Site) -> None:

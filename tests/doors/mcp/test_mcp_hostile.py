@@ -24,8 +24,8 @@ from tests.support.mcp_client import (
 )
 from tests.support.processes import ROOT, clean_environment
 from tests.support.raw_http import ask, connect
-from tests.support.sandboxes import wait_until
 from tests.support.site import EXECUTIONS, MANAGE, Site
+from tests.support.waiting import wait_until
 
 SLEEP = "import time\nprint('on', flush=True)\ntime.sleep(80)"
 

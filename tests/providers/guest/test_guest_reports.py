@@ -22,7 +22,8 @@ from providers.runtime.guest.request import Run, answer
 from providers.runtime.pool.answer import read_answer
 from providers.runtime.pool.cgroup import ResourceUsage
 from providers.values import SANDBOX_ENDED, ExecutionResult, RunLimits
-from tests.support.sandboxes import Local, command, family, wait_until
+from tests.support.sandboxes import Local, command, family
+from tests.support.waiting import wait_until
 
 LIMITS = RunLimits()
 _SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

@@ -21,7 +21,7 @@ from providers.runtime.pool.pool import Pool, PoolSettings
 from providers.values import SANDBOX_ENDED, ExecutionResult, RunLimits
 from tests.support.hostile_guests import TEMPLATES, impostors, request, served
 from tests.support.impostors import Impostor
-from tests.support.sandboxes import wait_until
+from tests.support.waiting import wait_until
 
 
 def run(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -26,7 +26,7 @@ from providers.self_managed.provider import SelfManagedProvider
 from providers.values import Event, Job, SandboxLimits, SandboxSpec
 from tests.support.pool_service import PoolService, provider_of, running
 from tests.support.processes import free_port
-from tests.support.sandboxes import wait_until
+from tests.support.waiting import wait_until
 
 pytest_plugins = ["tests.support.pool_fixtures"]
 

@@ -9,7 +9,8 @@ import pytest
 
 from tests.conftest import require
 from tests.support.cgroups import groups_named
-from tests.support.sandboxes import LocalProcess, family, wait_until, wait_until_gone
+from tests.support.sandboxes import LocalProcess, family, wait_until_gone
+from tests.support.waiting import wait_until
 
 DAEMON = """
     import os, time

@@ -14,13 +14,8 @@ from providers.runtime.pool.guest_files import find_python
 from providers.runtime.pool.subordinate_users import BLOCK, SubordinateUsers
 from tests.conftest import require
 from tests.support.lent_users import COUNT, first_lent, ordinary_user
-from tests.support.sandboxes import (
-    LocalProcess,
-    children,
-    family,
-    wait_until,
-    wait_until_gone,
-)
+from tests.support.sandboxes import LocalProcess, children, family, wait_until_gone
+from tests.support.waiting import wait_until
 from tests.support.without_root import without_root
 
 USERS = "uid per sandbox (subordinate)"

@@ -20,7 +20,7 @@ from providers.values import SandboxLimits
 from tests.conftest import require
 from tests.providers.launchers.tenant_kernels import Going, Kernels
 from tests.support.docker_engine import Containers, new_pool_id
-from tests.support.sandboxes import wait_until
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture(scope="module")

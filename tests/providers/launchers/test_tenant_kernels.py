@@ -19,7 +19,8 @@ from providers.runtime.pool.sandbox import Sandbox
 from tests.conftest import require
 from tests.providers.launchers.tenant_kernels import Kernels
 from tests.support.processes import ROOT
-from tests.support.sandboxes import gone, wait_until, wait_until_gone
+from tests.support.sandboxes import gone, wait_until_gone
+from tests.support.waiting import wait_until
 
 SLEEP = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
 

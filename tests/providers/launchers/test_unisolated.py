@@ -23,9 +23,9 @@ from tests.support.sandboxes import (
     command,
     family,
     long_enough,
-    wait_until,
     wait_until_gone,
 )
+from tests.support.waiting import wait_until
 
 UID = 60_124
 

@@ -29,7 +29,8 @@ from providers.runtime.launchers.gvisor import GvisorLauncher
 from providers.runtime.pool.guest_files import find_python
 from providers.values import SANDBOX_ENDED, Job, SandboxSpec
 from tests.conftest import require
-from tests.support.sandboxes import Local, family, wait_until, wait_until_gone
+from tests.support.sandboxes import Local, family, wait_until_gone
+from tests.support.waiting import wait_until
 
 LAUNCHERS = {"bubblewrap": "bwrap", "gvisor": "runsc"}
 

@@ -28,7 +28,8 @@ from providers.runtime.pool.cgroup import (
 from tests.conftest import require
 from tests.support.cgroups import groups_named
 from tests.support.lent_users import COUNT, ordinary_user
-from tests.support.sandboxes import LocalProcess, wait_until
+from tests.support.sandboxes import LocalProcess
+from tests.support.waiting import wait_until
 from tests.support.without_root import without_root
 
 

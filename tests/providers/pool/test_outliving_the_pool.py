@@ -30,7 +30,7 @@ from providers.sandbox import KeptSandbox
 from providers.values import Command, Event, Job, SandboxSpec
 from tests.support.outlived import Place, opened_place
 from tests.support.required import missing
-from tests.support.sandboxes import wait_until
+from tests.support.waiting import wait_until
 
 LONG = "import time\nprint('on', flush=True)\ntime.sleep(120)"
 

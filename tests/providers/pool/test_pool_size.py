@@ -11,14 +11,8 @@ from providers.errors import ProviderUnavailable
 from providers.runtime.pool.pool import PoolSettings
 from providers.runtime.pool.template import Template
 from tests.conftest import require
-from tests.support.sandboxes import (
-    children,
-    family,
-    started_by,
-    thread_of,
-    wait_until,
-    wait_until_gone,
-)
+from tests.support.sandboxes import children, family, started_by, thread_of, wait_until_gone
+from tests.support.waiting import wait_until
 from tests.support.warm_pools import WarmPool, languages
 
 

@@ -16,7 +16,7 @@ from providers.runtime.pool.pool import PoolSettings
 from providers.runtime.pool.template import Template
 from providers.runtime.pool.wait_queue import QueueFull, Waiter, WaitQueue
 from tests.conftest import require
-from tests.support.sandboxes import wait_until
+from tests.support.waiting import wait_until
 from tests.support.warm_pools import SlowLauncher, WarmPool
 
 
