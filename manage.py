@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Django's command line for this project."""
+"""The command line of this project: Django's, and `pool`, which needs no Django."""
 
 import logging.config
 import os
@@ -15,10 +15,10 @@ def main() -> None:
         return
     # The processes of these two are there as long as the service. The pool service needs no Django,
     # and `up` no app: loading all would triple the memory of each.
-    if sys.argv[1:2] == ["pool"]:
+    if sys.argv[1:2] == ["pool"] or sys.argv[1:3] == ["help", "pool"]:
         from sandbox_site import pool
 
-        pool.main(sys.argv[2:])
+        pool.main(sys.argv[2:] if sys.argv[1] == "pool" else ["--help"])
         return
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "sandbox_site.settings")
     from django.core.exceptions import ImproperlyConfigured

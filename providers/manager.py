@@ -1,8 +1,5 @@
-"""Which provider serves now: the active one, in every process, changed without a restart.
-
-The names that RAGFlow's design has for what the manager does, for code written to it.
-
-From a stored configuration to a provider that is ready.
+"""Which provider serves now: the active one, in every process, started from its stored
+configuration and changed without a restart. `RagflowNames` has RAGFlow's names for it.
 """
 
 from __future__ import annotations
@@ -104,7 +101,6 @@ class RagflowNames(ABC):
         Raises InvalidConfiguration where none is, or where an object of another kind comes along,
         and NotPermitted under the two-person rule, where somebody else has to agree in the admin.
         """
-        from providers import registry
         from providers.services import NotPermitted, activate
         from providers.services.approval_policy import two_person_rule
 

@@ -1,15 +1,7 @@
-"""What a provider of kept sandboxes promises of them, each promise as a check in a real one.
-
-One suite for our own guest, under whatever launcher, and for what services keep: which checks are
-made follows from the capabilities.
-
-What is promised of code that calls tools.
-
-What is promised of a workspace's changes and of archives of single paths, wherever it is.
-
-That a limit a caller names is obeyed or refused, never dropped: one check for each.
-
-A provider may be stricter, never laxer.
+"""What a provider of session sandboxes promises, each promise as a check in a real one: cells and
+contexts, tool calls, changes and archives of files, and limits, which are obeyed or refused, never
+dropped. A provider may be stricter, never laxer. Which checks are made follows from the
+capabilities.
 """
 
 from __future__ import annotations
@@ -94,7 +86,7 @@ def _run(sandbox: KeptSandbox, code: str, timeout: float = 10) -> ExecutionResul
 
 
 def _say(sandbox: KeptSandbox, code: str, context: str = "") -> str:
-    """What a cell prints. Raises Broken when it fails."""
+    """What a cell prints. Raises CheckFailed when it fails."""
     result = sandbox.run(Job(code, context=context))
     expect(f"exit code of {code!r} ({result.stderr[-200:]})", result.exit_code, 0)
     return result.stdout

@@ -1,6 +1,4 @@
-"""What goes into a sandbox and comes out of it, one shape per thing from service to guest.
-
-What was seen of a run that somebody may want to look at, and by whom it was seen.
+"""What goes into a sandbox and comes out of it, one shape per thing, and what was seen of a run.
 
 Two can see something. The `host` is the kernel's or the engine's count outside of the sandbox,
 which no program in it can change. The `supervisor` is our process in the sandbox: programs cannot

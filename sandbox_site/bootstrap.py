@@ -15,7 +15,7 @@ from executions.tenants.models import Tenant
 from executions.tenants.service import DEMO, INTERNAL, create_tenant
 from providers.addresses import is_loopback
 from providers.models import ProviderConfig
-from providers.runtime.service.launchers import Docker, find_docker
+from providers.runtime.service.docker_check import Docker, find_docker
 from providers.services.configuration import activate, save_config
 from sandbox_site import keys
 from sandbox_site.checks import secret_key

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import logging.config
+import os
 import sys
+import time
 
 from environ.compat import ImproperlyConfigured
 
@@ -22,6 +24,8 @@ def main(arguments: list[str]) -> None:
         from sandbox_site import pool_settings
     except ImproperlyConfigured as error:
         sys.exit(f"Configuration: {error}")
+    os.environ["TZ"] = pool_settings.TIME_ZONE
+    time.tzset()
     logging.config.dictConfig(pool_settings.LOGGING)
     write_privately(pool_settings.DATA_DIR)
     parser = argparse.ArgumentParser(prog="manage.py pool", description=command.HELP)

@@ -14,6 +14,7 @@ env.in_file = read_env_file(BASE_DIR / env.str("ENV_FILE"))
 refuse_unknown(name for name, value in os.environ.items() if value)
 DATA_DIR = (BASE_DIR / env.str("DATA_DIR")).resolve()
 
+TIME_ZONE = env.str("TIME_ZONE")
 LOGGING = logs.configuration(
     env.choice("LOG_LEVEL"),
     logs.format_for(env.choice("LOG_FORMAT")),

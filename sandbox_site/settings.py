@@ -194,7 +194,6 @@ LOGOUT_REDIRECT_URL = "admin:login"
 
 LANGUAGE_CODE = "en-us"
 FORMAT_MODULE_PATH = "sandbox_site.formats"
-TIME_ZONE = env.str("TIME_ZONE")
 USE_TZ = True
 
 STATIC_URL = "static/"
@@ -333,7 +332,8 @@ WEB_SPOOL_MB = env.number(
     low=max(32, 2 * _largest_mb),
     high=max(65_536, 4 * _largest_mb),
 )
-# After SIGTERM: how long /readyz says so before the listener closes. Then what runs may go on.
+# After SIGTERM: how long /readyz says so before the listener closes. Then begin the
+# SHUTDOWN_GRACE_SECONDS of pool_settings.
 SHUTDOWN_DELAY_SECONDS = env.number("SHUTDOWN_DELAY_SECONDS")
 # Where tenants' files may be fetched from by URL, beside the internet.
 ALLOW_PRIVATE_URLS = env.bool("ALLOW_PRIVATE_URLS")

@@ -1,6 +1,5 @@
-"""The events of a run: in memory while it runs, and in the database for other processes.
-
-Threads that follow background processes, so that their records end when they do.
+"""The events of a run, in memory and in the database, and the threads that follow background
+processes so that their records end when they do.
 
 Each has a thread for as long as it runs, which may be a day: none of those that calls of providers
 are waited for in, which are everybody's. Beyond a tenant's share nobody follows, and the schedule

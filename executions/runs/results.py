@@ -1,8 +1,5 @@
-"""Results: what a provider answers is validated, and read from records as answers have it.
-
-A result is a claim until it has passed here.
-
-A tenant's executions, page by page, and their summaries.
+"""Results: what a provider answers is validated (a claim until it has passed here) and read from
+records, one by one or page by page.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The pages of routes, prices and circuit breakers.
-
-The page on which a provider is chosen to be configured, for the first time or once more.
+"""The pages of routes, prices and circuit breakers, and the one on which a provider is chosen to be
+configured.
 """
 
 from __future__ import annotations

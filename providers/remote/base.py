@@ -1,7 +1,7 @@
 """What all providers of remote services have in common: whose a sandbox is, how long it is waited
 for, what becomes of one that nobody has heard of, and what of it is asked once.
 
-A provider of another service is a configuration, a `Service` and its `Machine`:
+A provider of another service is a configuration, an `AccountClient` and its `SandboxDriver`:
 docs/write-a-remote-provider.md.
 """
 

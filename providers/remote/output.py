@@ -1,12 +1,5 @@
-"""Output as it comes from a remote interpreter: bounded, and without what `main()` returned.
-
-Reading what interpreters of the notebook kind say of an error.
-
-The output of a process that several may follow, some of them from its beginning.
-
-What a run left in a remote workspace, taken within the limits and a time.
-
-From a remote run's output to an ExecutionResult.
+"""Output of a remote run: bounded while it comes, followed by several, its errors read, its
+artifacts collected within limits, and made into an ExecutionResult.
 """
 
 from __future__ import annotations

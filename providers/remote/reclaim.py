@@ -1,7 +1,4 @@
-"""Ending in the background what a service could not be made to end at once.
-
-Which process a remote sandbox belongs to, so that what a dead one left can be told and ended.
-"""
+"""Whose process a remote sandbox is, and the end in the background of what did not end at once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Sandboxes of a remote service, for one run or kept: the same over every service's `Machine`.
-
-Paths of a workspace, before they are told to a service.
+"""Sandboxes of a remote service, for one run or kept, the same over every `SandboxDriver`, and the
+paths of their workspaces.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a remote provider writes of its service: an account, and the sandboxes that it has there.
 
 All methods may raise whatever the service's SDK raises: `RemoteProvider` calls them under a
-deadline of its own, and `Service.translate` makes a SandboxError of it.
+deadline of its own, and `AccountClient.translate` makes a SandboxError of it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ NOTE_CHARACTERS = 256 * 1024
 @dataclass(frozen=True)
 class CreateRequest:
     """The sandbox to be made. `seconds` is how long it lasts without a word from us. Where
-    `Machine.renew` cannot change that later, one that is kept needs KEPT_SECONDS.
+    `SandboxDriver.renew` cannot change that later, one that is kept needs KEPT_SECONDS.
 
     `name` is what the service must tell of it when it lists sandboxes: it says whose it is.
     """
@@ -92,7 +92,7 @@ class SandboxDriver(ABC):
 
     def artifacts(self) -> Iterable[tuple[str, int]]:
         """[ARTIFACTS] Names of what is below `artifacts` but folders, relative to it, and sizes in
-        bytes: `collected.NOT_REGULAR` for what is no regular file."""
+        bytes: `output.NOT_REGULAR` for what is no regular file."""
         return ()
 
     def read(self, path: str, longest: int) -> bytes | None:
@@ -162,10 +162,13 @@ class AccountClient(ABC):
 
     @abstractmethod
     def listed(self) -> Iterable[tuple[str, str]]:
-        """All sandboxes of the account that have a name of ours: `ref` and `Wanted.name`."""
+        """All sandboxes of the account that have a name of ours: `ref` and `CreateRequest.name`."""
 
     def end_named(self, name: str) -> bool:
-        """End what was made under `Wanted.name`, whose `ref` nobody has heard. Whether it was."""
+        """End what was made under `CreateRequest.name`, whose `ref` nobody has heard.
+
+        Returns whether it was ended.
+        """
         found = [ref for ref, told in self.listed() if told == name]
         return bool(found) and all(map(self.end, found))
 
@@ -182,7 +185,7 @@ class AccountClient(ABC):
         """
 
     def connect(self, ref: str) -> SandboxDriver:
-        """[KEPT] A sandbox that another process has made. Raises Gone."""
+        """[KEPT] A sandbox that another process has made. Raises SandboxGone."""
         raise NotImplementedError
 
     def connected(self) -> AbstractContextManager[None]:

@@ -1,8 +1,5 @@
-"""HTTP to the pool service: kept connections, and retries only where nothing can have started.
-
-One kept sandbox's operations over the pool service: frames there and back.
-
-HTTP over the socket that the service of this installation listens at.
+"""The client of the pool service, over TCP or the installation's socket: kept connections, retries
+only where nothing can have started, and the frames of one session sandbox.
 """
 
 from __future__ import annotations

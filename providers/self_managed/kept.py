@@ -1,7 +1,4 @@
-"""A kept sandbox of a pool service, as its callers have it.
-
-The files of a kept sandbox of a pool service, streamed both ways.
-"""
+"""A session sandbox of a pool service as its callers have it, and its files, streamed both ways."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""The circuit breaker of each provider: kept in the database, so that all processes share it.
-
-What may be told of a provider that failed while it was tried or checked.
+"""The circuit breaker of each provider, in the database so that all processes share it, and what
+may be told of a failure.
 """
 
 from __future__ import annotations

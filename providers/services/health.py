@@ -1,11 +1,6 @@
-"""Looking at every configured provider in the background, for the badges and for the routes.
-
-Ending what processes of ours have left behind at the services.
-
-What a provider says of its pool, brought down to numbers and short names.
-
-It is the word of whatever service is asked: only known names are taken, and of them only what is
-of their kind.
+"""Looks at every configured provider in the background, ends what our processes left at services,
+and reduces what a provider says of its pool to known numbers and short names: it is the word of
+whatever service is asked.
 """
 
 from __future__ import annotations

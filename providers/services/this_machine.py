@@ -12,7 +12,7 @@ from providers.runtime.launchers.bubblewrap import check_start
 from providers.runtime.launchers.gvisor import find_runsc
 from providers.runtime.launchers.runc import check_rights, find_tool
 from providers.runtime.pool.cgroup import CgroupParent
-from providers.runtime.service.launchers import Docker, engine_runtimes, find_docker
+from providers.runtime.service.docker_check import Docker, engine_runtimes, find_docker
 
 # The providers whose sandboxes are on machines of one's own.
 HERE = ("local", "self_managed")

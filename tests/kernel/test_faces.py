@@ -68,7 +68,7 @@ FACES = {
     ),
     "providers.runtime.launchers": "bubblewrap docker gvisor runc unisolated",
     "providers.runtime.service": (
-        "command launchers messages operations pool_manager sandbox_registry settings unix_socket"
+        "command docker_check launchers messages operations pool_manager sandbox_registry settings unix_socket"
     ),
     "providers.runtime.guest": (
         "advice archive child display exceptions kept kernel lanes names notebook paths "

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from providers.runtime.pool.cgroup import CgroupParent
-from providers.runtime.service.launchers import Docker, engine_runtimes
+from providers.runtime.service.docker_check import Docker, engine_runtimes
 from providers.services import this_machine
 from providers.services.this_machine import abilities
 from tests.support.docker_engine import Containers

@@ -19,7 +19,7 @@ from django_q.models import Schedule
 from executions.tenants import keys as api_keys
 from executions.tenants.models import Tenant
 from providers.models import ConfigVersion, ProviderConfig
-from providers.runtime.service.launchers import Docker, find_docker
+from providers.runtime.service.docker_check import Docker, find_docker
 from providers.services import activate
 from sandbox_site import bootstrap as bootstrap_module
 from sandbox_site import keys

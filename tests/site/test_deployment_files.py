@@ -62,10 +62,14 @@ def test_our_services_are_closed_in(compose: dict[str, Any]) -> None:
         assert service["cap_drop"] == ["ALL"]
         assert "no-new-privileges:true" in service["security_opt"]
         assert "user" not in service  # the image's, which is not root
-    recipe = (DEPLOY / "Containerfile").read_text()
-    last_stage = recipe.rpartition("\nFROM ")[2]
-    assert "\nUSER 10001:10001\n" in last_stage
-    assert "--require-hashes" in recipe
+    assert compose["services"]["pool"]["image"] == "${POOL_IMAGE:-cofferdam/pool}"
+    stages = re.split(r"\n(?=FROM )", (DEPLOY / "Containerfile").read_text())
+    images = [stage for stage in stages if "\nENTRYPOINT " in stage]
+    assert [stage.splitlines()[0] for stage in images] == ["FROM ${BASE} AS pool", "FROM ${BASE}"]
+    assert all("\nUSER 10001:10001\n" in stage for stage in images)
+    installing = [stage for stage in stages if "pip install" in stage]
+    assert len(installing) == 2
+    assert all("--require-hashes" in stage for stage in installing)
 
 
 def test_only_what_the_service_runs_reaches_a_layer() -> None:

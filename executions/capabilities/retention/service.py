@@ -1,6 +1,5 @@
-"""Retention: what is erased when, stored files compared with rows, and the database's size.
-
-The removal of a tenant: closed for its callers at once, and its rows in short transactions.
+"""Retention: what is erased when, stored files compared with rows, the database's size, and the
+removal of a tenant.
 
 A tenant may have more rows than one transaction may write. So its removal is a mark in its row,
 which takes a second person where the rule holds. What it has goes after that, and its row last.

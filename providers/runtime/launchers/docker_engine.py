@@ -1,9 +1,5 @@
-"""The few calls to a Docker engine that the launcher needs. All of them block.
-
-What a container says on its attach stream.
-
-Without a terminal the engine puts an 8-byte header before each piece of output: the stream (1 is
-stdout, 2 is stderr) and the piece's size. They are taken off here.
+"""The few calls to a Docker engine that the launcher needs, all of which block, and the frames of a
+container's attach stream (8 bytes before each piece: stream and size).
 """
 
 from __future__ import annotations

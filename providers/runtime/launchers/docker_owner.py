@@ -1,11 +1,8 @@
-"""Whose container it is: labels by which a pool finds what its predecessors left behind.
+"""Whose a container is: labels and names by which a pool finds, removes or takes over what its
+predecessors left.
 
 A container's labels stay as they were made. One that is kept and outlives its pool has its present
 owner in its name, which the engine lets us change.
-
-Removes containers that nobody owns any more, and knows the names of those that we own.
-
-Taking over a container that a former process of the pool has kept.
 """
 
 from __future__ import annotations

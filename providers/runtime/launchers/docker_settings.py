@@ -1,8 +1,5 @@
-"""What the Docker launcher is told, and what it knows of an image.
-
-Our programs for a container, which has no file of ours: they go in as arguments and as text.
-
-How a container was made, as the engine tells it: what it is known again by.
+"""The Docker launcher's settings, images, programs (passed as arguments and text), and the facts by
+which a container is known again.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Reads a guest's answer. All of it is the guest's claim, and is checked before it counts.
-
-What is to be noted of a run in a sandbox of ours, from what host and supervisor have seen.
+"""Reads a guest's answer, which is a claim and is checked before it counts, and notes what host and
+supervisor have seen of the run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A cgroup per sandbox, where this process may make one: the kernel's verdict on memory and time.
+"""A cgroup per sandbox, where we may make one: the kernel's verdict on memory and time, and a
+weight by which idle sandboxes yield the processors.
 
 Both hierarchies are handled. On cgroup v1 the sandboxes hang below our own memory cgroup, and for
 their processor time below our own group of that kind. On v2 they hang below a group of ours at the
@@ -6,12 +7,10 @@ top, or below the one that was delegated to us (`systemd-run --user -p Delegate=
 processes in it cannot hand controllers to its children, so that ours are moved to a leaf of it.
 Without the right to any, the guest supervisor watches the memory itself.
 
-Sandboxes that are being made, or are over, yield the processors to those that run something.
-
-By the kernel's own scheduling: every sandbox's group has a weight, which is small unless something
-of a caller's runs in it. The group above them has the sum of theirs, so that beside the service a
-sandbox counts like one process, however many there are. Nothing is held back while a processor has
-nothing else to do.
+The weights are the kernel's own: every sandbox's group has a weight, which is small unless
+something of a caller's runs in it. The group above them has the sum of theirs, so that beside the
+service a sandbox counts like one process, however many there are. Nothing is held back while a
+processor has nothing else to do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Text and JSON as a guest claims them, made safe to keep.
-
-Reads the rich outputs of an answer: MIME bundles as the API shows them.
-"""
+"""Text, JSON and rich outputs (MIME bundles) as a guest claims them, made safe to keep."""
 
 from __future__ import annotations
 

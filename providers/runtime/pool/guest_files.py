@@ -1,10 +1,8 @@
 """The guest's code as a folder that sandboxes see read-only, compiled for their interpreter.
 
-The /etc of sandboxes that see this machine's programs: made by us, not the machine's.
-
-Its own /etc would tell names, addresses and habits of the machine; without any, programs fail:
-Debian's matplotlib wants a matplotlibrc, `getpass` a user, some libraries the links of
-update-alternatives.
+In it is also the /etc of sandboxes that see this machine's programs. The machine's own would tell
+names, addresses and habits of the machine; without any, programs fail: Debian's matplotlib wants a
+matplotlibrc, `getpass` a user, some libraries the links of update-alternatives.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A sandbox that stays: a warm one that has been told to, and what is done in it.
-
-Operations of a kept sandbox: begun, held to their time, stopped, and what goes wrong in them.
-"""
+"""A session sandbox and its operations: begun, held to their time, stopped, and their failures."""
 
 from __future__ import annotations
 

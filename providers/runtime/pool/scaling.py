@@ -1,6 +1,5 @@
-"""What a pool lacks: sandboxes for who waits, and for the shelves to be as full as they should.
-
-What a pool has too much of: warm sandboxes that are old, beyond the settings, or in the way.
+"""What a pool has too little of (for who waits and for full shelves) and too much of (old, surplus,
+or in the way).
 """
 
 from __future__ import annotations

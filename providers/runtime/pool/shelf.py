@@ -1,6 +1,5 @@
-"""The sandboxes of one template that nobody is using, and how their making goes.
-
-All shelves of a pool: one for each template, and one for each template and owner of a kernel.
+"""A shelf: the idle sandboxes of one template (and owner of a kernel) and how their making goes;
+and all shelves of a pool.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 `unshare` makes a user namespace, and has `newuidmap` and `newgidmap` map into it whoever we are,
 as its root, and the range that was lent to us. Who starts there may become any user of it.
 
-Why the kernel lets an ordinary user make no user namespaces, and the remedy for it.
+The module also tells why the kernel lets an ordinary user make no user namespaces, and the remedy.
 """
 
 from __future__ import annotations

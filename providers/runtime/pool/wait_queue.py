@@ -1,6 +1,5 @@
-"""The line of callers who wait for a sandbox: bounded, and fair to owners, not to callers.
-
-How much of a pool one owner may hold, so that there is something left for the next.
+"""The bounded queue of callers who wait for a sandbox, fair to owners, and how much of a pool one
+owner may hold.
 
 An owner may hold four times what is free: alone 13 of 16, two of them 7 each, three of them 4. So
 nobody has to know who else there is, or to take anything back (dynamic thresholds, as switches

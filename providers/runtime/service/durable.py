@@ -1,6 +1,5 @@
-"""The kept sandboxes that outlive this process: remembered for the next, which finds them.
-
-Finding the kept sandboxes that a former process of this pool has left.
+"""Session sandboxes that outlive this process: remembered for the next one, which finds and adopts
+them.
 """
 
 from __future__ import annotations

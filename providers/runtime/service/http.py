@@ -1,6 +1,5 @@
-"""The service's HTTP: thin handlers over the keeper.
-
-Who may connect to the service: decided by the address alone, before anything is read.
+"""The service's HTTP: who may connect, by the address alone before anything is read, and thin
+handlers over the PoolManager.
 """
 
 from __future__ import annotations

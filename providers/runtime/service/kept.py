@@ -1,4 +1,4 @@
-"""The service's HTTP for kept sandboxes: thin handlers over `keeping`."""
+"""The service's HTTP for kept sandboxes: thin handlers over `sandbox_registry`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Pools of the service, each with what it was made for.
-
-The sandboxes of the service that callers have in their hands.
-"""
+"""A pool with the settings it was made for, and its sandboxes that callers hold."""
 
 from __future__ import annotations
 

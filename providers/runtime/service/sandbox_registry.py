@@ -1,6 +1,5 @@
-"""Sandboxes of the service's pools that stay: taken from them, named, ended when nobody renews.
-
-What kept sandboxes are made by when it is not what the service is set to.
+"""Session sandboxes of the service: made, also by settings of their own, named, and ended when
+nobody renews them.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ RETRY_AFTER_SECONDS = 2.0
 
 
 class SandboxRegistry:
-    """The kept sandboxes of a keeper. Each counts in the pool that it is of until it has ended."""
+    """The kept sandboxes of a PoolManager. Each counts in its pool until it has ended."""
 
     def __init__(self, keeper: PoolManager, memory: StateStore | None) -> None:
         self.sessions = Sessions(self._end)

@@ -21,7 +21,7 @@ from providers import draining
 from providers.checks import BEFORE_WORK
 from providers.errors import ProviderUnavailable
 from providers.runtime.service import unix_socket
-from providers.runtime.service.launchers import Docker, find_docker
+from providers.runtime.service.docker_check import Docker, find_docker
 from sandbox_site.private_files import tighten
 from sandbox_site.processes import ProcessGroup, die_with_parent
 

@@ -20,7 +20,7 @@ import pytest
 from django.core.management import call_command
 
 from providers.models import ProviderConfig
-from providers.runtime.service.launchers import Docker, find_docker
+from providers.runtime.service.docker_check import Docker, find_docker
 from providers.services import activate, save_config
 from sandbox_site.bootstrap import ensure_provider
 from tests.support.processes import (

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import sys
+from datetime import UTC, datetime
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 from providers.sandbox import KeptSandbox
 from providers.values import Job, SandboxSpec
-from tests.support.pool_service import provider_of, running_as
+from tests.support.pool_service import provider_of, running, running_as
 from tests.support.processes import ROOT
 
 LOCK = ROOT / "deploy" / "pool-requirements.txt"
@@ -82,3 +84,14 @@ def test_it_runs_code_and_keeps_sandboxes_with_its_own_packages_alone(tmp_path: 
             kept.run(Job("x = 1"))
             assert kept.run(Job("print(x)")).stdout == "1\n"
             kept.close()
+
+
+def test_its_log_has_the_time_zone_of_the_installation(tmp_path: Path) -> None:
+    extra = {"TIME_ZONE": "Asia/Tokyo", "LOG_FORMAT": "text", "LOG_LEVEL": "INFO"}
+    with running(tmp_path / "log", **extra) as pool:
+        pool.ragflow("def main(): pass")
+        line = next(each for each in pool.service.output.splitlines() if "pool opened" in each)
+    at = datetime.strptime(line.split()[0], "%H:%M:%S").replace(tzinfo=UTC)
+    ago = datetime.now(ZoneInfo("Asia/Tokyo")).replace(tzinfo=UTC) - at
+    # The line has no date.
+    assert ago.seconds < 600
