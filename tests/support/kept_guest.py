@@ -84,7 +84,12 @@ class KeptGuest:
         assert self.next()[0]["type"] == "ready"
 
     def keep(self, memory_bytes: int = 256 * 2**20, **fields: Any) -> Cell:
-        given = {"environment": {}, "commands": self._commands, "memory_bytes": memory_bytes}
+        given = {
+            "environment": {},
+            "commands": self._commands,
+            "memory_bytes": memory_bytes,
+            "start_seconds": PATIENCE - 10,
+        }
         return self.ask("keep", **{**given, **fields})
 
     def send(self, header: dict[str, Any], *parts: tuple[str, bytes]) -> None:
@@ -200,7 +205,8 @@ class Guests:
     def kept(self, language: str = "python", **limits: int) -> KeptGuest:
         guest = self.warm(language, **limits)
         memory = limits.get("memory_bytes", SandboxLimits().memory_bytes)
-        assert not guest.keep(memory).failed
+        kept = guest.keep(memory)
+        assert not kept.failed, kept.header
         return guest
 
     def first_processes(self) -> list[int]:

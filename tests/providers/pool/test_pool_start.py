@@ -81,7 +81,7 @@ def active() -> str:
 
 
 def test_no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("providers.runtime.service.launchers.ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr("providers.runtime.service.docker_check.ANSWER_SECONDS", 0.3)
     monkeypatch.setenv("DOCKER_HOST", NO_DOCKER)
     assert find_docker() is Docker.ABSENT
     silent = socket.socket(socket.AF_UNIX)
