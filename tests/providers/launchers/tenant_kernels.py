@@ -17,7 +17,7 @@ from providers.runtime.pool.sandbox import Sandbox
 from providers.values import Event, ExecutionResult, Job, SandboxLimits
 
 # Longer than anything here takes on a busy machine.
-PATIENCE = 60.0
+PATIENCE = 180.0
 MEMORY = 192 << 20
 
 
