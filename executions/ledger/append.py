@@ -62,6 +62,8 @@ from executions.ledger.trust import configured_keys, introduce, trusted_keys
 from executions.ledger.verification import verify_entry
 from providers.fields import DecryptionError
 
+logger = logging.getLogger(__name__)
+
 _MOST_KEPT = 2000
 
 
@@ -210,8 +212,6 @@ def append(
             transaction.on_commit(lambda: log_entry(entry, subject, content))
     return entry
 
-
-logger = logging.getLogger(__name__)
 
 # What lets somebody sign in.
 _ACCOUNTS = frozenset(("auth.user", "otp_totp.totpdevice", "sandbox_site.recoverycode"))

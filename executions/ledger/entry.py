@@ -36,6 +36,8 @@ from executions.kernel.text import without_surrogates
 from executions.ledger.models import LedgerEntry
 from providers.errors import ProviderUnavailable
 
+logger = logging.getLogger(__name__)
+
 # The integers that a double holds exactly, all of them (RFC 8785, appendix D).
 EXACT = 2**53
 
@@ -347,8 +349,6 @@ def _load(number: int, seed: str) -> SigningKey:
     public_key = base64.b64encode(public).decode()
     return SigningKey(public_key_id(public_key), public_key, private)
 
-
-logger = logging.getLogger(__name__)
 
 # Any number that no other lock of this database uses.
 _POSTGRES_LOCK = 0x1ED6E5

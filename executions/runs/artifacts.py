@@ -18,6 +18,8 @@ from executions.runs.models import Artifact, artifact_storage
 from providers.runtime.guest.names import MOST_CHARACTERS
 from providers.values import ArtifactFile
 
+logger = logging.getLogger(__name__)
+
 
 class BadLink(Exception):
     """A link that we did not make, or whose time is over."""
@@ -38,8 +40,6 @@ def read_token(salt: str, token: str, facts: int = 0) -> list[Any]:
         raise BadLink
     return [subject, *said]
 
-
-logger = logging.getLogger(__name__)
 
 _MIME_TYPE = re.compile(r"[\w.+-]+/[\w.+-]+", re.ASCII)
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f]")

@@ -34,6 +34,8 @@ from executions.runs.results import MOST_PIECES, MOST_VALUES, bundle_text, value
 from providers.threads import Loop, NoThreadLeft, reset_after_fork, start_thread
 from providers.values import Event, ExecutionResult, RunLimits
 
+logger = logging.getLogger(__name__)
+
 # How large an event of text gets by joining, as long as there are few that nobody was given.
 JOINED_BYTES = 64 * 1024
 # From so many on text is added to the last one of its stream, which the other may have come after.
@@ -322,8 +324,6 @@ def whole_characters(data: bytes) -> tuple[bytes, bytes]:
         break
     return data, b""
 
-
-logger = logging.getLogger(__name__)
 
 # How often what has come meanwhile is written.
 WRITE_SECONDS = 0.1

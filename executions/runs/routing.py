@@ -45,6 +45,8 @@ from providers.services.probing import doubt
 from providers.services.route_order import planned, reachable, route_minimum
 from providers.values import Packages
 
+logger = logging.getLogger(__name__)
+
 
 def choices_for(tenant_slug: str, language: str) -> list[str]:
     """The providers that can be chosen for this tenant's code.
@@ -196,8 +198,6 @@ def seconds_at(lease: Lease, request: ExecutionRequest) -> float:
         refuse("timeout", f"{lease.provider_id} runs code for {longest:g} s at most.")
     return request.timeout
 
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 

@@ -29,6 +29,8 @@ from providers.errors import (
 from providers.sandbox import KeptSandbox, Process
 from providers.values import Event, ExecutionResult
 
+logger = logging.getLogger(__name__)
+
 
 class Output:
     """Both streams as they came, as far as they are kept."""
@@ -56,8 +58,6 @@ class Output:
             "output_order": self.log.order(),
         }
 
-
-logger = logging.getLogger(__name__)
 
 # What is left of the output of a process that has ended is there at once.
 FOLLOW_SECONDS = 10.0

@@ -28,6 +28,8 @@ from executions.tenants.models import RequestWindow, Tenant
 from providers.errors import RateLimited
 from providers.services.settings_cache import CachedQuery
 
+logger = logging.getLogger(__name__)
+
 MIB = 1024 * 1024
 
 
@@ -165,8 +167,6 @@ def tomorrow() -> datetime:
 def seconds_of_today() -> float:
     return (tomorrow() - timezone.now()).total_seconds()
 
-
-logger = logging.getLogger(__name__)
 
 WINDOW_SECONDS = 60
 # What a request counts as that the ledger enters although nothing is run for it. It costs its

@@ -51,6 +51,8 @@ from executions.tenants.quotas import Quota, limit_of, tenant_lock
 from providers.errors import InvalidConfiguration, RateLimited, SandboxError
 from providers.fields import DecryptionError
 
+logger = logging.getLogger(__name__)
+
 SCHEDULED = Body(
     ExecutionRequest,
     "ScheduledExecution",
@@ -259,8 +261,6 @@ def _set(schedule: Schedule, paused_because: str) -> None:
 def _no_such() -> NoSuchSchedule:
     return NoSuchSchedule("Schedule not found.")
 
-
-logger = logging.getLogger(__name__)
 
 # Of one look, and its seconds. What is left is due in the next, in a minute.
 AT_ONCE = 500

@@ -20,6 +20,8 @@ from executions.sessions.models import Blob
 from executions.sessions.storage import blobs, browse
 from providers.errors import ProviderUnavailable
 
+logger = logging.getLogger(__name__)
+
 
 def download(
     pieces: Iterator[bytes], path: str, mime_type: str = "application/octet-stream"
@@ -53,9 +55,6 @@ def ranged_download(
         response.status_code = 206
         response["Content-Range"] = f"bytes {start}-{start + length - 1}/{size}"
     return response
-
-
-logger = logging.getLogger(__name__)
 
 
 def download_response(artifact: Artifact) -> FileResponse:

@@ -39,6 +39,8 @@ from providers.errors import KeptSandboxLost, ProviderUnavailable, SandboxError
 from providers.sandbox import Changes, FileEntry, KeptSandbox
 from providers.waiting import submit
 
+logger = logging.getLogger(__name__)
+
 _MOST_SIZE = 2**60
 _MOST_MARK = 200
 # Before the mark of a look that could not see all: what had gone of that is told by none after it.
@@ -178,8 +180,6 @@ def pieces_of(provider_id: str, begin: Callable[[], Iterator[bytes]]) -> Iterato
             raise ProviderUnavailable("The provider did not return bytes.")
         yield piece
 
-
-logger = logging.getLogger(__name__)
 
 # Of looks that others overtook, and of those after which something was not to be had.
 _LOOKS = 6

@@ -26,6 +26,8 @@ from providers.runtime.launchers.docker_engine import Engine, Listed, Started
 from providers.runtime.launchers.docker_settings import differences, shape_of, weaknesses
 from providers.runtime.pool.state_store import StateStore
 
+logger = logging.getLogger(__name__)
+
 POOL_LABEL = "cofferdam.pool"
 OWNER_LABEL = "cofferdam.maker"
 # Which pool of this name it is: those of another data directory are others.
@@ -132,8 +134,6 @@ def _machine() -> str:
 def _machine_digest() -> str:
     return hashlib.sha256(_machine().encode()).hexdigest()[:12]
 
-
-logger = logging.getLogger(__name__)
 
 REAP_SECONDS = 15.0
 
