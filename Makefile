@@ -37,9 +37,9 @@ test: venv-dev bubblewrap lint ## Lint, and run the tests that a change must pas
 	{ $(PYTEST); first=$$?; wait $$servers; servers=$$?; \
 	cat "$$log"; [ $$first = 0 ] && [ $$servers = 0 ]; }
 
-test-all: venv-dev bubblewrap lint ## Run every test, on both databases and both brokers, the long forms too
+test-all: venv-dev bubblewrap lint ## Run every test, the long forms too, and those with a database on PostgreSQL and Redis again
 	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
-	@$(PY) -m tests.chaos.soak --only tests $(ARGS)
+	@.ci/with-servers $(PY) -m pytest -m "(db or database) and not one_database" $(ARGS)
 
 test-servers: venv-dev bubblewrap ## Run the tests of database, queue and ledger on PostgreSQL and Redis
 	@$(ON_SERVERS)
