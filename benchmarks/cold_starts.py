@@ -26,7 +26,7 @@ LEVELS = (
 
 async def measure(kind: str, level: str, calls: int, preload: list[str]) -> str:
     """One line of the table. Raises SandboxError where there is no such thing here."""
-    from providers.runtime.pool.launcher import Starter, TenantLauncher
+    from providers.runtime.pool.launcher import Starter
     from providers.runtime.pool.requests import make_template
     from providers.runtime.pool.sandbox import Sandbox
     from providers.runtime.service.launchers import LauncherChoice
@@ -44,7 +44,7 @@ async def measure(kind: str, level: str, calls: int, preload: list[str]) -> str:
             first, answered, ended = 0.0, [], []
             for number in range(calls + 1):
                 starter: Starter = launcher
-                if level == "tenant-kernel" and isinstance(launcher, TenantLauncher):
+                if level == "tenant-kernel":
                     starter = launcher.for_owner("bench")
                 began = time.perf_counter()
                 sandbox = await Sandbox.start(starter, template)

@@ -17,17 +17,13 @@ from providers.errors import (
     InvalidConfiguration,
     NotInitialized,
     ProviderUnavailable,
-    RateLimited,
-    SandboxError,
     before_the_code,
 )
 from providers.isolation import FIELD, NONE, meets, of_runtime
 from providers.languages import normalize_language, offered_names
 from providers.local.packages import look
 from providers.local.sessions import LocalSessions
-from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
-from providers.runtime.launchers.gvisor import GvisorLauncher, find_runsc
-from providers.runtime.launchers.unisolated import UnisolatedLauncher
+from providers.runtime.launchers.gvisor import find_runsc
 from providers.runtime.pool.background import BackgroundLoop
 from providers.runtime.pool.cgroup import machine_memory
 from providers.runtime.pool.launcher import Launcher
@@ -39,13 +35,14 @@ from providers.runtime.pool.settings import (
     ISOLATION,
     POOL,
     SANDBOX,
-    Isolation,
     default_capacity,
     default_memory,
     module_names,
 )
-from providers.runtime.pool.sharing_level import ChosenLevel, choose_level
+from providers.runtime.pool.sharing_level import ChosenLevel
 from providers.runtime.pool.template import Template
+from providers.runtime.service.launchers import LauncherChoice
+from providers.runtime.service.settings import ServiceSettings
 from providers.sandbox import KeptSandbox, Sandbox
 from providers.schema import ConfigField
 from providers.values import (
@@ -195,12 +192,11 @@ class LocalProvider(SandboxProvider):
         modules = module_names(config["preload"])
         loop = BackgroundLoop("local-pool")
         try:
-            launcher = loop.call(_choose_launcher(config["launcher"], config["gvisor_platform"]))
+            launcher, chosen = loop.call(_choose_launcher(config))
             templates = {
                 name: make_template(name, name, launcher, limits, modules)
                 for name in launcher.languages()
             }
-            chosen = loop.call(_level_of(launcher, config["isolation"]))
             pool_settings = replace(pool_settings, isolation=chosen.level)
             pool = loop.call(_open_pool(launcher, templates, pool_settings))
         except BaseException:
@@ -348,77 +344,37 @@ class LocalSandbox(Sandbox):
         return carried_out(self.close)
 
 
-# The launchers that have worked in this process. One of them is not left for a weaker one because
-# of one start that failed, which whoever keeps the machine busy could bring about.
-_proven: set[str] = set()
-
-
-# Why a launcher was not usable when it was last tried: every health check tries them all.
-_complaints: dict[str, str] = {}
-
-
-def _tell(runtime: str, complaint: str) -> None:
-    """Log whether a launcher is usable where that is news."""
-    if complaint == _complaints.get(runtime, ""):
-        return
-    _complaints[runtime] = complaint
-    if complaint:
-        logger.info("runtime unavailable", extra={"runtime": runtime, "reason": complaint})
-    else:
-        logger.info("runtime available again", extra={"runtime": runtime})
-
-
-async def _choose_launcher(wanted: str, platform: str) -> Launcher:
-    """The first launcher that starts a sandbox here. Raises ProviderUnavailable with the remedy."""
-    candidates: list[Launcher] = []
-    python = settings.SANDBOX_LOCAL_PYTHON
-    if wanted in ("auto", "gvisor"):
-        candidates.append(GvisorLauncher(settings.DATA_DIR, platform, python))
-    if wanted in ("auto", "bubblewrap"):
-        candidates.append(BubblewrapLauncher(settings.DATA_DIR, python))
-    failure = ProviderUnavailable("The local provider has no isolation tool.")
-    for launcher in candidates:
-        is_there = False
-        try:
-            await launcher.prepare()
-            is_there = True
-            await (await WarmSandbox.start(launcher, Template("python", "python"))).destroy()
-            _proven.add(launcher.runtime)
-            _tell(launcher.runtime, "")
-            return launcher
-        except RateLimited:
-            # The machine has too little left at the moment, whichever launcher is asked.
-            launcher.close()
+async def _choose_launcher(config: Mapping[str, Any]) -> tuple[Launcher, ChosenLevel]:
+    """Return the first launcher that starts a sandbox here, and its level. Raises
+    ProviderUnavailable with the remedy."""
+    wanted = config["launcher"]
+    best_first: tuple[str, ...] = ("gvisor", "bubblewrap") if wanted == "auto" else (wanted,)
+    may_be_none = meets(NONE, settings.MINIMUM_ISOLATION)
+    if settings.SANDBOX_LOCAL_UNISOLATED and may_be_none:
+        best_first += ("none",)
+    choice = LauncherChoice(
+        "auto",
+        settings.DATA_DIR,
+        "local",
+        config["gvisor_platform"],
+        # What isolates less is refused at the run, with the name of the setting.
+        NONE,
+        settings.SANDBOX_LOCAL_PYTHON,
+        best_first=best_first,
+    )
+    try:
+        kind, launcher, chosen = await choice.open(ServiceSettings(isolation=config["isolation"]))
+    except ProviderUnavailable as failure:
+        if not settings.SANDBOX_LOCAL_UNISOLATED or may_be_none:
             raise
-        except SandboxError as error:
-            launcher.close()
-            failure = ProviderUnavailable(error.message)
-            _tell(launcher.runtime, error.message)
-            if is_there and launcher.runtime in _proven:
-                raise failure from error
-        except BaseException:
-            launcher.close()
-            raise
-    if settings.SANDBOX_LOCAL_UNISOLATED and not meets(NONE, settings.MINIMUM_ISOLATION):
         raise ProviderUnavailable(
             f"{failure.message} SANDBOX_LOCAL_UNISOLATED takes effect only with "
             f"MINIMUM_ISOLATION=none; it is {settings.MINIMUM_ISOLATION}.",
             field=FIELD,
-        )
-    if settings.SANDBOX_LOCAL_UNISOLATED:
+        ) from failure
+    if kind == "none":
         logger.warning("SANDBOX_LOCAL_UNISOLATED is set: code runs without any isolation")
-        unisolated = UnisolatedLauncher(settings.DATA_DIR, python)
-        await unisolated.prepare()
-        return unisolated
-    raise failure
-
-
-async def _level_of(launcher: Launcher, wanted: Isolation) -> ChosenLevel:
-    try:
-        return await choose_level(launcher, wanted)
-    except BaseException:
-        launcher.close()
-        raise
+    return launcher, chosen
 
 
 async def _close_pool(pool: Pool, launcher: Launcher) -> None:

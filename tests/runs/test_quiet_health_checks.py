@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from providers.local import provider as local
 from providers.models import ProviderHealth
+from providers.runtime.service import launchers
 from providers.services import save_config
 from providers.services.health import check_all
 from tests.conftest import require
@@ -21,9 +21,9 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A PATH with bubblewrap and no gVisor."""
     (tmp_path / "bwrap").symlink_to(require("bwrap"))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(local, "_complaints", {})
+    monkeypatch.setattr(launchers, "_complaints", {})
     # In this process gVisor may have worked before, and would not be left for a weaker one.
-    monkeypatch.setattr(local, "_proven", set())
+    monkeypatch.setattr(launchers, "_proven", set())
     return tmp_path
 
 

@@ -7,7 +7,7 @@ import textwrap
 from dataclasses import dataclass, field
 
 from providers.errors import CreationFailed
-from providers.runtime.pool.launcher import Guest, ProcessGuest
+from providers.runtime.pool.launcher import Guest, Launcher, ProcessGuest
 from providers.runtime.pool.template import Template
 
 PRELUDE = """
@@ -53,7 +53,7 @@ time.sleep(1000)
 
 
 @dataclass
-class Impostor:
+class Impostor(Launcher):
     """Each guest runs `script` after the prelude. `failing` starts fail; `broken` ones raise."""
 
     script: str = OBEDIENT
@@ -76,9 +76,6 @@ class Impostor:
 
     def node_runner(self) -> list[str]:
         return [""]
-
-    def hurry(self, *, is_wanted: bool) -> None:
-        """There is nothing to weigh."""
 
     def close(self) -> None:
         """Nothing is held."""

@@ -14,6 +14,7 @@ import pytest
 from providers.runtime.guest import wire
 from providers.runtime.pool.cgroup import ResourceUsage
 from providers.runtime.pool.channel import GuestChannel
+from providers.runtime.pool.launcher import Guest, Launcher
 from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.template import Template
 from providers.values import Job, RunLimits
@@ -34,7 +35,7 @@ def answer(number: int = 1, parts: list[tuple[str, bytes]] | None = None, **head
     return wire.pack(given, parts or [])
 
 
-class PuppetGuest:
+class PuppetGuest(Guest):
     """A guest that says what a test tells it to say."""
 
     sharing = "execution"
@@ -74,7 +75,7 @@ class PuppetGuest:
         self.inside.sendall(data)
 
 
-class PuppetLauncher:
+class PuppetLauncher(Launcher):
     runtime = "puppet"
     rest_seconds = 0.0
     enforced_by: dict[str, str] = {}
@@ -94,9 +95,6 @@ class PuppetLauncher:
 
     def node_runner(self) -> list[str]:
         return [""]
-
-    def hurry(self, *, is_wanted: bool) -> None:
-        """There is nothing to weigh."""
 
     def close(self) -> None:
         """Nothing is held."""

@@ -280,9 +280,7 @@ def find_bubblewrap() -> str:
     """Path of a usable bwrap. Raises ProviderUnavailable with the remedy."""
     path = shutil.which("bwrap")
     if path is None:
-        raise ProviderUnavailable(
-            f"The local provider needs bubblewrap, which is not installed. {REMEDY}"
-        )
+        raise ProviderUnavailable(f"bubblewrap is not installed. {REMEDY}")
     output = subprocess.run([path, "--version"], capture_output=True, text=True).stdout
     version = tuple(int(number) for number in re.findall(r"\d+", output)[:2])
     if version < OLDEST:

@@ -37,7 +37,7 @@ from providers.runtime.launchers.docker_settings import (
 from providers.runtime.launchers.tenant_kernel import TenantKernels
 from providers.runtime.pool.guest_files import interpreter_options
 from providers.runtime.pool.hardening import GVISOR, RUNC, Hardening
-from providers.runtime.pool.launcher import Guest, Starter
+from providers.runtime.pool.launcher import Guest, Launcher, Starter
 from providers.runtime.pool.seccomp import build_filter
 from providers.runtime.pool.template import WORKSPACE, Template
 from providers.values import SandboxLimits
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-class DockerLauncher:
+class DockerLauncher(Launcher):
     """Starts each sandbox as a container of its own. The guest's code travels over its stdin.
 
     Every call to the engine happens in a thread when a container is started or destroyed; a run
@@ -99,9 +99,6 @@ class DockerLauncher:
 
     def node_runner(self) -> list[str]:
         return node_runner()
-
-    def hurry(self, *, is_wanted: bool) -> None:
-        """The engine's processes are not ours to weigh."""
 
     def for_owner(self, owner: str) -> Starter:
         if self._kernels is None:

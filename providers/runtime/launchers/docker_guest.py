@@ -11,7 +11,7 @@ from providers.runtime.launchers.docker_engine import After, Demultiplexer, End,
 from providers.runtime.pool.cgroup import ResourceUsage
 from providers.runtime.pool.channel import GuestChannel
 from providers.runtime.pool.engine_cgroup import MemoryWatch, find_cgroup, find_process_limit
-from providers.runtime.pool.launcher import ALONE
+from providers.runtime.pool.launcher import Guest
 
 # How often, and how many times, it is looked for after the end what it was of.
 LOOK_SECONDS, LAST_LOOKS = 0.02, 15
@@ -20,15 +20,13 @@ LOOK_SECONDS, LAST_LOOKS = 0.02, 15
 WATCH_SECONDS = 0.02
 
 
-class DockerGuest:
+class DockerGuest(Guest):
     """A container with a guest in it. `facts` belong into the metadata of every result.
 
     `destroy` removes the container; `end_of` asks for the engine's record of its end. `stay` has
     it outlive this process. `echo` is what a guest that another process has left says when it has
     heard us.
     """
-
-    sharing = ALONE
 
     def __init__(
         self,

@@ -8,10 +8,9 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from providers.errors import CreationFailed, ProviderUnavailable
@@ -211,7 +210,6 @@ class GvisorGuest(ProcessGuest):
 
     # Its group can be made larger at any time.
     most_bytes: int | None = None
-    facts: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self, command: list[str], cgroup: Cgroup | None, state: Path, tool: Sequence[str]

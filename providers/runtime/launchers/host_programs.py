@@ -18,9 +18,10 @@ from providers.runtime.pool.guest_files import (
     hidden_folders,
     install_guest,
 )
+from providers.runtime.pool.launcher import Launcher
 
 
-class HostProgramsLauncher:
+class HostProgramsLauncher(Launcher):
     """Knows the programs, the guest's files and the group that sandboxes are in."""
 
     def __init__(self, runtime: str, data_dir: Path, python: str, rest_seconds: float) -> None:

@@ -311,7 +311,7 @@ class _Kernel:
         self._at_end()
 
 
-class TenantGuest:
+class TenantGuest(Guest):
     """One run in a tenant's kernel."""
 
     sharing = "tenant-kernel"

@@ -19,11 +19,17 @@ from providers.runtime.pool.guest_files import (
     interpreter_options,
     search_path,
 )
-from providers.runtime.pool.launcher import Guest, ProcessGuest, killed_first, start_failure
+from providers.runtime.pool.launcher import (
+    Guest,
+    Launcher,
+    ProcessGuest,
+    killed_first,
+    start_failure,
+)
 from providers.runtime.pool.template import Template
 
 
-class UnisolatedLauncher:
+class UnisolatedLauncher(Launcher):
     """Runs the guest as an ordinary process of ours. Time, memory and output stay bounded."""
 
     def __init__(self, data_dir: Path, python: str = "") -> None:
@@ -58,9 +64,6 @@ class UnisolatedLauncher:
 
     def node_runner(self) -> list[str]:
         return [str(self.guest_dir / PACKAGE / "node_runner.js")]
-
-    def hurry(self, *, is_wanted: bool) -> None:
-        """It has no group that could be weighed."""
 
     def close(self) -> None:
         """Nothing is held between sandboxes."""

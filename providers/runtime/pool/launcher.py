@@ -10,9 +10,10 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import Any, Protocol
 
-from providers.errors import CreationFailed, RateLimited, SandboxError
+from providers.errors import CreationFailed, ProviderUnavailable, RateLimited, SandboxError
 from providers.runtime.guest import wire
 from providers.runtime.pool.cgroup import Cgroup, ResourceUsage
 from providers.runtime.pool.channel import GuestChannel
@@ -27,15 +28,22 @@ OOM_SCORE_ADJ = int(Hardening.of(RUNC).settings["oom_score_adj"])
 
 # What most guests share: nothing, with nobody.
 ALONE = "execution"
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Guest(Protocol):
     """A started sandbox: its channel to the guest supervisor and the hold on its processes.
 
-    `sharing` is whom its owner's other runs find here, by a name of `providers.isolation.SHARINGS`.
+    `sharing` is whom its owner's other runs find here, by a name of `providers.isolation.SHARINGS`;
+    `facts` belong into the metadata of every result. One that can outlive the process that started
+    it is found again by the name `container` and by `found`, as JSON can hold it; nothing of it is
+    secret. For the others `container` is "".
     """
 
-    sharing: str
+    sharing: str = ALONE
+    facts: Mapping[str, Any] = NOTHING
+    container: str = ""
+    found: Mapping[str, Any] = NOTHING
 
     async def open(self) -> GuestChannel:
         """Take over the channel, once."""
@@ -65,6 +73,14 @@ class Guest(Protocol):
     async def destroy(self) -> None:
         """End everything in it and wait until it is gone. May be called more than once."""
 
+    async def stay(self) -> None:
+        """Outlive this process, from now on. Raises SandboxError."""
+        raise ProviderUnavailable("This sandbox ends with the process that started it.")
+
+    def leave(self) -> None:
+        """Let go of it, and of nothing that is in it. Raises TypeError where it ends with us."""
+        raise TypeError("it ends with this process")
+
 
 class Starter(Protocol):
     """Starts sandboxes of one kind. Used from one event loop only.
@@ -86,10 +102,19 @@ class Launcher(Starter, Protocol):
     Starting and ending take the processors from the run that makes them necessary. Where what is
     started yields to runs by the kernel's own scheduling, `rest_seconds` is 0. Elsewhere, as with
     an engine whose processes are not ours, the pool lets the run go first for so long, unless
-    somebody waits. It and `enforced_by` are known once it is prepared.
+    somebody waits. It and `enforced_by` are known once it is prepared. `counts` are its own figures
+    beside those of the pool.
+
+    What only some can has a default here that says so: kernels for owners, sandboxes that are found
+    again.
     """
 
     rest_seconds: float
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """Its own figures, by name."""
+        return {}
 
     async def prepare(self) -> None:
         """Check once that sandboxes can be started. Raises SandboxError with the remedy."""
@@ -107,38 +132,24 @@ class Launcher(Starter, Protocol):
         """The arguments by which Node.js in a sandbox finds our runner."""
 
     def hurry(self, *, is_wanted: bool) -> None:
-        """Whether somebody waits for what is being started: then it does not yield."""
+        """Whether somebody waits for what is being started: then it does not yield.
+
+        Nothing is done where there is nothing to weigh.
+        """
+        return
 
     def close(self) -> None:
         """Release what `prepare` took. Every sandbox is gone."""
 
-
-@runtime_checkable
-class TenantLauncher(Launcher, Protocol):
-    """A launcher that can give an owner a kernel that no other owner's runs are in."""
-
     def for_owner(self, owner: str) -> Starter:
-        """What starts sandboxes in this owner's kernel. Raises SandboxError where there is none."""
-
-
-@runtime_checkable
-class LastingGuest(Guest, Protocol):
-    """A sandbox that can outlive the process that started it. `found` is what it is found again
-    by, with the name `container`, as JSON can hold it; nothing of it is secret."""
-
-    container: str
-    found: Mapping[str, Any]
-
-    async def stay(self) -> None:
-        """Outlive this process, from now on. Raises SandboxError."""
-
-    def leave(self) -> None:
-        """Let go of it, and of nothing that is in it."""
-
-
-@runtime_checkable
-class LastingLauncher(Launcher, Protocol):
-    """Starts sandboxes that can be found again."""
+        """What starts sandboxes in a kernel that no other owner's runs are in. Raises SandboxError
+        where there is none."""
+        raise ProviderUnavailable(
+            "isolation: tenant-kernel is not available with this launcher. Start the pool with "
+            "POOL_LAUNCHER=gvisor, which needs runsc, or docker with an engine that has runsc, or "
+            "choose another isolation.",
+            field="isolation",
+        )
 
     async def adopt(
         self, container: str, runtime: str, found: Mapping[str, Any], echo: bytes
@@ -148,18 +159,18 @@ class LastingLauncher(Launcher, Protocol):
         Nothing of what it says is heard before `echo`. Raises CreationFailed for one that is gone
         or is not what it was, and ProviderUnavailable where that cannot be known now.
         """
+        raise ProviderUnavailable(f"It is none of {self.runtime}'s.")
 
     async def end(self, container: str) -> None:
         """End one that is not taken over."""
+        raise ProviderUnavailable(f"It is none of {self.runtime}'s.")
 
 
-class PidfdGuest:
+class PidfdGuest(Guest):
     """A sandbox whose first process we hold by a pidfd. Its end is the end of all in it.
 
     `at_end` is called once nothing of it is left.
     """
-
-    sharing = ALONE
 
     def __init__(
         self,
@@ -308,8 +319,8 @@ def hurried_when_late(guest: Guest) -> Iterator[None]:
 
 def about(launcher: Launcher) -> dict[str, Any]:
     """What a pool's figures say of its launcher."""
-    counts: dict[str, int] = getattr(launcher, "counts", {})
-    return {"runtime": launcher.runtime, "enforced_by": dict(launcher.enforced_by), **counts}
+    figures = {"runtime": launcher.runtime, "enforced_by": dict(launcher.enforced_by)}
+    return {**figures, **launcher.counts}
 
 
 def start_process(

@@ -9,7 +9,7 @@ from providers.errors import CreationFailed
 from providers.runtime.guest import wire
 from providers.runtime.pool.conversation import Conversation, ConversationEnded, Refused
 from providers.runtime.pool.kept import Kept
-from providers.runtime.pool.launcher import Guest, LastingLauncher
+from providers.runtime.pool.launcher import Guest, Launcher
 from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.state_store import GRACE_SECONDS, SandboxRecord
 from providers.runtime.pool.template import Template
@@ -35,9 +35,7 @@ def guest_seconds(left: float) -> float:
     return max(0.0, left) + GRACE_SECONDS
 
 
-async def find_again(
-    launcher: LastingLauncher, remembered: SandboxRecord, template: Template
-) -> Kept:
+async def find_again(launcher: Launcher, remembered: SandboxRecord, template: Template) -> Kept:
     """The sandbox as it was, without what was under way in it.
 
     Raises CreationFailed for one that has ended, is not what it was, or does not answer, and
@@ -60,8 +58,6 @@ async def find_again(
     return Kept(sandbox, conversation)
 
 
-async def _opened(
-    launcher: LastingLauncher, guest: Guest, template: Template, runtime: str
-) -> Sandbox:
+async def _opened(launcher: Launcher, guest: Guest, template: Template, runtime: str) -> Sandbox:
     channel = await guest.open()
     return Sandbox(template, guest, channel, runtime, launcher.enforced_by)

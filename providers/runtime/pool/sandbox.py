@@ -24,7 +24,6 @@ from providers.runtime.pool.channel import ChannelClosed, Frame, GuestChannel
 from providers.runtime.pool.claims import readable
 from providers.runtime.pool.launcher import (
     Guest,
-    LastingGuest,
     Starter,
     exhausted,
     hurried_when_late,
@@ -202,10 +201,8 @@ class Sandbox:
 
     def leave(self) -> None:
         """Let go of one that outlives this process. Raises TypeError for one that does not."""
-        if not isinstance(self._guest, LastingGuest):
-            raise TypeError("it ends with this process")
-        self._channel.close()
         self._guest.leave()
+        self._channel.close()
 
     async def destroy(self) -> None:
         """End it and everything in it."""
@@ -327,7 +324,7 @@ class Sandbox:
             "interpreter": self.template.interpreter,
             "enforced_by": dict(self.enforced_by),
             "limits": {"memory_bytes": limits.memory_bytes, "processes": limits.processes},
-            **getattr(self._guest, "facts", {}),
+            **self._guest.facts,
         }
 
     def silent_end(

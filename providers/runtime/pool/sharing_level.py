@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from providers.errors import ProviderUnavailable, SandboxError
-from providers.runtime.pool.launcher import Launcher, Starter, TenantLauncher
+from providers.errors import SandboxError
+from providers.runtime.pool.launcher import Launcher, Starter
 from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.settings import Isolation, Level
 from providers.runtime.pool.template import Template
@@ -46,13 +46,6 @@ async def choose_level(launcher: Launcher, wanted: Isolation) -> ChosenLevel:
 async def _require_tenant_kernels(launcher: Launcher) -> None:
     """Have one make a run. Raises SandboxError where that cannot be, or its kernel is not gVisor's:
     what it takes to make runs in a container is too much for one on this machine's kernel."""
-    if not isinstance(launcher, TenantLauncher):
-        raise ProviderUnavailable(
-            "isolation: tenant-kernel is not available with this launcher. Start the pool with "
-            "POOL_LAUNCHER=gvisor, which needs runsc, or docker with an engine that has runsc, or "
-            "choose another isolation.",
-            field="isolation",
-        )
     await try_out(launcher.for_owner(_NOBODY))
 
 

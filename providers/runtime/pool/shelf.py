@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from providers.errors import CreationFailed, InvalidConfiguration, RateLimited, SandboxError
-from providers.runtime.pool.launcher import Launcher, Starter, TenantLauncher
+from providers.runtime.pool.launcher import Launcher, Starter
 from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.settings import PoolSettings
 from providers.runtime.pool.template import Template
@@ -235,8 +235,6 @@ class Shelves(dict[str, Shelf]):
         # No template's name has a colon.
         name = f"{template}:{owner}"
         if name not in self:
-            if not isinstance(self._launcher, TenantLauncher):
-                raise CreationFailed(f"{self._launcher.runtime} has no kernel for each tenant.")
             starter = self._launcher.for_owner(owner)
             shelf = Shelf(name, self._templates[template], starter, owner=owner)
             shelf.has_code = any(each.has_code for each in self._of(owner))

@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
+from providers.errors import CreationFailed, SandboxError
 from providers.isolation import meets, of_runtime
 from providers.runtime.guest.protocol import VERSION
 from providers.runtime.pool.kept import Kept
-from providers.runtime.pool.launcher import LastingGuest, LastingLauncher
 from providers.runtime.pool.reattach import find_again, guest_seconds
 from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.sessions import Session
@@ -52,12 +51,12 @@ class DurableSandboxes:
     def may(self, sandbox: Sandbox) -> bool:
         """Whether a sandbox can outlive this process, and another one would find it."""
         ours = self._memory is not None and self._memory.is_ours
-        return ours and isinstance(sandbox.guest, LastingGuest)
+        return ours and sandbox.guest.container != ""
 
     async def begin(self, session: Session, marker: str) -> None:
         """Remember one whose guest has been told its marker."""
         guest, template = session.kept.sandbox.guest, session.kept.sandbox.template
-        if self._memory is None or not isinstance(guest, LastingGuest):
+        if self._memory is None or not guest.container:
             return
         left = session.expires_at - time.monotonic()
         remembered = SandboxRecord(
@@ -223,8 +222,6 @@ async def _adopt(
         try:
             async with slots:
                 line = await keeper.current()
-                if not isinstance(line.launcher, LastingLauncher):
-                    raise ProviderUnavailable(f"It is not one of {line.kind}'s.")
                 kept = await find_again(line.launcher, remembered, template)
             found(line, kept, remembered)
             return
@@ -242,7 +239,6 @@ async def _end(keeper: PoolManager, remembered: SandboxRecord) -> None:
     """At once where that is possible, else the launcher's search for orphans does it."""
     try:
         line = await keeper.current()
-        if isinstance(line.launcher, LastingLauncher):
-            await line.launcher.end(remembered.container)
+        await line.launcher.end(remembered.container)
     except SandboxError as error:
         logger.info("the container is left for the search for orphans: %s", error.message)

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
-from providers.errors import ProviderUnavailable, SandboxError
+from providers.errors import ProviderUnavailable, RateLimited, SandboxError
 from providers.isolation import NAMESPACES, IsolationUnmet, meets, of_runtime
 from providers.launcher_names import KINDS
 from providers.runtime.pool.launcher import Launcher
@@ -18,9 +18,16 @@ from providers.runtime.service.settings import ServiceSettings
 logger = logging.getLogger(__name__)
 
 
+# The launchers that have worked in this process. One of them is not left for a weaker one because
+# of one start that failed, which whoever keeps the machine busy could bring about.
+_proven: set[str] = set()
+# Why a launcher was not usable when it was last tried: every health check tries them all.
+_complaints: dict[str, str] = {}
+
+
 @dataclass(frozen=True)
 class LauncherChoice:
-    """`kind` is one of KINDS. `auto` takes the first that works here.
+    """`kind` is one of KINDS. `auto` takes the first of `best_first` that starts a sandbox here.
 
     `pool_id` tells the containers of this pool from those of others on the same engine. What
     isolates less than `minimum_isolation` is never used, whoever asks. With a `memory` what is kept
@@ -34,6 +41,7 @@ class LauncherChoice:
     minimum_isolation: str = NAMESPACES
     python: str = ""
     memory: StateStore | None = None
+    best_first: tuple[str, ...] = KINDS[1:]
 
     def key(self, settings: ServiceSettings) -> Hashable:
         """Settings with the same key can share a launcher."""
@@ -44,41 +52,56 @@ class LauncherChoice:
     async def open(self, settings: ServiceSettings) -> tuple[str, Launcher, ChosenLevel]:
         """A launcher that is ready, its kind, and the level to have with it.
 
-        Raises ProviderUnavailable with the remedy.
+        Raises ProviderUnavailable with the remedy, and RateLimited where the machine has too little
+        left now, whichever launcher is asked.
         """
-        failures = []
-        kinds = KINDS[1:] if self.kind == "auto" else (self.kind,)
-        for kind in kinds:
+        is_auto = self.kind == "auto"
+        failures: list[SandboxError] = []
+        for kind in self.best_first if is_auto else (self.kind,):
             launcher = self._make(kind, settings)
+            is_ready = False
             try:
-                await launcher.prepare()
-                if not meets(of_runtime(launcher.runtime), self.minimum_isolation):
-                    raise IsolationUnmet(
-                        f"{kind} would run under {launcher.runtime}, and MINIMUM_ISOLATION is "
-                        f"{self.minimum_isolation}."
-                    )
-                if settings.require_gvisor and launcher.runtime != "gvisor":
-                    raise ProviderUnavailable(
-                        f"require_gvisor is set, but {kind} would run under {launcher.runtime}. "
-                        "Install gVisor (runsc), or clear require_gvisor."
-                    )
-                chosen = await choose_level(launcher, settings.isolation)
-                if self.kind == "auto" and kind != "docker":
+                chosen = await self._prepare(kind, launcher, settings)
+                is_ready = True
+                if is_auto and kind not in ("docker", "none"):
                     await try_out(launcher)
+            except RateLimited:
+                launcher.close()
+                raise
             except SandboxError as error:
                 launcher.close()
-                failures.append(error.message)
+                _log_change(kind, error.message)
+                failures.append(error)
+                if is_ready and kind in _proven:
+                    break
                 continue
             except BaseException:
                 # A full disk, or a caller who has left: nobody else knows of it.
                 launcher.close()
                 raise
-            if failures:
-                logger.info(
-                    "using launcher %s; better ones are unavailable: %s", kind, " ".join(failures)
-                )
+            _proven.add(kind)
+            _log_change(kind, "")
             return kind, launcher, chosen
-        raise ProviderUnavailable(" ".join(failures))
+        if len(failures) == 1 and isinstance(failures[0], ProviderUnavailable):
+            raise failures[0]
+        raise ProviderUnavailable(" ".join(error.message for error in failures))
+
+    async def _prepare(
+        self, kind: str, launcher: Launcher, settings: ServiceSettings
+    ) -> ChosenLevel:
+        """Have it ready; return the level to have with it. Raises SandboxError."""
+        await launcher.prepare()
+        if not meets(of_runtime(launcher.runtime), self.minimum_isolation):
+            raise IsolationUnmet(
+                f"{kind} would run under {launcher.runtime}, and MINIMUM_ISOLATION is "
+                f"{self.minimum_isolation}."
+            )
+        if settings.require_gvisor and launcher.runtime != "gvisor":
+            raise ProviderUnavailable(
+                f"require_gvisor is set, but {kind} would run under {launcher.runtime}. "
+                "Install gVisor (runsc), or clear require_gvisor."
+            )
+        return await choose_level(launcher, settings.isolation)
 
     def _make(self, kind: str, settings: ServiceSettings) -> Launcher:
         # Each is imported where it is used: the docker package alone takes 0.1 s.
@@ -107,6 +130,21 @@ class LauncherChoice:
             from providers.runtime.launchers.runc import RuncLauncher
 
             return RuncLauncher(self.data_dir, kind, self.python)
+        if kind == "none":
+            from providers.runtime.launchers.unisolated import UnisolatedLauncher
+
+            return UnisolatedLauncher(self.data_dir, self.python)
         from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
 
         return BubblewrapLauncher(self.data_dir, self.python)
+
+
+def _log_change(kind: str, complaint: str) -> None:
+    """Log whether a launcher is usable where that is news."""
+    if complaint == _complaints.get(kind, ""):
+        return
+    _complaints[kind] = complaint
+    if complaint:
+        logger.info("runtime unavailable", extra={"runtime": kind, "reason": complaint})
+    else:
+        logger.info("runtime available again", extra={"runtime": kind})

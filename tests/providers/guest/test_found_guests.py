@@ -15,6 +15,7 @@ from providers.runtime.launchers.docker_engine import After
 from providers.runtime.pool import reattach
 from providers.runtime.pool.channel import GuestChannel
 from providers.runtime.pool.kept import Kept
+from providers.runtime.pool.launcher import Launcher
 from providers.runtime.pool.reattach import find_again
 from providers.runtime.pool.state_store import SandboxRecord, boot, now
 from providers.runtime.pool.template import Template
@@ -67,7 +68,7 @@ class LeftGuest(PuppetGuest):
         self._channel.close()
 
 
-class LeftLauncher:
+class LeftLauncher(Launcher):
     runtime = "runc"
     rest_seconds = 0.0
     enforced_by: dict[str, str] = {}

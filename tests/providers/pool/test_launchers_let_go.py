@@ -15,6 +15,7 @@ import pytest
 from providers.errors import ProviderUnavailable
 from providers.launcher_names import KINDS
 from providers.local import provider as local
+from providers.local.provider import LocalProvider
 from providers.runtime.launchers import host_programs
 from providers.runtime.launchers.gvisor import GvisorLauncher
 from providers.runtime.pool import guest_files
@@ -186,5 +187,5 @@ def test_the_local_provider_closes_one_that_cannot_be_prepared(
     monkeypatch.setattr(GvisorLauncher, "prepare", prepare)
     monkeypatch.setattr(GvisorLauncher, "close", lambda launcher: closed.append(launcher))
     with pytest.raises(OSError, match="No space"):
-        asyncio.run(local._choose_launcher("gvisor", "ptrace"))
+        asyncio.run(local._choose_launcher(LocalProvider.check_config({"launcher": "gvisor"})))
     assert len(closed) == 1
