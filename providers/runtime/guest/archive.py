@@ -5,7 +5,6 @@ import stat
 import tarfile
 
 from .file_operations import TAKE, Draft, Event
-from .folders import walk
 from .kept import Refused
 from .paths import (
     MOST_DEPTH,
@@ -17,6 +16,7 @@ from .paths import (
     reach,
     refusal,
     shown,
+    walk,
 )
 from .protocol import CHUNK_BYTES
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from .file_operations import Steps
-    from .folders import Found
+    from .paths import Found
 
 _BLOCK = 512
 # The most that a member may say about itself before it comes.

@@ -10,9 +10,8 @@ import time
 from . import wire
 from .archive import head, member_of
 from .file_operations import Event
-from .folders import AT_ONCE, Found
 from .kept import Refused
-from .paths import FILE_CLOCK, named, open_file, parse, reach
+from .paths import AT_ONCE, FILE_CLOCK, Found, named, open_file, parse, reach
 from .protocol import CHOSEN_BYTES, CHUNK_BYTES, MOST_CHOSEN
 
 TYPE_CHECKING = False

@@ -232,9 +232,9 @@ def _columns_of(value: object) -> "dict[str, Any] | None":
 def _listed(value: object) -> "Any":
     if not isinstance(value, (list, dict)):
         return None
-    from . import listed
+    from . import frames
 
-    return listed.as_json(value)
+    return frames.as_json(value)
 
 
 def _as_data(mime: str, make: "Callable[[Any], Any]", value: object) -> "dict[str, bytes]":

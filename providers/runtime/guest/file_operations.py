@@ -11,12 +11,13 @@ import os
 import stat
 
 from . import wire
-from .folders import AT_ONCE, Found, walk
 from .kept import Refused
 from .paths import (
+    AT_ONCE,
     METADATA,
     MOST_DEPTH,
     ROOT,
+    Found,
     end_of,
     entry,
     is_absolute,
@@ -28,6 +29,7 @@ from .paths import (
     parse_anywhere,
     reach,
     refusal,
+    walk,
 )
 from .protocol import CHUNK_BYTES
 

@@ -12,9 +12,8 @@ import time
 
 from . import notices
 from .file_operations import INTERNAL, Event
-from .folders import walk
 from .kept import Refused
-from .paths import entry, joined, parse_anywhere, reach
+from .paths import entry, joined, parse_anywhere, reach, walk
 from .protocol import CHUNK_BYTES
 from .wire import dumps
 

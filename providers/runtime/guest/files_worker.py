@@ -3,12 +3,16 @@
 The supervisor must neither wait for a file system nor be led astray by one. So it asks this
 process, over a socket, with frames as in `protocol`; whatever becomes of it costs the operations
 that are under way, and the next one has a new process.
+
+Removes what a worker has left in the workspace that was killed in the middle of its work.
 """
 
 import _signal  # type: ignore[import-not-found]  # what `signal` wraps, without enum
 import os
+import re
 import resource
 import select
+import stat
 import sys
 import time
 
@@ -17,7 +21,7 @@ from .file_operations import TAKE, Event
 from .kept import Refused
 from .kernel import become, forbid_message_queues
 from .notices import Notices, Pause, open_notices
-from .paths import refusal
+from .paths import MOST_DEPTH, refusal, walk
 from .protocol import EVENT_COST
 
 TYPE_CHECKING = False
@@ -137,7 +141,7 @@ class _Worker:
             self._say(-1, "pong", {})
             return
         if name == "sweep":
-            _sweep(self._base)
+            sweep(self._base)
             return
         number: int = header["id"]  # type: ignore[assignment]
         if name in STEPS:
@@ -237,12 +241,6 @@ def _pack(base: int, header: "dict[str, object]") -> "Steps":
     return archive.pack(base, header)
 
 
-def _sweep(base: int) -> None:
-    from . import file_sweep
-
-    file_sweep.sweep(base)
-
-
 def _unpack(base: int, header: "dict[str, object]") -> "Steps":
     from . import archive
 
@@ -269,3 +267,33 @@ STEPS = {
     "file.pack": _pack,
     "file.unpack": _unpack,
 }
+
+
+# Nobody is served meanwhile, and a program can make the workspace large.
+_SECONDS = 2.0
+_OURS = re.compile(r"\.cofferdam-[0-9a-f]{16}")
+
+
+def sweep(base: int) -> None:
+    """To be done before anything else is: there is no other worker, so that nothing of these names
+    is in use. What is not found in time stays."""
+    until = time.monotonic() + _SECONDS
+    try:
+        for found in walk(base, MOST_DEPTH):
+            if time.monotonic() > until:
+                return
+            if found is None or found.status is None or not _OURS.fullmatch(found.name):
+                continue
+            try:
+                if stat.S_ISREG(found.status.st_mode):
+                    os.unlink(found.name, dir_fd=found.folder)
+                elif stat.S_ISDIR(found.status.st_mode):
+                    for _ in file_operations.discard(base, found.folder, found.name):
+                        if time.monotonic() > until:
+                            return
+            except (OSError, Refused):
+                # The program was quicker, or has put something there that is not to be removed.
+                continue
+    except (OSError, Refused):
+        # What cannot be gone through stays as it is.
+        return

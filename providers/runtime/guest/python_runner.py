@@ -4,7 +4,7 @@ import gc
 import os
 import sys
 
-from . import display, ending, preload, printing, reseed, wire
+from . import display, ending, preload, printing, wire
 from .job import PROGRAMS, free_name, lend_artifacts, limit_cpu_time, write_files
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
@@ -33,7 +33,7 @@ def prepare() -> None:
 
 def serve(job: int, report: int, template: "dict[str, object]") -> None:
     """Rehearse, say so, wait for the one job, run it, report, and end the process."""
-    reseed.reseed()
+    preload.reseed()
     outputs = display.Outputs(report)
     outputs.open()
     _rehearse(outputs)

@@ -7,7 +7,7 @@ reason why a sandbox never serves two tenants.
 
 import os
 
-from . import image_content, kernel
+from . import kernel, warm_image
 from .processes import kill_others, read_small
 
 # Where a program can write, beside its workspace. All of it is the sandbox's own.
@@ -48,7 +48,7 @@ class Untouched:
 
     def _remove_the_usual(self, program: str) -> None:
         """What every run leaves, so that mostly there is nothing more to do."""
-        image_content.take_back()
+        warm_image.take_back()
         if self._uid is not None:
             os.seteuid(self._uid)
         try:

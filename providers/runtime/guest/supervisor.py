@@ -17,13 +17,13 @@ import time
 
 from . import missing, preload, python_runner, wire
 from .child import EXHAUSTED, STOP, bounds
-from .image_content import fill_tmp
 from .job import PROGRAMS
 from .kernel import adopt_orphans, close_to_others
 from .memory import Memory
 from .process_tree import Child
 from .request import Run, answer
 from .scrub import PLACES, Untouched
+from .warm_image import fill_tmp
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def _serve(
     stream = None
     if request.get("stream") is True:
         # Only here: what nobody follows does not pay for it.
-        from .stream import Stream
+        from .capture import Stream
 
         stream = Stream(channel_out, request["id"])
     run = Run(

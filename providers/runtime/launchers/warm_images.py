@@ -3,7 +3,7 @@
 To import numpy and pandas takes a fresh sandbox most of its start. So one sandbox of a template
 loads them, is written to a folder by `runsc checkpoint` before it was asked for anything, and ends.
 All others begin as it was there: they fork the process that runs code themselves, which seeds anew
-what is seeded (guest/reseed.py). No image ever holds anything of a run.
+what is seeded (guest/preload.py). No image ever holds anything of a run.
 
 What was loaded must still be what lies on the disk: gVisor reads pages of programs from there, and
 does not notice that an update has put another file in the place of one.
