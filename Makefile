@@ -17,6 +17,8 @@ WORKERS := 4
 PYTEST = $(PY) -m pytest -m "$(or $(LANE),not slow)" $(if $(ARGS),,-n $(WORKERS) --dist loadfile --no-loadscope-reorder) $(ARGS)
 # Of the tests that are named none may be about the database: pytest's 5 says so.
 ON_SERVERS = .ci/with-servers $(PY) -m pytest -m "$(if $(LANE),$(LANE) and )database and not slow" $(ARGS) || [ $$? -eq 5 ]
+EVERY_TEST = $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+EVERY_DATABASE = .ci/with-servers $(PY) -m pytest -m "(db or database) and not one_database" $(ARGS)
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-all test-servers lint bench bench-containers chaos soak e2b adapters lock bundle clean venv venv-dev bubblewrap
@@ -29,17 +31,20 @@ run: venv bubblewrap ## Install what is missing and serve on http://127.0.0.1:$P
 	@LOG_LEVEL=$${LOG_LEVEL:-WARNING} $(PY) manage.py bootstrap
 	@exec $(PY) manage.py up $(if $(filter no,$(PACKAGES)),,--packages)
 
-# Both at once: each waits more than it works.
+# Both courses at once: each waits more than it works.
+define COURSES
+@log=$$(mktemp) && trap 'rm -f "$$log"' EXIT && \
+{ { $(2); } > "$$log" 2>&1 & } && servers=$$! && \
+trap 'kill $$servers; rm -f "$$log"; exit 130' INT TERM && \
+{ $(1); first=$$?; wait $$servers; servers=$$?; \
+cat "$$log"; [ $$first = 0 ] && [ $$servers = 0 ]; }
+endef
+
 test: venv-dev bubblewrap lint ## Lint, and run the tests that a change must pass (LANE=unit for one lane, ARGS: pytest's)
-	@log=$$(mktemp) && trap 'rm -f "$$log"' EXIT && \
-	{ { $(ON_SERVERS); } > "$$log" 2>&1 & } && servers=$$! && \
-	trap 'kill $$servers; rm -f "$$log"; exit 130' INT TERM && \
-	{ $(PYTEST); first=$$?; wait $$servers; servers=$$?; \
-	cat "$$log"; [ $$first = 0 ] && [ $$servers = 0 ]; }
+	$(call COURSES,$(PYTEST),$(ON_SERVERS))
 
 test-all: venv-dev bubblewrap lint ## Run every test, the long forms too, and those with a database on PostgreSQL and Redis again
-	@$(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
-	@.ci/with-servers $(PY) -m pytest -m "(db or database) and not one_database" $(ARGS)
+	$(call COURSES,$(EVERY_TEST),$(EVERY_DATABASE))
 
 test-servers: venv-dev bubblewrap ## Run the tests of database, queue and ledger on PostgreSQL and Redis
 	@$(ON_SERVERS)
