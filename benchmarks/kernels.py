@@ -65,7 +65,7 @@ class Kernels:
     """A launcher and what makes runs with it."""
 
     def __init__(self, folder: Path, gvisor_platform: str) -> None:
-        from providers.runtime.launchers.gvisor import GvisorLauncher
+        from providers.runtime.launchers.oci import GvisorLauncher
 
         (folder / "run").mkdir()
         self.launcher = GvisorLauncher(folder, gvisor_platform)

@@ -30,7 +30,7 @@ def pss(pid: int) -> int:
 
 
 async def measure(rounds: int, preload: list[str], platform: str) -> None:
-    from providers.runtime.launchers.gvisor import GvisorLauncher
+    from providers.runtime.launchers.oci import GvisorLauncher
     from providers.runtime.launchers.warm_images import WarmImages
     from providers.runtime.pool.requests import make_template
     from providers.runtime.pool.sandbox import Sandbox

@@ -23,7 +23,7 @@ from providers.isolation import FIELD, NONE, meets, of_runtime
 from providers.languages import normalize_language, offered_names
 from providers.local.packages import look
 from providers.local.sessions import LocalSessions
-from providers.runtime.launchers.gvisor import find_runsc
+from providers.runtime.launchers.oci import find_runsc
 from providers.runtime.pool.background import BackgroundLoop
 from providers.runtime.pool.cgroup import machine_memory
 from providers.runtime.pool.launcher import Launcher

@@ -9,8 +9,7 @@ from functools import lru_cache, partial
 
 from providers.errors import ProviderUnavailable
 from providers.runtime.launchers.bubblewrap import check_start
-from providers.runtime.launchers.gvisor import find_runsc
-from providers.runtime.launchers.runc import check_rights, find_tool
+from providers.runtime.launchers.oci import check_rights, find_runsc, find_tool
 from providers.runtime.pool.cgroup import CgroupParent
 from providers.runtime.service.docker_check import Docker, engine_runtimes, find_docker
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
-from providers.runtime.launchers.gvisor import GvisorLauncher
-from providers.runtime.launchers.runc import RuncLauncher
+from providers.runtime.launchers.oci import GvisorLauncher, RuncLauncher
 from providers.runtime.pool.background import BackgroundLoop
 from providers.runtime.pool.kept import Kept
 from providers.runtime.pool.launcher import Launcher

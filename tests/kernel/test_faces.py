@@ -66,7 +66,7 @@ FACES = {
         "launcher pool reattach requests sandbox seccomp session_claims sessions settings "
         "sharing_level state_store subordinate_users template"
     ),
-    "providers.runtime.launchers": "bubblewrap docker gvisor runc unisolated",
+    "providers.runtime.launchers": "bubblewrap docker oci unisolated",
     "providers.runtime.service": (
         "command docker_check launchers messages operations pool_manager sandbox_registry settings unix_socket"
     ),

@@ -20,10 +20,10 @@ REMAINING: frozenset[frozenset[str]] = frozenset(
     for package, names in (
         (_CODEINTERPRETER, "commands files machine"),
         ("providers.e2b", "files machine processes"),
-        (_GUEST, "cell context contexts kept missing paths request"),
+        (_GUEST, "cell context kept missing paths request"),
         (_GUEST, "display ipython shell"),
         (_GUEST, "python_context python_runner"),
-        (_LAUNCHERS, "gvisor warm_images"),
+        (_LAUNCHERS, "oci warm_images"),
         (_SERVICE, "durable pool_manager sandbox_registry"),
         ("providers.remote", "base contexts sandbox"),
         ("sandbox_site.web", "connections stopping"),

@@ -13,7 +13,7 @@ from providers.base import SandboxProvider
 from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.local.provider import LocalProvider
 from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
-from providers.runtime.launchers.gvisor import GvisorLauncher
+from providers.runtime.launchers.oci import GvisorLauncher
 from providers.runtime.pool.cgroup import CgroupParent
 from providers.runtime.pool.sharing_level import ChosenLevel, choose_level
 from providers.self_managed.provider import SelfManagedProvider

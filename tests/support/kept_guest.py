@@ -19,7 +19,7 @@ import pytest
 from providers.runtime.guest import wire
 from providers.runtime.guest.protocol import CREDIT
 from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
-from providers.runtime.launchers.gvisor import GvisorLauncher
+from providers.runtime.launchers.oci import GvisorLauncher
 from providers.runtime.pool.launcher import Launcher
 from providers.runtime.pool.requests import make_template
 from providers.values import SandboxLimits

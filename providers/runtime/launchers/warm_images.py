@@ -34,7 +34,7 @@ from providers.runtime.pool.launcher import end_of, hurried_when_late
 from providers.runtime.pool.template import Template
 
 if TYPE_CHECKING:
-    from providers.runtime.launchers.gvisor import GvisorGuest
+    from providers.runtime.launchers.oci import GvisorGuest
 
 logger = logging.getLogger(__name__)
 

@@ -123,11 +123,11 @@ class LauncherChoice:
                 )
             )
         if kind == "gvisor":
-            from providers.runtime.launchers.gvisor import GvisorLauncher
+            from providers.runtime.launchers.oci import GvisorLauncher
 
             return GvisorLauncher(self.data_dir, self.gvisor_platform, self.python)
         if kind in ("crun", "runc"):
-            from providers.runtime.launchers.runc import RuncLauncher
+            from providers.runtime.launchers.oci import RuncLauncher
 
             return RuncLauncher(self.data_dir, kind, self.python)
         if kind == "none":

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from providers.runtime.launchers.docker import DockerLauncher
-from providers.runtime.launchers.gvisor import GvisorLauncher
+from providers.runtime.launchers.oci import GvisorLauncher
 from providers.runtime.pool.background import BackgroundLoop
 from providers.runtime.pool.requests import make_template
 from providers.runtime.pool.sandbox import Sandbox

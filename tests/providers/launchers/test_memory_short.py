@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
-from providers.runtime.launchers.gvisor import GvisorLauncher
-from providers.runtime.launchers.runc import RuncLauncher
+from providers.runtime.launchers.oci import GvisorLauncher, RuncLauncher
 from providers.runtime.pool.launcher import Launcher
 from providers.runtime.pool.requests import make_template
 from providers.runtime.pool.sandbox import Sandbox

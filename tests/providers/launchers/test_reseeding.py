@@ -77,14 +77,14 @@ sys.more = {
     "what comes of a library's generator": lambda: Library.generator.spawn(1)[0].random(),
     "a library's bare bits": lambda: int(Library.bits.random_raw()),
 }
-from providers.runtime.guest import reseed
-reseed.find_generators()
+from providers.runtime.guest import preload
+preload.find_generators()
 # As a zygote does, of which each sandbox looks for its own template's again.
 gc.freeze()
 for _ in range(3):
     if os.fork() == 0:
-        reseed.find_generators()
-        reseed.reseed()
+        preload.find_generators()
+        preload.reseed()
         exec(sys.argv[1])
         sys.stdout.flush()
         os._exit(0)
@@ -109,10 +109,10 @@ def test_generators_that_a_library_keeps_are_seeded_anew() -> None:
 def test_nothing_is_imported_for_it() -> None:
     code = """
 import sys
-from providers.runtime.guest import reseed
+from providers.runtime.guest import preload
 before = set(sys.modules)
-reseed.find_generators()
-reseed.reseed()
+preload.find_generators()
+preload.reseed()
 print(sorted(set(sys.modules) - before))
 """
     done = subprocess.run(

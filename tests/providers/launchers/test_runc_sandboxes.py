@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from providers.errors import ProviderUnavailable
-from providers.runtime.launchers.runc import RuncLauncher, find_tool
+from providers.runtime.launchers.oci import RuncLauncher, find_tool
 from providers.runtime.pool.pool import PoolSettings
 from providers.runtime.pool.template import Template
 from providers.values import SandboxLimits

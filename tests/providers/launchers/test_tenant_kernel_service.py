@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from providers.errors import CreationFailed, ProviderUnavailable, RateLimited
-from providers.runtime.launchers.gvisor import GvisorLauncher
+from providers.runtime.launchers.oci import GvisorLauncher
 from providers.runtime.pool.launcher import Starter
 from providers.runtime.pool.pool import PoolSettings
 from providers.runtime.pool.shelf import Shelves

@@ -14,7 +14,7 @@ import pytest
 
 from providers.errors import CreationFailed
 from providers.runtime.launchers import warm_images
-from providers.runtime.launchers.gvisor import GvisorLauncher
+from providers.runtime.launchers.oci import GvisorLauncher
 from providers.runtime.launchers.warm_images import WarmImages
 from providers.runtime.pool.background import BackgroundLoop
 from providers.runtime.pool.sandbox import Sandbox

@@ -25,7 +25,7 @@ from providers.errors import (
     SandboxError,
 )
 from providers.local.provider import LocalProvider
-from providers.runtime.launchers.gvisor import GvisorLauncher
+from providers.runtime.launchers.oci import GvisorLauncher
 from providers.runtime.pool.guest_files import find_python
 from providers.values import SANDBOX_ENDED, Job, SandboxSpec
 from tests.conftest import require

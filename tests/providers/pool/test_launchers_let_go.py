@@ -17,7 +17,7 @@ from providers.launcher_names import KINDS
 from providers.local import provider as local
 from providers.local.provider import LocalProvider
 from providers.runtime.launchers import host_programs
-from providers.runtime.launchers.gvisor import GvisorLauncher
+from providers.runtime.launchers.oci import GvisorLauncher
 from providers.runtime.pool import guest_files
 from providers.runtime.pool.launcher import Launcher, ProcessGuest
 from providers.runtime.pool.sharing_level import try_out

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from providers.errors import CreationFailed, SandboxError
-from providers.runtime.launchers.gvisor import GvisorGuest, GvisorLauncher
+from providers.runtime.launchers.oci import GvisorGuest, GvisorLauncher
 from providers.runtime.launchers.unisolated import UnisolatedLauncher, _UnisolatedGuest
 from providers.runtime.pool.launcher import Launcher, ProcessGuest
 from providers.runtime.pool.sandbox import Sandbox

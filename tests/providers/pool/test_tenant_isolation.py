@@ -12,7 +12,7 @@ import pytest
 from django.conf import settings
 
 from providers.runtime.launchers.docker import DockerLauncher, DockerSettings
-from providers.runtime.launchers.gvisor import GvisorLauncher
+from providers.runtime.launchers.oci import GvisorLauncher
 from providers.runtime.pool.launcher import Launcher
 from providers.values import InputFile
 from tests.conftest import require

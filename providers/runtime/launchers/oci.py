@@ -1,0 +1,704 @@
+"""Sandboxes by the tools of the Open Container Initiative: runc, crun and gVisor's runsc.
+
+Each has a bundle: a root of this machine's programs, and who runs what in it. There is no daemon
+and no image. What the Docker launcher promises holds here too: a root that cannot be written to, no
+privilege and no way to any, a user of the container's own, no network, the kernel's own bounds.
+
+runc and crun have a bundle for each sandbox, whose first process is held when the tool has ended.
+`runsc run` is the sandbox, on a bundle made once per template.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from providers.errors import CreationFailed, ProviderUnavailable
+from providers.runtime.guest.kernel import TERMINALS
+from providers.runtime.guest.processes import read_small
+from providers.runtime.guest.root import HOME, TERMINAL_OPTIONS, group, passwd
+from providers.runtime.launchers.host_programs import HostProgramsLauncher
+from providers.runtime.launchers.tenant_kernel import TenantKernels
+from providers.runtime.launchers.warm_images import WarmImages
+from providers.runtime.pool import guest_files
+from providers.runtime.pool.cgroup import ROOT, Cgroup, ResourceUsage, memory_keeper, own_groups
+from providers.runtime.pool.guest_files import (
+    INSIDE,
+    boot,
+    interpreter_options,
+    program_folders,
+    search_path,
+)
+from providers.runtime.pool.hardening import RUNC, Hardening
+from providers.runtime.pool.launcher import (
+    OOM_SCORE_ADJ,
+    Guest,
+    PidfdGuest,
+    ProcessGuest,
+    Starter,
+    end_of,
+    killed_first,
+    read_complaint,
+    start_failure,
+    start_process,
+)
+from providers.runtime.pool.seccomp import build_filter
+from providers.runtime.pool.template import WORKSPACE, Template
+
+Home = Literal["link", "mount", "folder"]
+
+NAMESPACES = ("pid", "ipc", "uts", "mount", "network")
+
+_ENVIRONMENT = (
+    f"HOME={WORKSPACE}",
+    "LANG=C.UTF-8",
+    "TMPDIR=/tmp",
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What of this machine is seen inside: the programs of `python` without what is `hidden`, and
+    the guest's own folder, with the /etc in it."""
+
+    python: str
+    guest_dir: Path
+    hidden: Sequence[Path]
+
+
+def make_root(
+    root: Path,
+    seen: Seen,
+    size: int,
+    more: Sequence[dict[str, Any]] = (),
+    *,
+    room: Sequence[str] = (),
+    home: Home = "link",
+) -> list[dict[str, Any]]:
+    """Make the folder that is the root, where all is to be mounted; return the mounts.
+
+    Each of those that can be written to holds `size` bytes, and has `room` as its further options.
+    `home` is what the workspace's other name is: a link to it, a mount, or an empty folder, for a
+    guest that mounts by itself.
+    """
+    dev = with_devices(mount("/dev", "tmpfs", "mode=755", "size=64k", "nr_inodes=64"))
+    mounts = [mount("/proc", "proc"), dev, *more]
+    for path in (WORKSPACE, "/tmp", "/dev/shm"):
+        mounts.append(mount(path, "tmpfs", f"size={size}", "mode=1777", *room))
+    mounts += [bind(path, path) for path in program_folders(seen.python)]
+    # An empty folder over what is not to be seen. Its name still is.
+    mounts += [mount(str(path), "tmpfs", "ro") for path in seen.hidden if os.path.isdir(path)]
+    mounts.append(bind(str(seen.guest_dir), INSIDE))
+    mounts.append(bind(str(seen.guest_dir / "etc"), "/etc"))
+    root.mkdir(parents=True)
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        path_outside = Path("/") / name
+        if path_outside.is_symlink():
+            (root / name).symlink_to(os.readlink(path_outside))
+        elif path_outside.is_dir():
+            mounts.append(bind(str(path_outside), str(path_outside)))
+    for each in mounts:
+        point = root / each["destination"].lstrip("/")
+        if each["type"] == "bind" and Path(each["source"]).is_file():
+            point.parent.mkdir(parents=True, exist_ok=True)
+            point.touch()
+        elif not each["destination"].startswith("/dev/"):
+            point.mkdir(parents=True, exist_ok=True)
+    (root / "root").mkdir(exist_ok=True)
+    place = root / HOME.lstrip("/")
+    if not place.exists():
+        place.parent.mkdir(exist_ok=True)
+        if home == "link":
+            place.symlink_to(WORKSPACE)
+        else:
+            place.mkdir()
+        if home == "mount":
+            # A path of the new root before that is entered: what is mounted there by then.
+            workspace = bind(str(root / WORKSPACE.lstrip("/")), HOME)
+            mounts.append({**workspace, "options": ["bind", "nosuid", "nodev"]})
+    for point in (root, *root.rglob("*")):
+        # Inside, it is another user's to read; the folder around the bundle is not.
+        if not point.is_symlink():
+            point.chmod(0o755 if point.is_dir() else 0o644)
+    for path in (WORKSPACE, "/tmp"):
+        # runc gives a file system the mode of the folder that it lies over.
+        (root / path.lstrip("/")).chmod(0o1777)
+    return mounts
+
+
+def process_of(
+    python: str,
+    module: str,
+    arguments: Sequence[str],
+    capabilities: Sequence[str] = (),
+    *,
+    uid: int = 0,
+) -> dict[str, Any]:
+    """Process 1: the guest's `module`, by this user with these capabilities and no way to more."""
+    kept = list(capabilities)
+    return {
+        "terminal": False,
+        "cwd": "/",
+        "user": {"uid": uid, "gid": uid},
+        "args": [*interpreter_options(python), boot(INSIDE, module), *arguments],
+        "env": [f"PATH={search_path(python)}", *_ENVIRONMENT],
+        "noNewPrivileges": True,
+        "oomScoreAdj": OOM_SCORE_ADJ,
+        "capabilities": {"bounding": kept, "effective": kept, "permitted": kept},
+    }
+
+
+def write_bundle(
+    folder: Path,
+    process: Mapping[str, Any],
+    mounts: Sequence[Mapping[str, Any]],
+    root: Path = Path("rootfs"),
+    linux: Mapping[str, Any] | None = None,
+    namespaces: Sequence[str] = NAMESPACES,
+) -> None:
+    """Write the bundle's description into its folder. `linux` is what a runtime on the machine's
+    own kernel needs beside the namespaces."""
+    described = {
+        "ociVersion": "1.0.0",
+        "hostname": "sandbox",
+        "root": {"path": str(root), "readonly": True},
+        "mounts": list(mounts),
+        "process": process,
+        "linux": {"namespaces": [{"type": kind} for kind in namespaces], **(linux or {})},
+    }
+    (folder / "config.json").write_text(json.dumps(described))
+
+
+def mount(destination: str, kind: str, *options: str) -> dict[str, Any]:
+    """A new file system inside."""
+    return {
+        "destination": destination,
+        "type": kind,
+        "source": kind,
+        "options": ["nosuid", "nodev", *options],
+    }
+
+
+def with_devices(mounted: dict[str, Any]) -> dict[str, Any]:
+    """The same file system, in which devices are opened."""
+    return {**mounted, "options": [each for each in mounted["options"] if each != "nodev"]}
+
+
+def bind(source: str, destination: str) -> dict[str, Any]:
+    """A file or folder of this machine's, to be read only."""
+    return {
+        "destination": destination,
+        "type": "bind",
+        "source": source,
+        "options": ["rbind", "ro", "nosuid", "nodev"],
+    }
+
+
+START_SECONDS = 20.0
+
+# Of the tool while it makes a container that nobody waits for. It cannot be in the container's
+# group, from which it reckons where that is to be.
+STARTING_NICE = 10
+
+# What of /proc tells of the machine, or could change it: as container engines have it.
+_MASKED = (
+    *("acpi", "asound", "interrupts", "kcore", "keys", "latency_stats", "sched_debug", "scsi"),
+    *("timer_list", "timer_stats"),
+)
+_READ_ONLY = ("bus", "fs", "irq", "sys", "sysrq-trigger")
+
+# Terminals: those that programs make, and those of commands.
+_TERMINALS = [
+    with_devices(mount(path, "devpts", "noexec", *TERMINAL_OPTIONS.split(",")))
+    for path in ("/dev/pts", TERMINALS)
+]
+
+_numbers = itertools.count()
+
+
+class RuncLauncher(HostProgramsLauncher):
+    """Starts each sandbox by `tool`, which is `runc` or `crun`, as root."""
+
+    def __init__(self, data_dir: Path, tool: str, python: str = "") -> None:
+        super().__init__(tool, data_dir, python, rest_seconds=0.015)
+        self._tool = ""
+        self._filter = b""
+        self._hardening = Hardening.of(RUNC)
+        self._mounts: dict[int, list[dict[str, Any]]] = {}
+        self._hurried = True
+
+    async def prepare(self) -> None:
+        self._tool = find_tool(self.runtime)
+        check_rights()
+        self._find_programs()
+        self._make_folder()
+        self._make_group()
+        if self._cgroups is None:
+            raise ProviderUnavailable(
+                f"{self.runtime} needs a cgroup for each sandbox, and none can be made here."
+            )
+        program = build_filter(uncounted_memory=True)
+        self._filter = program or b""
+        self.enforced_by = {
+            **memory_keeper(self._cgroups),
+            "processes": f"cgroup v{self._cgroups.version}",
+            "users": "uid per sandbox",
+            "system_calls": "seccomp" if program else "nothing",
+        }
+
+    def hurry(self, *, is_wanted: bool) -> None:
+        super().hurry(is_wanted=is_wanted)
+        self._hurried = is_wanted
+
+    def close(self) -> None:
+        if self._cgroups:
+            for folder in self._groups_of_others(self._cgroups.path.name):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+            self._cgroups.remove()
+        self._remove_folder()
+
+    async def start(self, template: Template) -> Guest:
+        if self._folder is None or self._cgroups is None:
+            raise CreationFailed(f"{self.runtime}: the launcher was not prepared.")
+        folder = self._folder / str(next(_numbers))
+        cgroup: Cgroup | None = None
+        channel, theirs = socket.socketpair()
+        channel.setblocking(False)
+        stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
+        try:
+            folder.mkdir(mode=0o700)
+            cgroup = self._cgroups.new(template.limits.memory_bytes)
+            self._write(folder, template, cgroup)
+            await self._run(folder, theirs, stderr)
+            pidfd = os.pidfd_open(int((folder / "pid").read_text()))
+        except BaseException as error:
+            channel.close()
+            complaint = read_complaint(stderr)
+            os.close(stderr)
+            _end_by_file(folder / "pid")
+            if cgroup:
+                await self._remove(cgroup, folder)
+            if isinstance(error, OSError | ValueError | TimeoutError):
+                raise start_failure(self.runtime, error, complaint) from error
+            raise
+        finally:
+            theirs.close()
+        at_end = partial(self._forget, folder, cgroup.path.name)
+        return RuncGuest(channel, pidfd, cgroup, stderr, at_end)
+
+    async def _run(self, folder: Path, channel: socket.socket, stderr: int) -> None:
+        """Have the container made; its first process has the channel then. Raises OSError."""
+        command = [self._tool, "--root", f"{folder}/state", "run", "--detach"]
+        command += ["--pid-file", f"{folder}/pid", "--bundle", str(folder), _id_of(folder)]
+        process = start_process(command, channel, stderr, {"PATH": os.defpath})
+        _be_nice(process.pid, 0 if self._hurried else STARTING_NICE)
+        try:
+            async with asyncio.timeout(START_SECONDS):
+                await end_of(process)
+        finally:
+            process.kill()
+            code = process.wait()
+        if code:
+            raise OSError(f"exit code {code}")
+        # The tool's own work is over. From here on the group's weight says who yields.
+        _be_nice(int((folder / "pid").read_text()), 0)
+
+    def _write(self, folder: Path, template: Template, cgroup: Cgroup) -> None:
+        settings = self._hardening.settings
+        uid = self._hardening.choose_user(maps_users=False)
+        for name, text in (("passwd", passwd(uid)), ("group", group(uid))):
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o644)
+        argument = template.guest_argument(workspace=WORKSPACE, watch_memory=False)
+        process = process_of(self._python, "container", [argument, self._filter.hex()], uid=uid)
+        linux: dict[str, Any] = {
+            "cgroupsPath": self._path_of(cgroup),
+            "resources": {
+                "devices": [{"allow": False, "access": "rwm"}],
+                "pids": {"limit": template.limits.processes + settings["extra_processes"]},
+            },
+            "maskedPaths": [*(f"/proc/{name}" for name in _MASKED), "/sys"],
+            "readonlyPaths": [f"/proc/{name}" for name in _READ_ONLY],
+            "sysctl": dict(settings["sysctls"]),
+        }
+        size = template.limits.workspace_bytes
+        root = Path(self._folder or "") / f"root-{size}"
+        mounts = self._mounts.get(size)
+        if mounts is None:
+            seen = Seen(self._python, self._guest_dir, self._hidden)
+            try:
+                room = [f"nr_inodes={settings['inodes']}"]
+                # crun may open what is to be mounted before the new root has its mounts.
+                home: Home = "mount" if self.runtime == "runc" else "link"
+                mounts = make_root(root, seen, size, _TERMINALS, room=room, home=home)
+            except OSError:
+                # Or it would be in the way of every other try.
+                shutil.rmtree(root, ignore_errors=True)
+                raise
+            self._mounts[size] = mounts
+        own = [bind(str(folder / name), f"/etc/{name}") for name in ("passwd", "group")]
+        write_bundle(folder, process, [*mounts, *own], root, linux, (*NAMESPACES, "cgroup"))
+
+    def _path_of(self, cgroup: Cgroup) -> str:
+        """Our own group, as these tools are told of one: on version 1 below where we are."""
+        if cgroup.version == 2:
+            return f"/{cgroup.path.relative_to(ROOT)}"
+        return f"{cgroup.path.parent.name}/{cgroup.path.name}"
+
+    def _forget(self, folder: Path, number: str) -> None:
+        """Remove what the tool has left; its own command for that would take longer than a run."""
+        shutil.rmtree(folder, ignore_errors=True)
+        if self._cgroups:
+            for group_folder in self._groups_of_others(f"{self._cgroups.path.name}/{number}"):
+                with contextlib.suppress(OSError):
+                    group_folder.rmdir()
+
+    async def _remove(self, cgroup: Cgroup, folder: Path) -> None:
+        await cgroup.remove()
+        self._forget(folder, cgroup.path.name)
+
+    def _groups_of_others(self, path: str) -> list[Path]:
+        """The groups of this path that the tool has made for what we do not bound ourselves."""
+        if self._cgroups is None or self._cgroups.version == 2:
+            return []
+        found = []
+        for controller, own in own_groups(Path("/proc")).items():
+            name = controller.removeprefix("name=")
+            found.append(ROOT / (name or "unified") / own.lstrip("/") / path)
+        return found
+
+
+class RuncGuest(PidfdGuest):
+    """A container whose first process we hold, as the tool that made it has ended."""
+
+    def __init__(
+        self, channel: socket.socket, pidfd: int, cgroup: Cgroup, stderr: int, at_end: Any
+    ) -> None:
+        super().__init__(channel, pidfd, cgroup, at_end)
+        self._stderr = stderr
+
+    def complaint(self) -> str:
+        return read_complaint(self._stderr)
+
+    async def _end(self) -> None:
+        await super()._end()
+        os.close(self._stderr)
+
+
+def _be_nice(pid: int, nice: int) -> None:
+    """Let others go first, or no longer. Where sessions are scheduled as groups, that of `pid`."""
+    with contextlib.suppress(OSError):
+        children = Path(f"/proc/{pid}/task/{pid}/children")
+        os.setpriority(os.PRIO_PROCESS, pid, nice)
+        for child in children.read_text().split():
+            os.setpriority(os.PRIO_PROCESS, int(child), nice)
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice))
+
+
+def _id_of(folder: Path) -> str:
+    return f"cofferdam-{os.getpid()}-{folder.name}-{secrets.token_hex(4)}"
+
+
+def _end_by_file(path: Path) -> None:
+    """End the container whose process 1 this file names, if there is one."""
+    with contextlib.suppress(OSError, ValueError):
+        os.kill(int(path.read_text()), signal.SIGKILL)
+
+
+def check_rights() -> None:
+    """Raises ProviderUnavailable with the remedy."""
+    if os.geteuid() != 0:
+        raise ProviderUnavailable(
+            "runc and crun need root here, for a user of each sandbox's own. Run the pool as root, "
+            "or with POOL_LAUNCHER=bubblewrap."
+        )
+
+
+def find_tool(name: str) -> str:
+    """Path of runc or crun. Raises ProviderUnavailable with the remedy."""
+    path = shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if path is None:
+        raise ProviderUnavailable(
+            f"{name} is not installed (Debian, Ubuntu: apt-get install {name})."
+        )
+    return path
+
+
+REMEDY = (
+    "Install gVisor's runsc (Debian 13, Ubuntu 24.04: apt-get install runsc) "
+    "or set the provider's isolation to bubblewrap."
+)
+
+# Who user code is inside. gVisor lets a process signal process 1 of the same user, so the guest
+# supervisor is root there, with what it takes to look after its child: gVisor's root, not ours.
+_USER = guest_files.NOBODY
+
+# Without a cgroup: gVisor's kernel and file server have some 80 MiB when they have little to do.
+KERNEL_BYTES = 256 << 20
+KERNEL_CHECK_SECONDS = 0.1
+
+# For a supervisor to look after a child of another user.
+_CAPABILITIES = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_DAC_OVERRIDE"]
+
+
+class GvisorLauncher(HostProgramsLauncher):
+    """Starts each sandbox as `runsc run`, whose processes end with it.
+
+    `platform` is gVisor's own choice of systrap, ptrace or kvm. ptrace is the faster one on
+    virtual machines, systrap on bare metal.
+    """
+
+    def __init__(self, data_dir: Path, platform: str, python: str = "") -> None:
+        super().__init__("gvisor", data_dir, python, rest_seconds=0.03)
+        self._platform = platform
+        self._runsc = ""
+        self._bundles: dict[Hashable, Path] = {}
+        self._kernels: TenantKernels | None = None
+        self._images: WarmImages | None = None
+
+    async def prepare(self) -> None:
+        self._runsc = find_runsc()
+        self._find_programs()
+        self._make_folder()
+        self._make_group()
+        self.enforced_by = {
+            **memory_keeper(self._cgroups),
+            "processes": "rlimit in gVisor",
+            "users": "gVisor's kernel",
+            "system_calls": "gVisor",
+        }
+        if self._cgroups:
+            self._kernels = TenantKernels(self._start_kernel, self.enforced_by)
+        if self._folder:
+            self._images = WarmImages(self._folder / "images", self._runsc, self._begin_image)
+
+    def close(self) -> None:
+        if self._kernels:
+            self._kernels.close()
+        self._remove_folder()
+        if self._cgroups:
+            self._cgroups.remove()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many sandboxes were restored from an image, and how often one failed."""
+        images = self._images
+        return {"restored": images.restored, "failed_restores": images.failed} if images else {}
+
+    async def start(self, template: Template) -> Guest:
+        if self._images and self._images.are_for(template):
+            restored = await self._images.start(template)
+            if restored:
+                return restored
+        return self._start(template, template, self._supervisor(template))
+
+    def _begin_image(self, template: Template, image: Path | None) -> GvisorGuest:
+        """A sandbox that stops once it has loaded its modules, or one that goes on from there."""
+        process = self._supervisor(template, image=True)
+        return self._start((template, "image"), template, process, image)
+
+    def _start(
+        self,
+        kind: Hashable,
+        template: Template,
+        process: dict[str, Any],
+        image: Path | None = None,
+    ) -> GvisorGuest:
+        # The kernel inside needs memory of its own beside what the program may use.
+        memory_bytes = template.limits.memory_bytes + (64 << 20)
+        return self._run(kind, process, template.limits.workspace_bytes, memory_bytes, image=image)
+
+    def for_owner(self, owner: str) -> Starter:
+        if self._kernels is None:
+            raise ProviderUnavailable(
+                "isolation: tenant-kernel needs a cgroup around each tenant's kernel, and none can "
+                "be made here. Run the pool as root, or with one delegated to it (systemd-run "
+                "--user --scope -p Delegate=yes).",
+                field="isolation",
+            )
+        return self._kernels.of(owner)
+
+    def _start_kernel(self, _: Template, memory_bytes: int) -> GvisorGuest:
+        """A sandbox that has runs made in it later. Raises SandboxError."""
+        # What can be written to is laid over anew for each of them, and /run, too.
+        place = mount("/run", "tmpfs", "ro")
+        return self._run("tenant kernel", self._zygote(), 4096, memory_bytes, [place])
+
+    def _run(
+        self,
+        kind: Hashable,
+        process: dict[str, Any],
+        workspace_bytes: int,
+        memory_bytes: int,
+        more: Sequence[dict[str, Any]] = (),
+        image: Path | None = None,
+    ) -> GvisorGuest:
+        """`runsc run`, or `runsc restore` from an image, whose bundle, with `more` mounts, is made
+        for the first of a kind. Raises SandboxError."""
+        if self._folder is None:
+            raise CreationFailed("gVisor: the launcher was not prepared.")
+        bundle = self._bundles.get(kind)
+        if bundle is None:
+            bundle = self._make_bundle(process, workspace_bytes, more)
+            self._bundles[kind] = bundle
+        name = f"cofferdam-{os.getpid()}-{next(_numbers)}"
+        state = self._folder / name
+        tool = [
+            *(self._runsc, "--root", str(state), "--network=none", "--ignore-cgroups"),
+            *(f"--platform={self._platform}", "--host-uds=none", "--overlay2=none"),
+            *(() if os.geteuid() == 0 else ("--rootless",)),
+        ]
+        how = ["restore", "--image-path", str(image)] if image else ["run"]
+        command = [*tool, *how, "--bundle", str(bundle), name]
+        cgroup = None
+        try:
+            if self._cgroups:
+                cgroup = self._cgroups.new(memory_bytes)
+                for path in cgroup.procs:
+                    command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', path, *command]
+            return GvisorGuest(killed_first(command), cgroup, state, tool)
+        except OSError as error:
+            if cgroup:
+                cgroup.remove_now()
+            raise start_failure("gVisor", error) from error
+
+    def _make_bundle(
+        self, process: dict[str, Any], workspace_bytes: int, more: Sequence[dict[str, Any]]
+    ) -> Path:
+        """Raises SandboxError, and has then left nothing in the way of the next try."""
+        folder = Path(self._folder or "") / "bundles" / str(len(self._bundles))
+        seen = Seen(self._python, self._guest_dir, self._hidden)
+        try:
+            mounts = make_root(folder / "rootfs", seen, workspace_bytes, more, home="folder")
+            write_bundle(folder, process, mounts)
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise start_failure("gVisor", error) from error
+        return folder
+
+    def _supervisor(self, template: Template, *, image: bool = False) -> dict[str, Any]:
+        argument = template.guest_argument(
+            workspace=WORKSPACE,
+            watch_memory=self._cgroups is None,
+            uid=_USER,
+            image=image,
+            binds_home=True,
+        )
+        # It gives up the right to mount, which is one in gVisor's kernel alone, before all else.
+        kept = [*_CAPABILITIES, "CAP_SYS_ADMIN"]
+        return process_of(self._python, "supervisor", [argument], kept)
+
+    def _zygote(self) -> dict[str, Any]:
+        program = build_filter() or b""
+        argument = json.dumps({"filter": program.hex()}, separators=(",", ":"))
+        # To make namespaces and to mount, in gVisor's kernel alone.
+        kept = [*_CAPABILITIES, "CAP_SYS_ADMIN"]
+        return process_of(self._python, "tenant_kernel", [argument], kept)
+
+
+class GvisorGuest(ProcessGuest):
+    """A gVisor kernel with all in it. By `tool` and `name` more can be asked of it."""
+
+    # Its group can be made larger at any time.
+    most_bytes: int | None = None
+
+    def __init__(
+        self, command: list[str], cgroup: Cgroup | None, state: Path, tool: Sequence[str]
+    ) -> None:
+        self.tool = tool
+        self.name = state.name
+        self._state = state
+        self._out_of_memory = False
+        super().__init__(command, cgroup)
+        self._watch = (
+            asyncio.get_running_loop().create_task(self._watch_the_kernel())
+            if cgroup is None
+            else None
+        )
+
+    def evidence(self) -> ResourceUsage:
+        seen = super().evidence()
+        return replace(seen, out_of_memory=seen.out_of_memory or self._out_of_memory)
+
+    async def _watch_the_kernel(self) -> None:
+        """End the sandbox when gVisor itself has too much, as for what lies in sockets.
+
+        The supervisor inside bounds all that it has given to programs.
+        """
+        while True:
+            await asyncio.sleep(KERNEL_CHECK_SECONDS)
+            if _private_bytes(self._process.pid) > KERNEL_BYTES:
+                self._out_of_memory = True
+                self._process.kill()
+                return
+
+    async def connect(self) -> socket.socket:
+        """The channel, for who speaks to more than one supervisor over it."""
+        return self._channel
+
+    def decode(self, data: bytes) -> bytes:
+        return data
+
+    def resize(self, memory_bytes: int) -> None:
+        """Let it have so much memory from now on, where a cgroup bounds that. Raises OSError."""
+        if self._cgroup:
+            self._cgroup.resize(memory_bytes)
+
+    async def _end(self) -> None:
+        if self._watch:
+            self._watch.cancel()
+        await super()._end()
+        shutil.rmtree(self._state, ignore_errors=True)
+
+    def destroy_now(self) -> None:
+        """End everything in it without an event loop that could wait."""
+        if self._watch:
+            self._watch.cancel()
+        self._process.kill()
+        self._process.wait()
+        if self._gone is None:
+            self._gone = asyncio.get_running_loop().create_future()
+            self._gone.set_result(None)
+            self._channel.close()
+            os.close(self._pidfd)
+            self._close_stderr()
+            shutil.rmtree(self._state, ignore_errors=True)
+            if self._cgroup:
+                self._cgroup.remove_now()
+
+
+def _private_bytes(pid: int) -> int:
+    """What a process and all below it have to themselves: gVisor's kernel and its file server.
+
+    What programs have lies in a file in memory, which is shared.
+    """
+    try:
+        words = read_small(f"/proc/{pid}/status").partition(b"RssAnon:")[2].split()
+        # Go starts a process from whichever thread it likes.
+        threads = os.listdir(f"/proc/{pid}/task")
+        below = [read_small(f"/proc/{pid}/task/{each}/children").split() for each in threads]
+    except OSError:  # it is about to end
+        return 0
+    own = int(words[0]) * 1024 if words else 0
+    return own + sum(_private_bytes(int(child)) for group in below for child in group)
+
+
+def find_runsc() -> str:
+    """Path of runsc. Raises ProviderUnavailable with the remedy."""
+    path = shutil.which("runsc")
+    if path is None:
+        raise ProviderUnavailable(f"gVisor is not installed. {REMEDY}")
+    return path
