@@ -14,8 +14,8 @@ from .wire import EXCEPTION_BYTES
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
-    from .capture import Stream
     from .cell import Cell
+    from .stream import Stream
 
 MEMORY_CHECK_SECONDS = 0.025
 # How long a program may take to end once nothing of it is left to run, and what it has started.

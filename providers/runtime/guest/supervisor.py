@@ -162,7 +162,7 @@ def _serve(
     stream = None
     if request.get("stream") is True:
         # Only here: what nobody follows does not pay for it.
-        from .capture import Stream
+        from .stream import Stream
 
         stream = Stream(channel_out, request["id"])
     run = Run(

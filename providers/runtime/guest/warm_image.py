@@ -7,7 +7,6 @@ import os
 import sys
 
 from . import preload, wire
-from .mappings import mapped_files
 
 
 def become(channel_in: int, channel_out: int) -> None:
@@ -22,6 +21,9 @@ def become(channel_in: int, channel_out: int) -> None:
 
 def _loaded_files() -> "list[bytes]":
     """What this memory was read from. Another file in the place of one does not fit it."""
+    # Every sandbox loads this module, and few become an image.
+    from .mappings import mapped_files
+
     modules = [getattr(module, "__file__", None) for module in sys.modules.values()]
     return sorted({os.fsencode(name) for name in modules if name} | mapped_files())
 

@@ -10,6 +10,9 @@ from pathlib import Path
 from providers.errors import ProviderUnavailable, RateLimited, SandboxError
 from providers.isolation import NAMESPACES, IsolationUnmet, meets, of_runtime
 from providers.launcher_names import KINDS
+from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
+from providers.runtime.launchers.oci import GvisorLauncher, RuncLauncher
+from providers.runtime.launchers.unisolated import UnisolatedLauncher
 from providers.runtime.pool.launcher import Launcher
 from providers.runtime.pool.sharing_level import ChosenLevel, choose_level, try_out
 from providers.runtime.pool.state_store import StateStore
@@ -104,8 +107,8 @@ class LauncherChoice:
         return await choose_level(launcher, settings.isolation)
 
     def _make(self, kind: str, settings: ServiceSettings) -> Launcher:
-        # Each is imported where it is used: the docker package alone takes 0.1 s.
         if kind == "docker":
+            # The docker package alone takes 0.1 s.
             from providers.runtime.launchers.docker import (
                 DEFAULT_IMAGES,
                 DockerLauncher,
@@ -123,19 +126,11 @@ class LauncherChoice:
                 )
             )
         if kind == "gvisor":
-            from providers.runtime.launchers.oci import GvisorLauncher
-
             return GvisorLauncher(self.data_dir, self.gvisor_platform, self.python)
         if kind in ("crun", "runc"):
-            from providers.runtime.launchers.oci import RuncLauncher
-
             return RuncLauncher(self.data_dir, kind, self.python)
         if kind == "none":
-            from providers.runtime.launchers.unisolated import UnisolatedLauncher
-
             return UnisolatedLauncher(self.data_dir, self.python)
-        from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
-
         return BubblewrapLauncher(self.data_dir, self.python)
 
 
