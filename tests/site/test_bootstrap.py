@@ -26,8 +26,6 @@ from sandbox_site import keys
 from sandbox_site.bootstrap import CREDENTIALS, ensure_accounts, ensure_provider
 from tests.support.processes import NO_DOCKER, ROOT, clean_environment
 
-pytestmark = pytest.mark.database
-
 
 def bootstrap(data_dir: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
@@ -40,6 +38,7 @@ def bootstrap(data_dir: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.database
 @pytest.mark.django_db
 def test_the_first_accounts_work_and_are_kept_for_their_owner_only(tmp_path: Path) -> None:
     created = ensure_accounts(tmp_path)
@@ -52,6 +51,7 @@ def test_the_first_accounts_work_and_are_kept_for_their_owner_only(tmp_path: Pat
     assert dict(line.split("=", 1) for line in kept.read_text().splitlines()) == created
 
 
+@pytest.mark.database
 @pytest.mark.django_db
 def test_nothing_is_created_twice(tmp_path: Path) -> None:
     ensure_accounts(tmp_path)
@@ -61,6 +61,7 @@ def test_nothing_is_created_twice(tmp_path: Path) -> None:
     assert get_user_model().objects.count() == Tenant.objects.count() == 1
 
 
+@pytest.mark.database
 @pytest.mark.django_db
 def test_a_deleted_demo_tenant_does_not_come_back_beside_others(tmp_path: Path) -> None:
     ensure_accounts(tmp_path)
@@ -69,6 +70,7 @@ def test_a_deleted_demo_tenant_does_not_come_back_beside_others(tmp_path: Path) 
     assert ensure_accounts(tmp_path) == {}
 
 
+@pytest.mark.database
 @pytest.mark.django_db
 def test_a_new_administrator_is_added_to_the_kept_credentials(tmp_path: Path) -> None:
     first = ensure_accounts(tmp_path)
@@ -80,6 +82,7 @@ def test_a_new_administrator_is_added_to_the_kept_credentials(tmp_path: Path) ->
     assert second["ADMIN_PASSWORD"] in text
 
 
+@pytest.mark.database
 @pytest.mark.django_db
 def test_local_runs_the_code_until_another_provider_is_chosen(
     monkeypatch: pytest.MonkeyPatch,
@@ -95,6 +98,7 @@ def test_local_runs_the_code_until_another_provider_is_chosen(
     assert ProviderConfig.objects.get(is_active=True).provider_id == "other"
 
 
+@pytest.mark.database
 @pytest.mark.django_db
 def test_a_pool_service_on_another_machine_runs_the_code(
     monkeypatch: pytest.MonkeyPatch, settings: Any
@@ -112,6 +116,7 @@ def test_a_pool_service_on_another_machine_runs_the_code(
     assert ProviderConfig.objects.get(is_active=True).provider_id == "local"
 
 
+@pytest.mark.database
 @pytest.mark.django_db
 def test_a_change_of_the_provider_is_told_and_has_a_reason(
     monkeypatch: pytest.MonkeyPatch,
@@ -204,6 +209,7 @@ def test_generated_keys_differ_between_installations_and_stay(tmp_path: Path) ->
     assert [path.name for path in here.iterdir()] == [keys.FILE_NAME]
 
 
+@pytest.mark.database
 @pytest.mark.django_db
 def test_what_is_due_is_done_from_the_first_start_on() -> None:
     call_command("bootstrap", stdout=StringIO())
