@@ -12,6 +12,7 @@ from typing import Any
 
 from providers.base import SandboxProvider
 from providers.errors import ProviderUnavailable
+from providers.launcher_names import RUNTIMES
 from providers.sandbox import Sandbox
 
 NONE, NAMESPACES, GVISOR, MICROVM = "none", "namespaces", "gvisor", "microvm"
@@ -32,8 +33,6 @@ SHARINGS = ("execution", "tenant", "tenant-kernel", "session")
 
 FIELD = "minimum_isolation"
 
-_RUNTIMES = {"gvisor": GVISOR} | dict.fromkeys(("runc", "crun", "bubblewrap"), NAMESPACES)
-
 
 class IsolationUnmet(ProviderUnavailable):
     """A sandbox, or a provider, is isolated less than is demanded. Nothing ran in it."""
@@ -44,7 +43,7 @@ class IsolationUnmet(ProviderUnavailable):
 
 def of_runtime(runtime: str) -> str:
     """What one of our own pools' runtimes comes to; `none` for one that is not known."""
-    return _RUNTIMES.get(runtime, NONE)
+    return RUNTIMES.get(runtime, NONE)
 
 
 def strictest(*demanded: str) -> str:

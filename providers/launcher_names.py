@@ -1,4 +1,12 @@
-"""What POOL_LAUNCHER may be."""
+"""The launchers by name. The settings import this, so it imports nothing."""
 
-# The order is that of `auto`. crun and runc isolate as bubblewrap does, and start more slowly.
-KINDS = ("auto", "docker", "gvisor", "bubblewrap", "crun", "runc")
+# How strongly each isolates, by a level of `providers.isolation`, in the order of `auto`. crun and
+# runc isolate as bubblewrap does, and start more slowly.
+RUNTIMES = {
+    "gvisor": "gvisor",
+    "bubblewrap": "namespaces",
+    "crun": "namespaces",
+    "runc": "namespaces",
+}
+# What POOL_LAUNCHER may be. What isolates a container of Docker's is the engine's choice.
+KINDS = ("auto", "docker", *RUNTIMES)
