@@ -13,7 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from providers.runtime.guest.names import Omissions
-from providers.runtime.guest.wire import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS, TYPE_CHARACTERS
+from providers.runtime.guest.program import (
+    MESSAGE_CHARACTERS,
+    TRACEBACK_CHARACTERS,
+    TYPE_CHARACTERS,
+)
 
 Entrypoint = Literal["auto", "main", "script", "repl"]
 Stream = Literal["stdout", "stderr"]

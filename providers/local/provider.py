@@ -42,6 +42,7 @@ from providers.runtime.pool.settings import (
 from providers.runtime.pool.sharing_level import ChosenLevel
 from providers.runtime.pool.template import Template
 from providers.runtime.service.launchers import LauncherChoice
+from providers.runtime.service.sandbox_registry import LAUNCHERS, PLATFORMS
 from providers.runtime.service.settings import ServiceSettings
 from providers.sandbox import KeptSandbox, Sandbox
 from providers.schema import ConfigField
@@ -101,7 +102,7 @@ class LocalProvider(SandboxProvider):
             "string",
             "Runtime",
             default="auto",
-            options=("auto", "bubblewrap", "gvisor"),
+            options=("auto", *LAUNCHERS),
             description="auto: gVisor if runsc is installed, otherwise bubblewrap. gVisor isolates "
             "more strongly; bubblewrap starts in milliseconds.",
             group=ISOLATION,
@@ -110,7 +111,7 @@ class LocalProvider(SandboxProvider):
             "string",
             "gVisor platform",
             default="systrap",
-            options=("systrap", "ptrace", "kvm"),
+            options=PLATFORMS,
             description="ptrace is faster on virtual machines, systrap on bare metal.",
             group=ISOLATION,
         ),

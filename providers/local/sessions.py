@@ -19,15 +19,16 @@ from providers.self_managed.client import PoolClient
 from providers.self_managed.kept import ServiceSandbox
 from providers.values import SandboxSpec
 
-# What the local provider's configuration has in common with the service's.
-_SHARED = ("max_sandboxes", "queue_timeout", "max_memory", "preload")
+# What sessions do not have from the local provider's configuration. All else that it has in common
+# with the service's they have.
+_OWN = ("pool_size", "timeout", "isolation")
 
 
 class LocalSessions:
     """Kept sandboxes made as the provider's own, by `launcher` and its configuration."""
 
     def __init__(self, config: Mapping[str, Any], launcher: str) -> None:
-        given = {name: config[name] for name in _SHARED}
+        given = {name: config[name] for name in FIELDS if name in config and name not in _OWN}
         self._pushed = validate(FIELDS, {**given, "pool_size": 1})
         self._apart = {
             "settings": {**given, "pool_size": 1},

@@ -8,7 +8,6 @@ that `true`, `null`, `__proto__` and any character arrive as they were sent.
 
 from __future__ import annotations
 
-import inspect
 import json
 import re
 import secrets
@@ -19,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from providers.errors import InvalidConfiguration
-from providers.remote import python_program
-from providers.runtime.guest import exceptions, python_runner, wire
+from providers.runtime.guest import program
 from providers.values import Entrypoint, RunLimits
 
 JAVASCRIPT = ("javascript", "typescript")
@@ -39,6 +37,15 @@ _BINDS_MAIN = re.compile(
 _NAMES_MAIN = re.compile(r"\bmain\b|\bimport\s*\*")
 _ARGUMENTS = re.compile(r"\barguments\b")
 _CALLS_AT_START = re.compile(r"^main\s*\(", re.MULTILINE)
+
+# In a module of its own, which leaves the names of a kernel as they are.
+_PYTHON_CALL = """
+import types as __cofferdam__
+__cofferdam__ = __cofferdam__.ModuleType("cofferdam")
+__cofferdam__.__file__ = "<cofferdam>"
+exec(compile(%r, "<cofferdam>", "exec", dont_inherit=True), __cofferdam__.__dict__)
+__cofferdam__.run_in_kernel(%s)
+"""
 
 _JAVASCRIPT_CALL = """
 ;%(await)s(() => {
@@ -159,11 +166,11 @@ def _python_program(
 ) -> Program:
     mark = _mark()
     given = "" if arguments is None else json.dumps(dict(arguments), separators=(",", ":"))
-    call = (
-        f"__cofferdam__(__cofferdam_sources__, {code!r}, {entrypoint!r}, {given!r}, "
-        f"{result_bytes}, {mark!r}, {goes_on})"
+    text = _PYTHON_CALL % (
+        _program_text(),
+        ", ".join(map(repr, (code, entrypoint, given, result_bytes, mark, goes_on))),
     )
-    return Program(f"{_python_source()}\n{call}\n", mark)
+    return Program(text, mark)
 
 
 def _javascript(
@@ -212,55 +219,6 @@ def _mark() -> str:
     return f"\x1e{secrets.token_hex(16)}\x1e"
 
 
-# What of the guest's runner runs a program. The rest is how the guest gets it and reports on it.
-_RUNNER = (
-    python_runner.ProgramError,
-    python_runner.run,
-    python_runner._run,
-    python_runner._parse,
-    python_runner._run_like_a_prompt,
-    python_runner._wants_main,
-    python_runner._wants_arguments,
-    python_runner._top_level,
-    python_runner._binds_main,
-    python_runner._names_arguments,
-    python_runner._check_taken,
-    python_runner._is_main,
-    python_runner._calls_main,
-    python_runner._await,
-    python_runner._encode,
-    python_runner._tell_end,
-    python_runner._tell,
-    python_runner._print_traceback,
-    python_runner._write_program,
-)
-
-# What of the guest tells how it ended.
-_BOUNDS = ("TYPE_CHARACTERS", "MESSAGE_CHARACTERS", "TRACEBACK_CHARACTERS", "_CUT")
-_EXCEPTIONS = (
-    exceptions.Ending,
-    exceptions.described,
-    exceptions.fields,
-    exceptions.own_part,
-    exceptions._without,
-    exceptions._type_of,
-    exceptions._message_of,
-    exceptions._traceback_of,
-    exceptions._shortened,
-    exceptions._clean,
-)
-
-
 @cache
-def _python_source() -> str:
-    """The function that runs a program, and the guest's modules that it does it with, as text."""
-    own = Path(python_program.__file__).read_text(encoding="utf-8")
-    runner = f"import os\nimport sys\nFILE, ONLY_AST = 'main.py', {python_runner.ONLY_AST}\n"
-    runner += "\n\n".join(inspect.getsource(part) for part in _RUNNER)
-    bounds = {name: getattr(exceptions, name) for name in _BOUNDS}
-    ending = "\n".join(f"{name} = {value!r}" for name, value in bounds.items())
-    ending = f"import sys\n{ending}\n" + "\n\n".join(
-        inspect.getsource(part) for part in _EXCEPTIONS
-    )
-    sources = {"wire": inspect.getsource(wire), "exceptions": ending, "python_runner": runner}
-    return f"{own}\n__cofferdam_sources__ = {sources!r}\n"
+def _program_text() -> str:
+    return Path(program.__file__).read_text(encoding="utf-8")

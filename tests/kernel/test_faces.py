@@ -71,8 +71,8 @@ FACES = {
         "command docker_check launchers messages operations pool_manager sandbox_registry settings unix_socket"
     ),
     "providers.runtime.guest": (
-        "advice archive child display exceptions kept kernel lanes names notebook paths "
-        "processes protocol python_runner root wire"
+        "advice archive child display kept kernel lanes names notebook paths "
+        "processes program protocol root wire"
     ),
     "sandbox_site.web": "admission bridge places",
 }

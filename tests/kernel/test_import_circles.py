@@ -22,7 +22,6 @@ REMAINING: frozenset[frozenset[str]] = frozenset(
         ("providers.e2b", "files machine processes"),
         (_GUEST, "cell context kept missing paths request"),
         (_GUEST, "display ipython shell"),
-        (_GUEST, "python_context python_runner"),
         (_LAUNCHERS, "oci warm_images"),
         (_SERVICE, "durable pool_manager sandbox_registry"),
         ("providers.remote", "base contexts sandbox"),

@@ -8,7 +8,7 @@ import _thread
 import os
 import sys
 
-from . import plots, wire
+from . import plots, program, wire
 from .names import too_large
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
@@ -114,10 +114,7 @@ class Outputs:
 
     def note(self, error: BaseException) -> None:
         """Keep what has ended the program, for the report of its end."""
-        # Only here: what succeeds does not pay for it.
-        from . import exceptions
-
-        self.exception = exceptions.described(error)
+        self.exception = program.describe_exception(error)
 
     def parts_of_end(self, result: "bytes | None") -> "list[tuple[str, bytes]]":
         """What the report of the program's end has: what `main()` returned, or what ended it."""

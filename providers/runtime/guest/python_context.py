@@ -14,14 +14,14 @@ import os
 import sys
 import traceback
 
-from . import calls, display, ending, exceptions, plots, preload, python_runner, wire
+from . import calls, display, ending, plots, preload, program, wire
 from .job import enter_folder, lend_artifacts
 from .kernel import keep_apart
-from .python_runner import ONLY_AST
 from .streams import Streams
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
+    import _ast
     import asyncio
     import types
     from typing import Any, Callable, NoReturn
@@ -71,7 +71,7 @@ def serve(
             del context, outputs.shell
             for name in ("_", "get_ipython"):
                 vars(builtins).pop(name, None)
-            python_runner._run_exit_functions(0)
+            ending.run_exit_functions(0)
             end.is_needed()
             end.release()
             _exit(0)
@@ -158,7 +158,7 @@ class Context:
             self._outputs.report(wire.pack({"type": "began", **mark}, []))
             limit = header["result_bytes"]
             self.loop.enter()
-            ended = python_runner.run(code, "", arguments, limit, self._outputs, self._run)
+            ended = program.run(code, "", arguments, limit, self._outputs, self._run)
             self._outputs.end_cell()
         except KeyboardInterrupt:
             ended = (INTERRUPTED, None)
@@ -183,11 +183,11 @@ class Context:
         import _ast
 
         # Code that is empty is there to call the `main` of an earlier cell.
-        takes = python_runner._wants_arguments(tree) or not tree.body
-        hands_on = python_runner._calls_main(tree)
+        takes = program.wants_arguments(tree) or not tree.body
+        hands_on = program.calls_main(tree)
         whole = _ast.Module([*tree.body], [])
         if arguments is not None and takes:
-            tree.body = python_runner._without_guards(tree.body)
+            tree.body = _without_guards(tree.body)
         values: "dict[str, object] | None" = None
         former = self.namespace.get("main")
         if arguments is not None:
@@ -202,12 +202,12 @@ class Context:
             return None
         is_own = takes or (main is not former and not hands_on)
         if not callable(main) or not is_own:
-            python_runner._check_taken(whole, values)
+            program.check_arguments(whole, values)
             return None
         returned = main(**values)
         if hasattr(returned, "__await__"):
             returned = self.loop.wait(returned)
-        return python_runner._encode(returned)
+        return program.encode_result(returned)
 
     def shell(self) -> "InteractiveShell":
         """What `get_ipython()` answers with."""
@@ -221,7 +221,7 @@ class Context:
 
     def _parse(self, code: str) -> "tuple[Any, str]":
         """The tree of a cell, and the text that it is of: lines of a notebook's become Python."""
-        flags = ONLY_AST | TOP_LEVEL_AWAIT
+        flags = program.ONLY_AST | TOP_LEVEL_AWAIT
         try:
             return compile(code, self._name, "exec", flags, dont_inherit=True), code
         except SyntaxError as error:
@@ -272,6 +272,19 @@ class Context:
         linecache.cache[self._name] = (len(code), None, lines, self._name)
 
 
+def _without_guards(body: "list[_ast.stmt]") -> "list[_ast.stmt]":
+    """The statements of a cell without what runs `if __name__ == "__main__"` alone."""
+    import _ast
+
+    left: "list[_ast.stmt]" = []
+    for node in body:
+        is_guard = isinstance(node, _ast.If) and any(
+            getattr(each, "id", None) == "__name__" for each in program.top_level(node.test)
+        )
+        left += node.orelse if is_guard else [node]  # type: ignore[attr-defined]
+    return left
+
+
 def _be_deaf() -> None:
     """Take no notice of interrupts any more, not even of one that comes just now."""
     while True:
@@ -299,7 +312,7 @@ def _print_exception(
     kind: "type[BaseException]", error: BaseException, trace: "types.TracebackType | None"
 ) -> None:
     # The interpreter's own looks for the lines of a program in files alone.
-    traceback.print_exception(kind, error, exceptions.own_part(trace))
+    traceback.print_exception(kind, error, program.own_part(trace))
 
 
 class ContextLoop:

@@ -5,7 +5,7 @@ import os
 import select
 import time
 
-from . import advice, artifacts, wire
+from . import advice, artifacts, program, wire
 from .capture import STDERR, STDOUT, Bundles, Capture, Order
 from .memory import Memory
 from .process_tree import Child
@@ -261,9 +261,8 @@ def _exception(run: "Run | Cell") -> "list[tuple[str, bytes]]":
         return []
     told = run.done_parts.get("exception")
     if told is None and run.language == "bash":
-        from . import exceptions
-
-        told = exceptions.of_status(code)
+        # It has no exceptions.
+        told = program.encode_exception("Error", f"exit status {code}", "")
     return [("exception", told)] if told and len(told) <= EXCEPTION_BYTES else []
 
 

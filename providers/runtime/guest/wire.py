@@ -8,12 +8,15 @@ import errno
 import os
 import select
 
+from .program import dumps as dumps
+from .program import dumps_value as dumps_value
+from .program import loads as loads
+
 HEADER_LIMIT = 256 * 1024
 REQUEST_LIMIT = 128 * 1024 * 1024
 _LET_GO_BYTES = 1024 * 1024
 
-# Of what ended a program: characters of each field, and bytes of all of them as JSON.
-TYPE_CHARACTERS, MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS = 200, 10_000, 20_000
+# Of what ended a program: bytes of all its fields as JSON.
 EXCEPTION_BYTES = 192 * 1024
 
 # The zygote's first byte on a sandbox's channel: a pidfd comes with the first, a text with the
@@ -23,84 +26,6 @@ _EXHAUSTION = (
     *(errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS, errno.EMFILE, errno.ENFILE),
     *(errno.ENOSPC, errno.EUSERS),
 )
-
-try:
-    # CPython's own accelerators. `import json` pulls in `re` and costs 8 ms in every sandbox.
-    from _json import make_encoder, make_scanner
-except ImportError:
-    import json
-
-    def loads(text: str) -> object:
-        return json.loads(text)
-
-    def dumps(value: object) -> str:
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
-else:
-    from _json import encode_basestring
-
-    class _Scanner:
-        strict = True
-        object_hook = None
-        object_pairs_hook = None
-        parse_float = float
-        parse_int = int
-        parse_constant = float
-
-    _scan = make_scanner(_Scanner())  # type: ignore[arg-type]
-
-    def loads(text: str) -> object:
-        """Parse compact JSON (no white space around it). Raises ValueError."""
-        try:
-            value, end = _scan(text, 0)
-        except StopIteration:
-            raise ValueError("not JSON") from None
-        if end != len(text):
-            raise ValueError("text after the JSON value")
-        return value
-
-    def dumps(value: object) -> str:
-        """Compact JSON. Raises TypeError or ValueError for what JSON cannot hold, NaN included."""
-        encode = make_encoder({}, _refuse, encode_basestring, None, ":", ",", False, False, False)
-        return "".join(encode(value, 0))
-
-
-def dumps_value(value: object) -> str:
-    """As `dumps`, of a value that code made: NaN and infinities are null, as JavaScript has it."""
-    try:
-        return dumps(value)
-    except ValueError:
-        return dumps(_finite(value, []))
-
-
-def _finite(value: object, above: "list[int]") -> object:
-    """A copy with null for each number that JSON has not."""
-    if isinstance(value, float):
-        return value if _is_finite(value) else None
-    if not isinstance(value, (list, tuple, dict)):
-        return value
-    if id(value) in above:
-        raise ValueError("Circular reference detected")
-    below = [*above, id(value)]
-    if isinstance(value, dict):
-        return {_finite_key(key): _finite(each, below) for key, each in value.items()}
-    return [_finite(each, below) for each in value]
-
-
-def _finite_key(key: object) -> object:
-    if isinstance(key, float) and not _is_finite(key):
-        return "NaN" if key != key else "Infinity" if key > 0 else "-Infinity"
-    return key
-
-
-def _is_finite(number: float) -> bool:
-    # Without `math`, and without the warnings of numpy's numbers.
-    plain = float(number)
-    return plain - plain == 0
-
-
-def _refuse(value: object) -> object:
-    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def is_exhaustion(error: BaseException) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from providers.errors import InvalidConfiguration
 from providers.schema import ConfigField
@@ -18,9 +18,44 @@ CONNECTION, POOL, SANDBOX, ISOLATION, IMAGES = (
     *("Connection", "Pool", "Sandbox", "Isolation", "Images"),
 )
 
+# What web server, workers and pool service take without a sandbox (docs/deployment/capacity.md).
+SERVICE_BYTES = 712 << 20
+# Below so much for sandboxes each has less, so that there can be more than one.
+_SCARCE_BYTES, _SMALL_BYTES, _USUAL_BYTES = 256 << 20, 128 << 20, 256 << 20
+
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+
+Renews = Literal["nothing", "sandboxes", "launcher"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolField(ConfigField):
+    """One setting of a pool.
+
+    `renews` says what a changed value takes: nothing, so that idle sandboxes stay; other sandboxes;
+    or another launcher, which makes other sandboxes. `read` makes of the entered value the one in
+    force. Of that, `compared` returns the part whose change counts.
+    """
+
+    renews: Renews
+    read: Callable[[Any], Any] = lambda value: value
+    compared: Callable[[Any], object] = lambda value: value
+
+
+def module_names(text: str | None) -> tuple[str, ...]:
+    """The modules that a `preload` field names. Raises InvalidConfiguration."""
+    names = tuple(re.findall(r"[^\s,]+", text or ""))
+    for name in names:
+        if not _MODULE.fullmatch(name):
+            raise InvalidConfiguration(
+                f"preload: {name!r} is not the name of a module.", field="preload"
+            )
+    return names
+
+
 # What every provider over a pool lets its administrator choose.
-FIELDS: Mapping[str, ConfigField] = {
-    "isolation": ConfigField(
+FIELDS: Mapping[str, PoolField] = {
+    "isolation": PoolField(
         "string",
         "Sandbox sharing",
         default="execution",
@@ -29,8 +64,11 @@ FIELDS: Mapping[str, ConfigField] = {
         "sandbox, which is cleaned between runs. tenant-kernel: runs of one tenant share a gVisor "
         "kernel, each in its own namespaces. auto: tenant-kernel if possible, otherwise execution.",
         group=ISOLATION,
+        renews="launcher",
+        # The same sandboxes serve execution and tenant.
+        compared=lambda level: level if level in ("tenant-kernel", "auto") else "",
     ),
-    "preload": ConfigField(
+    "preload": PoolField(
         "string",
         "Preloaded Python modules",
         placeholder="numpy, pandas, matplotlib",
@@ -38,15 +76,10 @@ FIELDS: Mapping[str, ConfigField] = {
         address=False,
         description="Imported in advance, so that the import in a run is fast.",
         group=SANDBOX,
+        renews="sandboxes",
+        read=module_names,
     ),
 }
-
-# What web server, workers and pool service take without a sandbox (docs/deployment/capacity.md).
-SERVICE_BYTES = 712 << 20
-# Below so much for sandboxes each has less, so that there can be more than one.
-_SCARCE_BYTES, _SMALL_BYTES, _USUAL_BYTES = 256 << 20, 128 << 20, 256 << 20
-
-_MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -81,14 +114,3 @@ def default_capacity(total_bytes: int, memory_bytes: int, *, most: int, pools: i
     with so much memory: all that is left by the service, one at least."""
     room = (total_bytes - SERVICE_BYTES) // memory_bytes // pools
     return max(1, min(most, room))
-
-
-def module_names(text: str | None) -> tuple[str, ...]:
-    """The modules that a `preload` field names. Raises InvalidConfiguration."""
-    names = tuple(re.findall(r"[^\s,]+", text or ""))
-    for name in names:
-        if not _MODULE.fullmatch(name):
-            raise InvalidConfiguration(
-                f"preload: {name!r} is not the name of a module.", field="preload"
-            )
-    return names

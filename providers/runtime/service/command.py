@@ -16,6 +16,7 @@ from providers.runtime.service.http import AllowedAddresses
 from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.serve import ServiceOptions, serve
 from providers.runtime.service.settings import (
+    IMAGE_FIELDS,
     ServiceSettings,
     parse_size,
     parse_span,
@@ -129,13 +130,16 @@ def run(settings: PoolOptions, arguments: Mapping[str, Any], say: Callable[[str]
 def _first_settings(settings: PoolOptions) -> ServiceSettings:
     try:
         memory_bytes = parse_size(settings.POOL_MEMORY)
+        images: dict[str, Any] = {
+            IMAGE_FIELDS[language]: name for language, name in settings.POOL_IMAGES.items() if name
+        }
         capacity = usual_capacity(memory_bytes, settings.POOL_SIZE)
         return ServiceSettings(
             pool_size=min(settings.POOL_SIZE, capacity),
             max_sandboxes=capacity,
-            memory_bytes=memory_bytes,
+            max_memory=memory_bytes,
             timeout=parse_span(settings.POOL_TIMEOUT),
-            images={language: name for language, name in settings.POOL_IMAGES.items() if name},
+            **images,
         )
     except ValueError as error:
         raise InvalidConfiguration(f"SANDBOX_MAX_MEMORY, SANDBOX_TIMEOUT: {error}.") from None

@@ -1,9 +1,8 @@
-"""Which launcher the service uses, and when a change of the settings needs another one."""
+"""Which launcher the service uses."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,12 +44,6 @@ class LauncherChoice:
     python: str = ""
     memory: StateStore | None = None
     best_first: tuple[str, ...] = KINDS[1:]
-
-    def key(self, settings: ServiceSettings) -> Hashable:
-        """Settings with the same key can share a launcher."""
-        images = tuple(sorted(settings.images.items()))
-        kernels = settings.isolation in ("tenant-kernel", "auto") and settings.isolation
-        return settings.runtime, settings.require_gvisor, settings.enable_seccomp, images, kernels
 
     async def open(self, settings: ServiceSettings) -> tuple[str, Launcher, ChosenLevel]:
         """A launcher that is ready, its kind, and the level to have with it.

@@ -22,7 +22,6 @@ from providers.runtime.service.revisions import (
     Instance,
     Revision,
     open_line,
-    same_sandboxes,
     why_not_opened,
 )
 from providers.runtime.service.sandbox_registry import Apart, SandboxRegistry
@@ -94,7 +93,7 @@ class PoolManager:
             if self._line is None:
                 self._line = await open_line(self._choice, settings)
                 self._ready.set()
-            elif same_sandboxes(settings, self._line.settings):
+            elif settings.sandbox_key == self._line.settings.sandbox_key:
                 self._line.settings = settings
                 self._line.chosen = await choose_level(self._line.launcher, settings.isolation)
                 await self._line.pool.resize(settings.pool_settings(self._line.chosen.level))

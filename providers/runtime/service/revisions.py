@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.runtime.pool.kept import Kept
@@ -42,7 +41,7 @@ async def open_line(
     choice: LauncherChoice, settings: ServiceSettings, former: Revision | None = None
 ) -> Revision:
     """A pool for these settings, over the former's launcher if that fits them too."""
-    if former is not None and choice.key(settings) == choice.key(former.settings):
+    if former is not None and settings.launcher_key == former.settings.launcher_key:
         chosen = await choose_level(former.launcher, settings.isolation)
         return _over(former.kind, former.launcher, chosen, settings)
     kind, launcher, chosen = await choice.open(settings)
@@ -59,7 +58,7 @@ def _over(
 ) -> Revision:
     wanted = {language: language for language in launcher.languages()}
     if kind == "docker":
-        wanted |= settings.templates
+        wanted |= {name: language for name, (language, _) in settings.templates.items()}
     templates = {
         name: make_template(
             name,
@@ -90,25 +89,6 @@ def why_not_opened(error: Exception) -> SandboxError:
         f"The pool cannot be opened: {reason}. The log of the pool service has the details. The "
         "service tries again until it works."
     )
-
-
-def same_sandboxes(one: ServiceSettings, other: ServiceSettings) -> bool:
-    """Whether sandboxes made under the one are what the other asks for."""
-
-    def about(settings: ServiceSettings) -> tuple[Any, ...]:
-        return (
-            settings.memory_bytes,
-            settings.runtime,
-            settings.require_gvisor,
-            settings.isolation in ("tenant-kernel", "auto") and settings.isolation,
-            settings.preload,
-            settings.enable_seccomp,
-            settings.enable_ast_analysis,
-            dict(settings.images),
-            dict(settings.templates),
-        )
-
-    return about(one) == about(other)
 
 
 @dataclass(eq=False)

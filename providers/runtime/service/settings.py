@@ -1,6 +1,6 @@
 """What may be changed while the pool runs, declared once.
 
-The provider's form and `PUT /v1/settings` both follow from it.
+The provider's form, `PUT /v1/settings`, and whether idle sandboxes outlast a change follow from it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from providers.errors import InvalidConfiguration
@@ -23,11 +23,13 @@ from providers.runtime.pool.settings import (
     SANDBOX,
     Isolation,
     Level,
+    PoolField,
     PoolSettings,
+    Renews,
     default_capacity,
     module_names,
 )
-from providers.schema import ConfigField, validate
+from providers.schema import validate
 from providers.values import SandboxLimits
 
 MEMORY_SIZES = ("128m", "256m", "512m", "1g", "2g")
@@ -36,148 +38,6 @@ IMAGE_FIELDS = {language: f"base_{language}_image" for language in OURS}
 
 # The engine is never told to pull one, so that none of these makes it ask another host.
 _IMAGE_HINT = "Empty: the image from manage.py build_images."
-
-FIELDS: Mapping[str, ConfigField] = {
-    "pool_size": ConfigField(
-        "integer",
-        "Container Pool Size",
-        default=10,
-        min=1,
-        max=100,
-        description="Idle containers for each language in use.",
-        group=POOL,
-    ),
-    "pool_minimum": ConfigField(
-        "integer",
-        "Min idle containers",
-        default=0,
-        min=0,
-        max=100,
-        description="For each language not in use.",
-        group=POOL,
-    ),
-    "pool_burst": ConfigField(
-        "integer",
-        "Burst",
-        default=0,
-        min=0,
-        max=100,
-        description="Extra idle containers while callers are queued.",
-        group=POOL,
-    ),
-    "max_sandboxes": ConfigField(
-        "integer",
-        "Max containers",
-        min=1,
-        max=1000,
-        placeholder="by memory, up to 32",
-        description="Idle and busy, for all languages. More callers are queued.",
-        group=POOL,
-    ),
-    "max_kept": ConfigField(
-        "integer",
-        "Max session containers",
-        default=0,
-        min=0,
-        max=999,
-        description="The rest is for single runs. 0: half of all containers.",
-        group=POOL,
-    ),
-    "max_memory": ConfigField(
-        "string",
-        "Max Memory per Container",
-        default="256m",
-        options=MEMORY_SIZES,
-        description="All processes and files of a container together. No swap.",
-        group=SANDBOX,
-    ),
-    "timeout": ConfigField(
-        "integer",
-        "Execution Timeout (seconds)",
-        default=30,
-        min=5,
-        max=300,
-        description="Default and maximum for requests.",
-        group=SANDBOX,
-    ),
-    "queue_timeout": ConfigField(
-        "integer",
-        "Queue timeout (seconds)",
-        default=10,
-        min=1,
-        max=300,
-        description="Queued callers get SB008 after this time.",
-        group=POOL,
-    ),
-    "queue_size": ConfigField(
-        "integer",
-        "Max queue length",
-        default=200,
-        min=1,
-        max=10_000,
-        description="Callers get SB008 immediately if the queue is full.",
-        group=POOL,
-    ),
-    "runtime": ConfigField(
-        "string",
-        "Container runtime",
-        default="auto",
-        max=100,
-        address=False,
-        description="auto: gVisor (runsc) if the engine has it, otherwise runc. Or the name of a "
-        "runtime of the engine.",
-        group=ISOLATION,
-    ),
-    "require_gvisor": ConfigField(
-        "boolean",
-        "Require gVisor",
-        default=False,
-        description="Run nothing without gVisor.",
-        group=ISOLATION,
-    ),
-    **POOL_FIELDS,
-    "enable_seccomp": ConfigField(
-        "boolean",
-        "Filter system calls",
-        default=True,
-        description="An additional filter. The profile of the engine always applies.",
-        group=ISOLATION,
-    ),
-    "enable_ast_analysis": ConfigField(
-        "boolean",
-        "Static analysis warnings",
-        default=False,
-        description="Report notable Python imports and calls with each result. Blocks nothing.",
-        group=ISOLATION,
-    ),
-    "base_python_image": ConfigField(
-        "string", "Python image", max=300, address=False, description=_IMAGE_HINT, group=IMAGES
-    ),
-    "base_nodejs_image": ConfigField(
-        "string", "Node.js image", max=300, address=False, description=_IMAGE_HINT, group=IMAGES
-    ),
-    "base_bash_image": ConfigField(
-        "string", "Shell image", max=300, address=False, description=_IMAGE_HINT, group=IMAGES
-    ),
-    "templates": ConfigField(
-        "string",
-        "Additional images",
-        placeholder="science:python=cofferdam/science",
-        max=2000,
-        address=False,
-        description="name:language=image, separated by commas. Requests use the name as language.",
-        group=IMAGES,
-    ),
-    "max_lifetime": ConfigField(
-        "integer",
-        "Idle TTL (seconds)",
-        default=300,
-        min=10,
-        max=86_400,
-        description="Unused containers are destroyed after this time.",
-        group=POOL,
-    ),
-}
 
 _MOST_BY_MEMORY = 32
 _RUNTIME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
@@ -189,128 +49,6 @@ _TIME = re.compile(r"\d+(\.\d+)?|(\d+(\.\d+)?(ms|s|m|h))+", re.ASCII)
 _SPAN = re.compile(r"([\d.]+)(ms|s|m|h|$)", re.ASCII)
 _SPAN_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "": 1.0}
 _SMALLEST_MEMORY = 32 << 20
-
-
-@dataclass(frozen=True)
-class ServiceSettings:
-    """The settings in force. Sizes are bytes, times seconds.
-
-    `images` is by language or by template; `templates` are those beyond the plain languages, each
-    with its language.
-    """
-
-    pool_size: int = 10
-    pool_minimum: int = 0
-    pool_burst: int = 0
-    max_sandboxes: int = 32
-    max_kept: int = 0
-    memory_bytes: int = 256 << 20
-    timeout: float = 30
-    queue_timeout: float = 10
-    queue_size: int = 200
-    runtime: str = "auto"
-    require_gvisor: bool = False
-    isolation: Isolation = "execution"
-    preload: tuple[str, ...] = ()
-    enable_seccomp: bool = True
-    enable_ast_analysis: bool = False
-    images: Mapping[str, str] = field(default_factory=dict)
-    templates: Mapping[str, str] = field(default_factory=dict)
-    max_lifetime: float = 300
-
-    @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ServiceSettings:
-        """Raises InvalidConfiguration naming each refused field."""
-        given = validate(FIELDS, config)
-        check_config(given)
-        templates = _templates(given["templates"])
-        named = {language: given[name] for language, name in IMAGE_FIELDS.items() if given[name]}
-        memory_bytes = parse_size(given["max_memory"])
-        most = given["max_sandboxes"]
-        size = given["pool_size"]
-        capacity = max(most, size) if most else usual_capacity(memory_bytes, size)
-        return cls(
-            pool_size=min(size, capacity),
-            pool_minimum=given["pool_minimum"],
-            pool_burst=given["pool_burst"],
-            max_sandboxes=capacity,
-            max_kept=given["max_kept"],
-            memory_bytes=memory_bytes,
-            timeout=given["timeout"],
-            queue_timeout=given["queue_timeout"],
-            queue_size=given["queue_size"],
-            runtime=given["runtime"],
-            require_gvisor=given["require_gvisor"],
-            isolation=given["isolation"],
-            preload=module_names(given["preload"]),
-            enable_seccomp=given["enable_seccomp"],
-            enable_ast_analysis=given["enable_ast_analysis"],
-            images=named | {name: image for name, (_, image) in templates.items()},
-            templates={name: language for name, (language, _) in templates.items()},
-            max_lifetime=given["max_lifetime"],
-        )
-
-    @property
-    def most_kept(self) -> int:
-        """Never all of them: single runs are not to wait for the end of a session."""
-        return min(self.max_kept or self.max_sandboxes // 2, self.max_sandboxes - 1)
-
-    @property
-    def limits(self) -> SandboxLimits:
-        return SandboxLimits(memory_bytes=self.memory_bytes)
-
-    def for_one(self) -> ServiceSettings:
-        """The same for a single sandbox, and none kept warm."""
-        return replace(self, pool_size=0, pool_minimum=0, pool_burst=0, max_sandboxes=1)
-
-    def pool_settings(self, level: Level) -> PoolSettings:
-        """`level` is what `isolation` comes to with the launcher that is used."""
-        return PoolSettings(
-            size=self.pool_size,
-            capacity=self.max_sandboxes,
-            queue=self.queue_size,
-            patience=self.queue_timeout,
-            minimum=self.pool_minimum,
-            burst=self.pool_burst,
-            isolation=level,
-            max_lifetime=self.max_lifetime,
-        )
-
-
-def usual_capacity(memory_bytes: int, pool_size: int) -> int:
-    """How many sandboxes of so much memory a service has that was told no number: two at least, as
-    one of them may be kept."""
-    most = max(_MOST_BY_MEMORY, pool_size)
-    return max(2, default_capacity(machine_memory(), memory_bytes, most=most))
-
-
-def check_config(config: Mapping[str, Any]) -> None:
-    """Rules beyond the fields' own. Raises InvalidConfiguration."""
-    if config["require_gvisor"] and config["runtime"] == "runc":
-        raise InvalidConfiguration(
-            "require_gvisor: Cannot be combined with the runtime runc.", field="require_gvisor"
-        )
-    if config["isolation"] == "tenant-kernel" and config["runtime"] == "runc":
-        raise InvalidConfiguration(
-            "isolation: tenant-kernel needs gVisor, and the runtime is runc. Choose auto or runsc "
-            "as the runtime, or another isolation.",
-            field="isolation",
-        )
-    if not _RUNTIME.fullmatch(config["runtime"]):
-        raise InvalidConfiguration("runtime: Must be the name of a runtime.", field="runtime")
-    module_names(config["preload"])
-    for name in IMAGE_FIELDS.values():
-        if config[name] and not _IMAGE.fullmatch(config[name]):
-            raise InvalidConfiguration(
-                f"{name}: {config[name]!r} is not the name of an image.", field=name
-            )
-    _templates(config["templates"])
-
-
-def settings_digest(config: Mapping[str, Any]) -> str:
-    """A short name for a configuration as it was pushed: the service knows it, or it does not."""
-    text = json.dumps({key: config.get(key) for key in FIELDS}, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _names(text: str | None) -> tuple[str, ...]:
@@ -356,3 +94,334 @@ def parse_span(text: str) -> float:
             f"{text!r} is not a time of at most a day, such as 60, 60s, 1m30s or 500ms"
         )
     return seconds
+
+
+def _setting(declared: PoolField) -> Any:
+    return field(
+        default_factory=lambda: declared.read(declared.default), metadata={"declared": declared}
+    )
+
+
+@dataclass(frozen=True)
+class ServiceSettings:
+    """The settings in force, each as the provider's form declares it. Sizes are bytes, times
+    seconds. `templates` are language and image of those beyond the plain languages, by name.
+    """
+
+    pool_size: int = _setting(
+        PoolField(
+            "integer",
+            "Container Pool Size",
+            default=10,
+            min=1,
+            max=100,
+            description="Idle containers for each language in use.",
+            group=POOL,
+            renews="nothing",
+        )
+    )
+    pool_minimum: int = _setting(
+        PoolField(
+            "integer",
+            "Min idle containers",
+            default=0,
+            min=0,
+            max=100,
+            description="For each language not in use.",
+            group=POOL,
+            renews="nothing",
+        )
+    )
+    pool_burst: int = _setting(
+        PoolField(
+            "integer",
+            "Burst",
+            default=0,
+            min=0,
+            max=100,
+            description="Extra idle containers while callers are queued.",
+            group=POOL,
+            renews="nothing",
+        )
+    )
+    max_sandboxes: int = _setting(
+        PoolField(
+            "integer",
+            "Max containers",
+            min=1,
+            max=1000,
+            placeholder="by memory, up to 32",
+            description="Idle and busy, for all languages. More callers are queued.",
+            group=POOL,
+            renews="nothing",
+            read=lambda most: most or _MOST_BY_MEMORY,
+        )
+    )
+    max_kept: int = _setting(
+        PoolField(
+            "integer",
+            "Max session containers",
+            default=0,
+            min=0,
+            max=999,
+            description="The rest is for single runs. 0: half of all containers.",
+            group=POOL,
+            renews="nothing",
+        )
+    )
+    max_memory: int = _setting(
+        PoolField(
+            "string",
+            "Max Memory per Container",
+            default="256m",
+            options=MEMORY_SIZES,
+            description="All processes and files of a container together. No swap.",
+            group=SANDBOX,
+            renews="sandboxes",
+            read=parse_size,
+        )
+    )
+    timeout: float = _setting(
+        PoolField(
+            "integer",
+            "Execution Timeout (seconds)",
+            default=30,
+            min=5,
+            max=300,
+            description="Default and maximum for requests.",
+            group=SANDBOX,
+            renews="nothing",
+        )
+    )
+    queue_timeout: float = _setting(
+        PoolField(
+            "integer",
+            "Queue timeout (seconds)",
+            default=10,
+            min=1,
+            max=300,
+            description="Queued callers get SB008 after this time.",
+            group=POOL,
+            renews="nothing",
+        )
+    )
+    queue_size: int = _setting(
+        PoolField(
+            "integer",
+            "Max queue length",
+            default=200,
+            min=1,
+            max=10_000,
+            description="Callers get SB008 immediately if the queue is full.",
+            group=POOL,
+            renews="nothing",
+        )
+    )
+    runtime: str = _setting(
+        PoolField(
+            "string",
+            "Container runtime",
+            default="auto",
+            max=100,
+            address=False,
+            description="auto: gVisor (runsc) if the engine has it, otherwise runc. Or the name of "
+            "a runtime of the engine.",
+            group=ISOLATION,
+            renews="launcher",
+        )
+    )
+    require_gvisor: bool = _setting(
+        PoolField(
+            "boolean",
+            "Require gVisor",
+            default=False,
+            description="Run nothing without gVisor.",
+            group=ISOLATION,
+            renews="launcher",
+        )
+    )
+    isolation: Isolation = _setting(POOL_FIELDS["isolation"])  # noqa: RUF009  a field
+    preload: tuple[str, ...] = _setting(POOL_FIELDS["preload"])
+    enable_seccomp: bool = _setting(
+        PoolField(
+            "boolean",
+            "Filter system calls",
+            default=True,
+            description="An additional filter. The profile of the engine always applies.",
+            group=ISOLATION,
+            renews="launcher",
+        )
+    )
+    enable_ast_analysis: bool = _setting(
+        PoolField(
+            "boolean",
+            "Static analysis warnings",
+            default=False,
+            description="Report notable Python imports and calls with each result. Blocks nothing.",
+            group=ISOLATION,
+            renews="sandboxes",
+        )
+    )
+    base_python_image: str = _setting(
+        PoolField(
+            "string",
+            "Python image",
+            max=300,
+            address=False,
+            description=_IMAGE_HINT,
+            group=IMAGES,
+            renews="launcher",
+            read=lambda image: image or "",
+        )
+    )
+    base_nodejs_image: str = _setting(
+        PoolField(
+            "string",
+            "Node.js image",
+            max=300,
+            address=False,
+            description=_IMAGE_HINT,
+            group=IMAGES,
+            renews="launcher",
+            read=lambda image: image or "",
+        )
+    )
+    base_bash_image: str = _setting(
+        PoolField(
+            "string",
+            "Shell image",
+            max=300,
+            address=False,
+            description=_IMAGE_HINT,
+            group=IMAGES,
+            renews="launcher",
+            read=lambda image: image or "",
+        )
+    )
+    templates: Mapping[str, tuple[str, str]] = _setting(
+        PoolField(
+            "string",
+            "Additional images",
+            placeholder="science:python=cofferdam/science",
+            max=2000,
+            address=False,
+            description="name:language=image, separated by commas. Requests use the name as "
+            "language.",
+            group=IMAGES,
+            renews="launcher",
+            read=_templates,
+        )
+    )
+    max_lifetime: float = _setting(
+        PoolField(
+            "integer",
+            "Idle TTL (seconds)",
+            default=300,
+            min=10,
+            max=86_400,
+            description="Unused containers are destroyed after this time.",
+            group=POOL,
+            renews="nothing",
+        )
+    )
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> ServiceSettings:
+        """Raises InvalidConfiguration naming each refused field."""
+        given = validate(FIELDS, config)
+        check_config(given)
+        read = cls(**{name: declared.read(given[name]) for name, declared in FIELDS.items()})
+        most, size = given["max_sandboxes"], read.pool_size
+        capacity = max(most, size) if most else usual_capacity(read.max_memory, size)
+        return replace(read, pool_size=min(size, capacity), max_sandboxes=capacity)
+
+    @property
+    def launcher_key(self) -> tuple[object, ...]:
+        """Settings with the same key can share a launcher."""
+        return self._compared("launcher")
+
+    @property
+    def sandbox_key(self) -> tuple[object, ...]:
+        """Settings with the same key can share sandboxes."""
+        return self._compared("launcher", "sandboxes")
+
+    def _compared(self, *renews: Renews) -> tuple[object, ...]:
+        return tuple(
+            declared.compared(getattr(self, name))
+            for name, declared in FIELDS.items()
+            if declared.renews in renews
+        )
+
+    @property
+    def images(self) -> dict[str, str]:
+        """Image by language, where one is named, and by template."""
+        named = {language: getattr(self, name) for language, name in IMAGE_FIELDS.items()}
+        found = {language: image for language, image in named.items() if image}
+        return found | {name: image for name, (_, image) in self.templates.items()}
+
+    @property
+    def most_kept(self) -> int:
+        """Never all of them: single runs are not to wait for the end of a session."""
+        return min(self.max_kept or self.max_sandboxes // 2, self.max_sandboxes - 1)
+
+    @property
+    def limits(self) -> SandboxLimits:
+        return SandboxLimits(memory_bytes=self.max_memory)
+
+    def for_one(self) -> ServiceSettings:
+        """The same for a single sandbox, and none kept warm."""
+        return replace(self, pool_size=0, pool_minimum=0, pool_burst=0, max_sandboxes=1)
+
+    def pool_settings(self, level: Level) -> PoolSettings:
+        """`level` is what `isolation` comes to with the launcher that is used."""
+        return PoolSettings(
+            size=self.pool_size,
+            capacity=self.max_sandboxes,
+            queue=self.queue_size,
+            patience=self.queue_timeout,
+            minimum=self.pool_minimum,
+            burst=self.pool_burst,
+            isolation=level,
+            max_lifetime=self.max_lifetime,
+        )
+
+
+FIELDS: Mapping[str, PoolField] = {
+    each.name: each.metadata["declared"] for each in fields(ServiceSettings)
+}
+
+
+def usual_capacity(memory_bytes: int, pool_size: int) -> int:
+    """How many sandboxes of so much memory a service has that was told no number: two at least, as
+    one of them may be kept."""
+    most = max(_MOST_BY_MEMORY, pool_size)
+    return max(2, default_capacity(machine_memory(), memory_bytes, most=most))
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Rules beyond the fields' own. Raises InvalidConfiguration."""
+    if config["require_gvisor"] and config["runtime"] == "runc":
+        raise InvalidConfiguration(
+            "require_gvisor: Cannot be combined with the runtime runc.", field="require_gvisor"
+        )
+    if config["isolation"] == "tenant-kernel" and config["runtime"] == "runc":
+        raise InvalidConfiguration(
+            "isolation: tenant-kernel needs gVisor, and the runtime is runc. Choose auto or runsc "
+            "as the runtime, or another isolation.",
+            field="isolation",
+        )
+    if not _RUNTIME.fullmatch(config["runtime"]):
+        raise InvalidConfiguration("runtime: Must be the name of a runtime.", field="runtime")
+    module_names(config["preload"])
+    for name in IMAGE_FIELDS.values():
+        if config[name] and not _IMAGE.fullmatch(config[name]):
+            raise InvalidConfiguration(
+                f"{name}: {config[name]!r} is not the name of an image.", field=name
+            )
+    _templates(config["templates"])
+
+
+def settings_digest(config: Mapping[str, Any]) -> str:
+    """A short name for a configuration as it was pushed: the service knows it, or it does not."""
+    text = json.dumps({key: config.get(key) for key in FIELDS}, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

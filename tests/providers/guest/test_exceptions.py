@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from providers.runtime.guest.wire import EXCEPTION_BYTES, MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS
+from providers.runtime.guest.program import MESSAGE_CHARACTERS, TRACEBACK_CHARACTERS
+from providers.runtime.guest.wire import EXCEPTION_BYTES
 from providers.runtime.pool import claims
 from providers.values import exception_of
 from tests.conftest import require

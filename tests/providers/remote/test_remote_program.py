@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,8 @@ import pytest
 from providers.aliyun_codeinterpreter.provider import AliyunCodeInterpreterProvider
 from providers.e2b.provider import E2BProvider
 from providers.remote.output import Output, result_of
-from providers.remote.programs import build_program
+from providers.remote.programs import build_call, build_program
+from providers.runtime.guest import program as program_file
 from providers.values import ExecutionResult, RunLimits
 from tests.support.remote_providers import run
 from tests.support.sandboxes import Local
@@ -96,3 +99,49 @@ def test_a_kernel_in_whose_event_loop_a_program_ran_goes_on(tmp_path: Path) -> N
     output = Output(program.mark, RunLimits())
     output.stdout(done.stdout)
     assert result_of(output, program, 0, 0.1, {}).result == [1, None]
+
+
+def test_one_file_is_sent_as_it_is() -> None:
+    program = build_program("def main(): ...", "python", "main", {}, top_level_await=True)
+    texts = [
+        node.value
+        for node in ast.walk(ast.parse(program.text))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+    assert Path(program_file.__file__).read_text() in texts
+    assert len(program.text) < 24_000
+
+
+def test_the_file_that_is_sent_runs_by_itself(tmp_path: Path) -> None:
+    """In an interpreter that has nothing of ours and no package."""
+    code = (
+        "import runpy, sys\n"
+        "runpy.run_path(sys.argv[1])['run_in_kernel']"
+        "('def main(x): return x + 1', 'main', '{\"x\":1}', 100, '|', False)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, program_file.__file__],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr == ""
+    assert json.loads(done.stdout.strip("|\n")) == {"exit_code": 0, "result": 2}
+
+
+def test_a_call_leaves_a_kernel_its_names(tmp_path: Path) -> None:
+    cell = tmp_path / "cell.py"
+    cell.write_text(build_call("python", {"x": 1}, top_level_await=True).text)
+    kernel = (
+        "import pathlib, sys\n"
+        "def main(x): return x\n"
+        "run, before = 1, None\n"
+        "before = {**globals()}\n"
+        "exec(compile(pathlib.Path(sys.argv[1]).read_text(), 'cell', 'exec'))\n"
+        "changed = [name for name, each in globals().items() if before.get(name) is not each]\n"
+        "assert set(changed) == {'__cofferdam__', 'before'}, changed\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", kernel, cell], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert (done.stderr, done.returncode) == ("", 0)
