@@ -206,8 +206,7 @@ def append(
         if head is None or head.key_id != key.key_id:
             head = introduce(key, head)
         entry = add(head, key, kind, subject, content, execution_id)
-        point = checkpoints.Point(entry.sequence, entry.digest, entry.key_id, entry.signature)
-        transaction.on_commit(lambda: checkpoints.note(point, None if is_first else head))
+        transaction.on_commit(lambda: checkpoints.note(entry, None if is_first else head))
         if kind != "execution":
             transaction.on_commit(lambda: log_entry(entry, subject, content))
     return entry

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
@@ -254,6 +254,9 @@ class Point:
     signature: str
 
 
+_HEAD_FIELDS = tuple(each.name for each in fields(Point))
+
+
 @dataclass
 class History:
     """The lines of `checkpoints.jsonl`, oldest first."""
@@ -271,7 +274,7 @@ def where() -> str:
     return place.name if place else ""
 
 
-def note(point: Point, previous: Head | None) -> None:
+def note(entry: LedgerEntry, previous: Head | None) -> None:
     """Remember a committed entry; `previous` is the one before, None for the ledger's first.
 
     Too late to undo it, so a failure is logged and not raised. Where the files are far away it is
@@ -281,33 +284,33 @@ def note(point: Point, previous: Head | None) -> None:
     if place is None:
         return
     if place.is_far:
-        _behind.note(point, previous)
+        _behind.note(entry, previous)
     else:
-        _note(place, point, previous)
+        _note(place, entry, previous)
 
 
-def _note(place: CheckpointStore, point: Point, previous: Head | None) -> bool:
+def _note(place: CheckpointStore, entry: LedgerEntry, previous: Head | None) -> bool:
     try:
         is_missing = previous is not None and place.head() is None
-        _raise_head(place, point, previous)
+        _raise_head(place, entry, previous)
         if is_missing:
-            _write_line(place, point, begun=True)
-        elif point.sequence % EVERY == 0:
-            _write_line(place, point)
+            _write_line(place, entry, begun=True)
+        elif entry.sequence % EVERY == 0:
+            _write_line(place, entry)
     except (OSError, DatabaseError, LedgerUnavailable) as error:
         logger.critical(
-            "the ledger's checkpoint %s could not be written: %s", point.sequence, error
+            "the ledger's checkpoint %s could not be written: %s", entry.sequence, error
         )
         return False
     return True
 
 
-_behind = AsyncWriter(lambda point, previous: _note_far(point, previous), EVERY)
+_behind = AsyncWriter(lambda entry, previous: _note_far(entry, previous), EVERY)
 
 
-def _note_far(point: Point, previous: Head | None) -> bool:
+def _note_far(entry: LedgerEntry, previous: Head | None) -> bool:
     place = checkpoint_store()
-    return place is None or _note(place, point, previous)
+    return place is None or _note(place, entry, previous)
 
 
 def write_checkpoint(verify_entries: VerifyEntries) -> Point | None:
@@ -436,13 +439,16 @@ def set_aside() -> list[str]:
         return place.set_aside(timezone.now().strftime("%Y%m%dT%H%M%S%f")) if place else []
 
 
-def _raise_head(place: CheckpointStore, point: Point, previous: Head | None = None) -> None:
+def _raise_head(
+    place: CheckpointStore, point: Point | LedgerEntry, previous: Head | None = None
+) -> None:
     """Overwrite the head unless it is further: commits may be noted out of order.
 
     A head that is none of the ledger's entries any more is kept as a checkpoint before: the
     database went back, and once the ledger has grown past it, nothing else would tell.
     """
-    line = json.dumps(asdict(point)).ljust(_HEAD_BYTES - 1) + "\n"
+    said = {name: getattr(point, name) for name in _HEAD_FIELDS}
+    line = json.dumps(said).ljust(_HEAD_BYTES - 1) + "\n"
 
     def raise_line(text: str) -> str | None:
         known = _read_head(text)
@@ -494,7 +500,7 @@ def _signed_point(entry: LedgerEntry) -> Point:
     return Point(entry.sequence, entry.digest, entry.key_id, entry.signature)
 
 
-def _write_line(place: CheckpointStore, point: Point, *, begun: bool = False) -> None:
+def _write_line(place: CheckpointStore, point: Point | LedgerEntry, *, begun: bool = False) -> None:
     key = signing_key()
 
     def make_line(last: str) -> str:

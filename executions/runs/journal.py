@@ -310,20 +310,25 @@ _LASTING = {errno.EACCES, errno.EPERM, errno.EISDIR, errno.ELOOP}
 _BODIES = ("result", "outputs", "exception", "stdout", "stderr")
 
 
-def record(execution: Execution, ended: Ended) -> bool:
+def record(
+    execution: Execution,
+    status: Execution.Status,
+    values: Mapping[str, Any],
+    artifacts: Sequence[Artifact],
+    ran: bool | None,
+) -> bool:
     """Complete the row, or attach the result to one that was closed meanwhile, which returns False.
 
     Called again after a commit that was not answered, it finds its own and returns True.
     """
-    values = dict(ended.values)
     # What was computed when it ended holds, also where it is recorded later.
-    values = extensions.end_values(values.get("provider", ""), values) | values
-    if close_record(execution, ended.status, values, ended.artifacts):
+    values = extensions.end_values(values.get("provider", ""), values) | dict(values)
+    if close_record(execution, status, values, artifacts):
         return True
-    if (execution.status, execution.finished_at) == (ended.status, values["finished_at"]):
+    if (execution.status, execution.finished_at) == (status, values["finished_at"]):
         return True
-    if ended.ran:
-        record_late(execution, ended.status, values, ended.artifacts)
+    if ran:
+        record_late(execution, status, values, artifacts)
     return False
 
 
@@ -502,7 +507,7 @@ def _record(ended: Ended) -> bool:
         return ended.ran is False
     if ended.ran is False and ended.owner is not None and execution.is_open:
         execution.process_id = ended.owner
-    if record(execution, ended):
+    if record(execution, ended.status, ended.values, ended.artifacts, ended.ran):
         log_execution(execution)
     else:
         remove_files(ended.artifacts)

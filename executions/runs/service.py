@@ -433,12 +433,12 @@ class Attempt:
             "finished_at": timezone.now(),
         }
         owner = None if self.handed_over else self.execution.process_id
-        ended = Ended(self.execution.pk, status, values, artifacts, ran, owner)
         try:
-            won = journal.record(self.execution, ended)
+            won = journal.record(self.execution, status, values, artifacts, ran)
         except (DatabaseFailure, LedgerUnavailable) as failure:
             if not (problem := journal.obstacle_of(failure)):
                 raise
+            ended = Ended(self.execution.pk, status, values, artifacts, ran, owner)
             raise journal.keep(ended, problem) from failure
         if not won:
             logger.warning(

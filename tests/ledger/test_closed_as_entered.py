@@ -14,7 +14,6 @@ from django.db.models import F
 from executions.ledger.verification import verify
 from executions.runs import journal
 from executions.runs.heartbeat import Heartbeat
-from executions.runs.journal import Ended
 from executions.runs.models import Execution
 from executions.runs.queue import claim, mark_dispatched, requeue
 from executions.runs.record import close_record
@@ -97,14 +96,14 @@ def test_a_record_that_the_journal_keeps_names_nothing_of_a_provider_that_was_le
     mark_dispatched(taken, provider="first", runtime="runsc", isolation="gvisor")
     attempt = Attempt(taken, ExecutionRequest("1"), 0.0, 0.0)
     attempt.changes = {"provider": "second"}
-    kept: list[Ended] = []
+    kept: list[dict[str, Any]] = []
 
-    def keep(_: Execution, ended: Ended) -> bool:
-        kept.append(ended)
+    def keep(_: Execution, status: str, values: dict[str, Any], *more: object) -> bool:
+        kept.append(values)
         return True
 
     monkeypatch.setattr(journal, "record", keep)
     attempt.end_with_error(ProviderUnavailable("away"))
 
-    values: Any = kept[0].values
+    (values,) = kept
     assert (values["provider"], values["runtime"], values["isolation"]) == ("second", "", "")
