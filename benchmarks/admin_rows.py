@@ -119,17 +119,17 @@ def fill(executions: int) -> None:
 
 def _counts(hour: str) -> list[str]:
     """What was counted as the executions ended. The buckets are as many as they would be."""
+    rows = (
+        ("outcome", "provider", "TRIM(status || ' ' || error_code)", "COALESCE(SUM(cost), 0)"),
+        ("tenant", "tenant_slug", "''", "0"),
+        ("latency", "provider", "CAST(CAST(total_ms / 5 AS INTEGER) AS TEXT)", "0"),
+        ("priced", "provider", "''", "0"),
+    )
     return [
-        "INSERT INTO executions_executioncount"
-        " (hour, provider, status, error_code, count, cost, faults, priced)"
-        f" SELECT {hour}, provider, status, error_code, COUNT(*), COALESCE(SUM(cost), 0), 0,"
-        " COUNT(cost) FROM executions_execution GROUP BY 1, 2, 3, 4",
-        "INSERT INTO executions_executiontenantcount"
-        " (hour, tenant_slug, count, cost, stored_bytes)"
-        f" SELECT {hour}, tenant_slug, COUNT(*), 0, 0 FROM executions_execution GROUP BY 1, 2",
-        "INSERT INTO executions_executionlatency (hour, provider, bucket, count)"
-        f" SELECT {hour}, provider, CAST(total_ms / 5 AS INTEGER), COUNT(*)"
-        " FROM executions_execution GROUP BY 1, 2, 3",
+        "INSERT INTO executions_statistic (kind, hour, name, label, count, amount)"
+        f" SELECT '{kind}', {hour}, {name}, {label}, COUNT(*), {amount} FROM executions_execution"
+        f"{' WHERE cost IS NOT NULL' if kind == 'priced' else ''} GROUP BY 1, 2, 3, 4"
+        for kind, name, label, amount in rows
     ]
 
 

@@ -146,12 +146,12 @@ def _measure_all(watcher: Connection) -> None:
     from django.utils import timezone
 
     from executions.capabilities.observability.counters import recount
-    from executions.capabilities.observability.models import ExecutionCount
     from executions.capabilities.retention import service as retention
     from executions.capabilities.search import service as search
     from executions.ledger import checkpoints
     from executions.ledger.append import append, record_baseline
     from executions.ledger.verification import verify, verify_entries
+    from executions.runs.statistics import Statistic
     from executions.tenants.models import Tenant
 
     sink = Path(os.devnull).open("w")  # noqa: SIM115
@@ -160,7 +160,7 @@ def _measure_all(watcher: Connection) -> None:
     columns = f"{'took':>10} {'processor':>10} {'held':>7} {'p50 ms':>8} {'p99':>8} {'max':>8}"
     print(f"{'':28} {columns}  >{BOUND_MS}")
     measure("index_new_code", search.index_new_code, watcher)
-    ExecutionCount.objects.all().delete()
+    Statistic.objects.all().delete()
     measure("recount", recount, watcher)
     measure("record_baseline", record_baseline, watcher)
     for number in range(300):

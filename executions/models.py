@@ -1,12 +1,7 @@
 from __future__ import annotations
 
 from executions.capabilities.alerts.models import Alert
-from executions.capabilities.observability.models import (
-    AuditExport,
-    ExecutionCount,
-    ExecutionLatency,
-    ExecutionTotal,
-)
+from executions.capabilities.observability.models import AuditExport
 from executions.capabilities.policies.models import Policy
 from executions.capabilities.reports.models import Report
 from executions.capabilities.schedules.models import Schedule
@@ -20,11 +15,11 @@ from executions.runs.models import (
     Artifact,
     Execution,
     ExecutionEvent,
-    ExecutionTenantCount,
     LateResult,
     Process,
     RunSignal,
 )
+from executions.runs.statistics import Statistic
 from executions.sessions.models import (
     Blob,
     LooseFile,
@@ -47,11 +42,7 @@ __all__ = (
     "CodeSearchProgress",
     "CodeText",
     "Execution",
-    "ExecutionCount",
     "ExecutionEvent",
-    "ExecutionLatency",
-    "ExecutionTenantCount",
-    "ExecutionTotal",
     "KeyRefusal",
     "LateResult",
     "LedgerCheck",
@@ -70,6 +61,7 @@ __all__ = (
     "Snapshot",
     "Spending",
     "SpendingAlert",
+    "Statistic",
     "StoredTotal",
     "Tenant",
     "ToolCall",

@@ -153,7 +153,6 @@ def add_check(label: str, check: Callable[[Any], str]) -> None:
 
 
 _OPEN = "Open executions are not in the ledger yet. Null after the end."
-_COUNTED = "Counted from ledger-backed records. `recount_executions` counts again."
 _NOW = "Current state, updated every few seconds."
 
 _SAVED = "File names and times as sandboxes report them. The content is hashed."
@@ -219,11 +218,8 @@ NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
         "*": "Delivery status is not covered by the ledger; payloads are."
     },
     "executions.spendingalert": {"*": "A notification only; it changes nothing."},
-    "executions.executioncount": {"*": _COUNTED},
-    "executions.executiontenantcount": {"*": _COUNTED},
-    "executions.executionlatency": {"*": _COUNTED},
-    "executions.executiontotal": {
-        "*": "Metrics for Prometheus, counted from ledger-backed records."
+    "executions.statistic": {
+        "*": "Counted from ledger-backed records. `recount_executions` counts the hours again."
     },
     "executions.alert": {
         "*": "Current state. Opening, acknowledging and resolving have their own entries."

@@ -567,24 +567,6 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
-            name='ExecutionCount',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('hour', models.DateTimeField()),
-                ('provider', models.CharField(max_length=64)),
-                ('status', models.CharField(max_length=16)),
-                ('error_code', models.CharField(max_length=8)),
-                ('count', models.PositiveBigIntegerField()),
-                ('cost', models.FloatField(default=0)),
-                ('faults', models.PositiveBigIntegerField(db_default=0, default=0, help_text='Provider failures before any tenant code ran.')),
-                ('priced', models.PositiveBigIntegerField(db_default=0, default=0, help_text='Executions with a cost.')),
-                ('went_on', models.PositiveBigIntegerField(db_default=0, default=0, help_text='Attempts that failed over to another provider; not in count.')),
-            ],
-            options={
-                'constraints': [models.UniqueConstraint(fields=('hour', 'provider', 'status', 'error_code'), name='execution_count_once')],
-            },
-        ),
-        migrations.CreateModel(
             name='ExecutionEvent',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -595,49 +577,6 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('execution', 'first'),
-            },
-        ),
-        migrations.CreateModel(
-            name='ExecutionLatency',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('hour', models.DateTimeField()),
-                ('provider', models.CharField(max_length=64)),
-                ('bucket', models.PositiveSmallIntegerField()),
-                ('count', models.PositiveBigIntegerField()),
-            ],
-            options={
-                'constraints': [models.UniqueConstraint(fields=('hour', 'provider', 'bucket'), name='execution_latency_once')],
-            },
-        ),
-        migrations.CreateModel(
-            name='ExecutionTenantCount',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('hour', models.DateTimeField()),
-                ('tenant_slug', models.CharField(max_length=64)),
-                ('count', models.PositiveBigIntegerField()),
-                ('cost', models.FloatField(default=0)),
-                ('stored_bytes', models.PositiveBigIntegerField(default=0, help_text='Code, output, results, artifacts and queued requests.')),
-                ('used_ms', models.PositiveBigIntegerField(db_default=0, default=0, help_text='Total run time in milliseconds.')),
-            ],
-            options={
-                'indexes': [models.Index(fields=['tenant_slug', 'hour'], name='execution_tenant_day')],
-                'constraints': [models.UniqueConstraint(fields=('hour', 'tenant_slug'), name='execution_tenant_count_once')],
-            },
-        ),
-        migrations.CreateModel(
-            name='ExecutionTotal',
-            fields=[
-                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('kind', models.CharField(max_length=16)),
-                ('provider', models.CharField(max_length=64)),
-                ('label', models.CharField(max_length=32)),
-                ('count', models.PositiveBigIntegerField()),
-                ('amount', models.FloatField(default=0, help_text='Seconds for durations, cost for outcomes.')),
-            ],
-            options={
-                'constraints': [models.UniqueConstraint(fields=('kind', 'provider', 'label'), name='execution_total_once')],
             },
         ),
         migrations.CreateModel(
@@ -837,6 +776,22 @@ class Migration(migrations.Migration):
                 ('started', models.BigIntegerField(help_text="Unix time, from the database's clock.")),
                 ('taken', models.BigIntegerField()),
             ],
+        ),
+        migrations.CreateModel(
+            name='Statistic',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('kind', models.CharField(max_length=16)),
+                ('name', models.CharField(help_text='Tenant or provider.', max_length=64)),
+                ('hour', models.DateTimeField(help_text='Begin of the hour or the day.')),
+                ('label', models.CharField(help_text='Status with error code, bucket of a duration, or event.', max_length=32)),
+                ('count', models.PositiveBigIntegerField()),
+                ('amount', models.FloatField(default=0, help_text='Cost, or seconds of durations.')),
+            ],
+            options={
+                'indexes': [models.Index(fields=['name', 'kind', 'hour'], name='statistic_name')],
+                'constraints': [models.UniqueConstraint(fields=('kind', 'hour', 'name', 'label'), name='statistic_once')],
+            },
         ),
         migrations.CreateModel(
             name='StoredTotal',

@@ -9,7 +9,6 @@ import logging
 import os
 import time
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 from django.conf import settings
@@ -18,7 +17,8 @@ from django.db import connection
 from executions.ledger.entry import ensure_ledger
 from executions.runs import extensions
 from executions.runs.active_runs import ensure_not_stopping
-from executions.runs.models import Execution, ExecutionTenantCount, hour_of
+from executions.runs.models import Execution
+from executions.runs.statistics import RAN, STORED, TENANT, Statistic
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import MIB, Quota, limit_of, running_limit, seconds_of_today
 from providers.errors import ProviderUnavailable, RateLimited
@@ -112,10 +112,6 @@ _RETRY_QUEUED = 5.0
 
 _EXECUTIONS = Execution._meta.db_table
 
-
-_COUNTS = ExecutionTenantCount._meta.db_table
-
-
 _RUNNING, _QUEUED = Execution.Status.RUNNING.value, Execution.Status.QUEUED.value
 
 
@@ -142,11 +138,14 @@ _HELD = {
 }
 
 
-# One statement over the index of open rows and today's hours: within every execution.
+# One statement over the index of open rows and the tenant's hours of today: within every execution.
 _COUNT = (
     "SELECT running, background, queued, seconds, number, ms, bytes FROM ({held}) AS held,"  # noqa: S608
-    " (SELECT SUM(count) AS number, SUM(used_ms) AS ms, SUM(stored_bytes) AS bytes"
-    f" FROM {_COUNTS} WHERE tenant_slug = %(tenant)s AND hour >= {{today}}) AS today"
+    f" (SELECT SUM(count) FILTER (WHERE kind = '{TENANT}') AS number,"
+    f" SUM(count) FILTER (WHERE kind = '{RAN}') AS ms,"
+    f" SUM(count) FILTER (WHERE kind = '{STORED}') AS bytes FROM {Statistic._meta.db_table}"
+    f" WHERE kind IN ('{TENANT}', '{RAN}', '{STORED}') AND name = %(tenant)s"
+    " AND hour >= {today}) AS today"
 )
 
 
@@ -297,32 +296,3 @@ def may_claim(tenant_slug: str) -> bool:
         finished_at=None, tenant_slug=tenant_slug, status=Execution.Status.RUNNING
     )
     return running.count() - running.filter(background=True).count() < running_limit(tenant_slug)
-
-
-# Adds to the tenant's use in one hour, or begins it. One statement, which no other comes between.
-ADD_USE = (
-    f"INSERT INTO {_COUNTS} (hour, tenant_slug, count, cost, stored_bytes, used_ms)"  # noqa: S608
-    " VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT (hour, tenant_slug) DO UPDATE SET"
-    f" count = {_COUNTS}.count + excluded.count, cost = {_COUNTS}.cost + excluded.cost,"
-    f" stored_bytes = {_COUNTS}.stored_bytes + excluded.stored_bytes,"
-    f" used_ms = {_COUNTS}.used_ms + excluded.used_ms"
-)
-
-
-def count_use(
-    tenant_slug: str,
-    at: datetime,
-    *,
-    ended: int = 0,
-    cost: float = 0.0,
-    stored_bytes: int = 0,
-    used_ms: int = 0,
-) -> None:
-    """Add to what the tenant has used of its quotas, in the transaction of the record that did.
-
-    Whoever has this row lock waits for no other: call it behind the ledger entry and whatever else
-    the transaction writes for several tenants, but for the statistics of an end.
-    """
-    hour = connection.ops.adapt_datetimefield_value(hour_of(at))
-    with connection.cursor() as cursor:
-        cursor.execute(ADD_USE, (hour, tenant_slug, ended, cost, stored_bytes, used_ms))

@@ -23,6 +23,7 @@ from executions.runs.event_log import EventLog
 from executions.runs.models import Execution, LateResult
 from executions.runs.provider_calls import Step
 from executions.runs.requests import Caller, ExecutionRequest
+from executions.runs.statistics import Increment
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import Quota, Use
 from providers.errors import SandboxError
@@ -230,6 +231,10 @@ class Extension:
     def end_values(self, provider_id: str, timings: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return columns that follow from where and how long it ran."""
         return {}
+
+    def statistics(self, ended: Execution) -> Iterable[Increment]:
+        """Return what it counts of an end, for the transaction of the end to add."""
+        return ()
 
     def before_seal(self, ended: Execution, *, had_code: bool) -> None:
         """Write what must precede the ledger entry of an end, in its transaction. The record

@@ -508,35 +508,6 @@ class LateResult(models.Model):
         return f"{self.execution_id}: {self.status}"
 
 
-class ExecutionTenantCount(models.Model):
-    """How many executions of a tenant ended in one hour, and what they left in our keeping.
-
-    Bounds of a day are counted from it, so that they cost no statement of their own.
-    """
-
-    hour = models.DateTimeField()
-    tenant_slug = models.CharField(max_length=64)
-    count = models.PositiveBigIntegerField()
-    cost = models.FloatField(default=0)
-    stored_bytes = models.PositiveBigIntegerField(
-        default=0, help_text="Code, output, results, artifacts and queued requests."
-    )
-    used_ms = models.PositiveBigIntegerField(
-        default=0, db_default=0, help_text="Total run time in milliseconds."
-    )
-
-    class Meta:
-        indexes = (models.Index(fields=("tenant_slug", "hour"), name="execution_tenant_day"),)
-        constraints = (
-            models.UniqueConstraint(
-                fields=("hour", "tenant_slug"), name="execution_tenant_count_once"
-            ),
-        )
-
-    def __str__(self) -> str:
-        return f"{self.hour:%Y-%m-%d %H} {self.tenant_slug}"
-
-
 class Approval(models.Model):
     """A run that a policy holds in the queue until a person approves it.
 

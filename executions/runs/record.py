@@ -39,7 +39,6 @@ from executions.ledger.models import LedgerEntry
 from executions.runs import extensions, heartbeat, payloads
 from executions.runs.admission import (
     Demand,
-    count_use,
     ensure_disk_space,
     ensure_ready,
     ensure_within_bounds,
@@ -56,6 +55,7 @@ from executions.runs.requests import (
     trace_id_of,
 )
 from executions.runs.results import policy_of
+from executions.runs.statistics import add, tenant_use
 from executions.tenants.models import Scope, Tenant
 from executions.tenants.quotas import tenant_lock
 from providers.errors import (
@@ -347,7 +347,9 @@ def _save_within_bounds(
                 beside(execution)
             if wanted.payload_bytes:
                 # Behind `beside`, which may enter something in the ledger.
-                count_use(tenant.slug, execution.created_at, stored_bytes=wanted.payload_bytes)
+                add(
+                    tenant_use(tenant.slug, execution.created_at, stored_bytes=wanted.payload_bytes)
+                )
             is_committing = True
     except OperationalError as error:
         look_again_at_disk()
@@ -463,7 +465,16 @@ def close_record(
     for name, value in values.items():
         setattr(ended, name, value)
     content = execution_content(ended, artifacts)
-    size, ran_ms = _stored_bytes(ended, artifacts), used_ms(ended, execution.timeout)
+    increments = tenant_use(
+        ended.tenant_slug,
+        values["finished_at"],
+        ended=1,
+        cost=float(ended.cost or 0),
+        stored_bytes=_stored_bytes(ended, artifacts),
+        used_ms=used_ms(ended, execution.timeout),
+    )
+    for each in extensions.installed():
+        increments += each.statistics(ended)
     entry = None
     with transaction.atomic():
         won = end(execution, values, only_if=only_if)
@@ -473,16 +484,9 @@ def close_record(
             for each in extensions.installed():
                 each.before_seal(ended, had_code=bool(execution.code))
             entry = append_execution(content, ended)
-            count_use(
-                ended.tenant_slug,
-                values["finished_at"],
-                ended=1,
-                cost=float(ended.cost or 0),
-                stored_bytes=size,
-                used_ms=ran_ms,
-            )
             for each in extensions.installed():
                 each.on_end(ended)
+            add(increments)
     if won and ended.mode == Execution.Mode.ASYNC and payloads.may_have_file(execution):
         # Behind the transaction that this is in: where it is taken back, the run is still to come.
         transaction.on_commit(partial(payloads.forget, execution.pk))
@@ -610,11 +614,10 @@ def record_late(
         with transaction.atomic():
             # The receiver of its signal enters it in the ledger (`executions.receivers`).
             late.save(force_insert=True)
-            more_ms = _ran_on(execution, values)
-            if more_ms:
-                count_use(execution.tenant_slug, timezone.now(), used_ms=more_ms)
             for each in extensions.installed():
                 each.on_late(execution, late)
+            if more_ms := _ran_on(execution, values):
+                add(tenant_use(execution.tenant_slug, timezone.now(), used_ms=more_ms))
     except IntegrityError:
         return False
     return True

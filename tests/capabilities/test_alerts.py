@@ -17,11 +17,9 @@ import pytest
 from executions.capabilities.alerts import service as alerts
 from executions.capabilities.alerts.models import Alert
 from executions.capabilities.alerts.service import QUIET, acknowledge, watch, watch_without_workers
-from executions.capabilities.observability.counters import bucket_of
+from executions.capabilities.observability.counters import FAULT, LATENCY, OUTCOME, bucket_of
 from executions.capabilities.observability.models import (
     AuditExport,
-    ExecutionCount,
-    ExecutionLatency,
 )
 from executions.capabilities.spending.models import SpendingAlert
 from executions.kernel import http
@@ -29,6 +27,7 @@ from executions.ledger.append import append
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.runs.models import Process, hour_of
+from executions.runs.statistics import Increment, add
 from executions.tasks import watch_alerts
 from executions.tenants.models import Tenant
 from executions.tenants.service import ADMINISTRATOR, AUDITOR, OPERATOR
@@ -52,8 +51,11 @@ SECRET = "whsec_" + base64.b64encode(b"a secret of a webhook").decode()
 
 
 def counted(number: int, status: str = "succeeded", faults: int = 0, code: str = "") -> None:
-    ExecutionCount.objects.create(
-        hour=HOUR, provider="e2b", status=status, error_code=code, count=number, faults=faults
+    add(
+        [
+            Increment(OUTCOME, "e2b", HOUR, f"{status} {code}".rstrip(), number),
+            Increment(FAULT, "e2b", HOUR, code, faults),
+        ]
     )
 
 
@@ -65,8 +67,7 @@ def test_each_rule_opens_an_alert_of_its_subject(alice: Caller, settings: Any) -
     counted(6, "error", faults=6, code="SB003")
     counted(7, "error", code="SB008")
     for seconds, number in ((1.0, 80), (60.0, 20)):
-        bucket = bucket_of(seconds * 1000)
-        ExecutionLatency.objects.create(hour=HOUR, provider="e2b", bucket=bucket, count=number)
+        add([Increment(LATENCY, "e2b", HOUR, str(bucket_of(seconds * 1000)), number)])
     CircuitBreaker.objects.create(
         provider_id="e2b", state="open", retry_at=NOW, error_message="a service said: secret"
     )

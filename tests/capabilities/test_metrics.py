@@ -13,10 +13,10 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
-from executions.capabilities.observability.counters import BOUNDS
+from executions.capabilities.observability.counters import BOUNDS, FAULT
 from executions.capabilities.observability.metrics import TENANTS, Family, collect, write
-from executions.capabilities.observability.models import ExecutionCount, ExecutionTotal
-from executions.runs.models import ExecutionTenantCount, Process, hour_of
+from executions.runs.models import Process, hour_of
+from executions.runs.statistics import ALL_TIME, TENANT, Increment, Statistic, add
 from executions.sessions.models import Session
 from providers.models import CircuitBreaker, ProviderConfig, ProviderHealth
 from tests.conftest import Caller
@@ -184,7 +184,7 @@ def test_a_guests_fault_is_none_of_the_providers(settings: Any, alice: Caller) -
     assert list(faults.values()) == [1]
     name = "cofferdam_provider_failures_total"
     assert value(samples, name, provider="e2b", error_code="SB009") == 2
-    assert sum(ExecutionCount.objects.values_list("faults", flat=True)) == 1
+    assert Statistic.objects.get(kind=FAULT, hour__gt=ALL_TIME).count == 1
 
 
 @pytest.mark.django_db
@@ -257,9 +257,7 @@ def test_providers_pools_and_hosts_are_told_by_whoever_is_asked(settings: Any) -
 @pytest.mark.django_db
 def test_many_tenants_are_few_series_and_few_queries(settings: Any, alice: Caller) -> None:
     hour = hour_of(timezone.now())
-    ExecutionTenantCount.objects.bulk_create(
-        ExecutionTenantCount(hour=hour, tenant_slug=f"t{n}", count=n + 1) for n in range(500)
-    )
+    add(Increment(TENANT, f"t{n}", hour, "", n + 1) for n in range(500))
     for n in range(40):
         alice.tenant.slug = f"t{n}"
         alice.tenant.save()
@@ -306,10 +304,7 @@ def test_any_text_and_number_is_a_sample(text: str, number: float) -> None:
 
 @pytest.mark.django_db
 def test_a_bucket_of_another_version_is_counted_in_the_next_one(settings: Any) -> None:
-    for label in ("0.07", "1000", "+Inf"):
-        ExecutionTotal.objects.create(
-            kind="run", provider="local", label=label, count=1, amount=2.0
-        )
+    add(Increment("run", "local", ALL_TIME, label, 1, 2.0) for label in ("0.07", "1000", "+Inf"))
     samples = read(write(collect(with_tenants=False)))
     name, at = "cofferdam_execution_duration_seconds_bucket", {"provider": "local", "phase": "run"}
     assert value(samples, name, **at, le="0.05") == 0

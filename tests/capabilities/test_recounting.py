@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from django.db import connection, connections
-from django.db.models import Sum
+from django.db.models import QuerySet, Sum
 
 from executions.capabilities.observability import counters
-from executions.capabilities.observability.counters import Recounting, recount
-from executions.capabilities.observability.models import ExecutionCount, ExecutionLatency
-from executions.runs.models import Execution, ExecutionTenantCount
+from executions.capabilities.observability.counters import LATENCY, OUTCOME, Recounting, recount
+from executions.runs.models import Execution
+from executions.runs.statistics import ALL_TIME, STORED, TENANT, Statistic
 from tests.capabilities.write_transactions import write_transactions
 from tests.conftest import Caller
 from tests.support.held import ended, opened
@@ -21,11 +21,14 @@ from tests.support.held import ended, opened
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
 
 
+def hours(*kinds: str) -> QuerySet[Statistic]:
+    return Statistic.objects.filter(kind__in=kinds, hour__gt=ALL_TIME)
+
+
 def counted() -> list[int]:
-    """What each table adds up to."""
+    """What the hours of each kind add up to."""
     return [
-        model._default_manager.aggregate(sum=Sum("count"))["sum"] or 0
-        for model in (ExecutionCount, ExecutionTenantCount, ExecutionLatency)
+        hours(kind).aggregate(sum=Sum("count"))["sum"] or 0 for kind in (OUTCOME, TENANT, LATENCY)
     ]
 
 
@@ -36,8 +39,8 @@ def end(caller: Caller, **changes: Any) -> None:
 def test_what_ends_while_it_is_counted_is_counted_once(alice: Caller) -> None:
     for _ in range(5):
         end(alice)
-    ExecutionCount.objects.update(count=2)
-    ExecutionTenantCount.objects.all().delete()
+    hours(OUTCOME).update(count=2)
+    hours(TENANT).delete()
     reading = threading.Event()
 
     def end_another() -> None:
@@ -66,18 +69,16 @@ def test_what_ends_while_it_is_counted_is_counted_once(alice: Caller) -> None:
 
 def test_too_many_are_taken_back_and_what_was_stored_stays(alice: Caller) -> None:
     end(alice, stdout="x" * 1000)
-    stored = ExecutionTenantCount.objects.get().stored_bytes
+    stored = hours(STORED).get().count
     assert stored >= 1000
-    for model in (ExecutionCount, ExecutionLatency):
-        model._default_manager.update(count=9)
+    hours(OUTCOME, LATENCY).update(count=9)
     Execution.objects.all().delete()
 
     assert recount() == 0
 
-    assert not ExecutionCount.objects.exists()
-    assert not ExecutionLatency.objects.exists()
-    row = ExecutionTenantCount.objects.get()
-    assert (row.count, row.stored_bytes) == (0, stored)
+    assert not hours(OUTCOME, LATENCY).exists()
+    assert hours(TENANT).get().count == 0
+    assert hours(STORED).get().count == stored
 
 
 @pytest.mark.only_on("sqlite")
@@ -91,8 +92,7 @@ def test_others_can_write_after_every_few_rows(
         ended_at = newest.finished_at
         assert ended_at is not None
         Execution.objects.filter(pk=newest.pk).update(finished_at=ended_at - timedelta(hours=hour))
-    for model in (ExecutionCount, ExecutionTenantCount, ExecutionLatency):
-        model._default_manager.all().delete()
+    hours(OUTCOME, TENANT, LATENCY).delete()
 
     with write_transactions() as transactions:
         recount()

@@ -20,7 +20,7 @@ FACES = {
     "executions.runs": (
         "active_runs admission artifacts event_log event_stream extensions heartbeat journal "
         "ledger_checks models orphaned_runs payloads provider_calls "
-        "queue record requests results rights routing service shapes tool_schemas worker"
+        "queue record requests results rights routing service shapes statistics tool_schemas worker"
     ),
     "executions.sessions": (
         "background_commands capacity cell_order cells control ending file_events files "

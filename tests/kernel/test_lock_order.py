@@ -12,6 +12,7 @@ import pytest
 from django.db import connection, transaction
 
 from executions.ledger.append import enter_row, look_at
+from executions.runs.statistics import ALL_TIME, Increment, Statistic, add
 from executions.sessions.models import Blob, Session, StoredTotal, Workspace, WorkspaceFile
 from executions.sessions.storage import blobs, drafts, file_saves, snapshots
 from executions.sessions.storage.tree import Edit
@@ -63,6 +64,19 @@ def test_a_removed_snapshot_waits_for_its_tenants_total_and_holds_no_ledger(alic
         enter_row(row(session), "cleaned", before, {"files": 0})
     thread.join()
     assert removed == [True]
+
+
+def test_who_adds_to_several_statistics_holds_them_in_one_order(alice: Caller) -> None:
+    """However they are listed: one run ends with one of them first, the next with another."""
+    first, second = (Increment("run", name, ALL_TIME) for name in "ab")
+    add([first, second])
+    with transaction.atomic():
+        Statistic.objects.select_for_update().get(name="a")
+        thread = in_thread(lambda: add([second, first, first]))
+        wait_for(somebody_waits)
+        Statistic.objects.select_for_update(nowait=True).get(name="b")
+    thread.join()
+    assert list(Statistic.objects.order_by("name").values_list("count", flat=True)) == [3, 2]
 
 
 def of_two(caller: Caller) -> tuple[Workspace, list[Blob]]:

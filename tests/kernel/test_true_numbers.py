@@ -13,10 +13,10 @@ from django.test import Client
 from django.utils import timezone
 
 from executions.capabilities.dashboard.service import figures
-from executions.capabilities.observability.counters import recount
-from executions.capabilities.observability.models import ExecutionCount
+from executions.capabilities.observability.counters import LEFT, OUTCOME, PRICED, recount
 from executions.capabilities.spending.service import compare_providers
-from executions.runs.models import Execution, ExecutionTenantCount
+from executions.runs.models import Execution
+from executions.runs.statistics import TENANT, Increment, Statistic, add
 from tests.conftest import Caller
 from tests.support.held import ended, opened
 
@@ -31,10 +31,14 @@ def test_the_comparison_is_over_all_runs_and_tells_the_unpriced_apart(
     alice: Caller, admin_client: Client
 ) -> None:
     hour = timezone.now().replace(minute=0, second=0, microsecond=0)
-    row = {"hour": hour, "provider": "e2b", "error_code": ""}
-    ExecutionCount.objects.create(**row, status="succeeded", count=90_000, cost=9.0, priced=45_000)
-    ExecutionCount.objects.create(**row, status="failed", count=10_000)
-    ExecutionCount.objects.create(**row, status="left", count=0, went_on=7, priced=0)
+    add(
+        [
+            Increment(OUTCOME, "e2b", hour, "succeeded", 90_000, 9.0),
+            Increment(OUTCOME, "e2b", hour, "failed", 10_000),
+            Increment(PRICED, "e2b", hour, "", 45_000),
+            Increment(LEFT, "e2b", hour, "SB002", 7),
+        ]
+    )
 
     (e2b,) = compare_providers()
     assert (e2b.executions, e2b.priced, e2b.unpriced) == (100_000, 45_000, 55_000)
@@ -76,9 +80,9 @@ def test_recounting_corrects_what_has_a_price(alice: Caller) -> None:
     end(alice, provider="local", cost=Decimal("0.5"))
     then = timezone.now() - timedelta(hours=5)
     Execution.objects.update(finished_at=then)
-    ExecutionCount.objects.all().delete()
+    Statistic.objects.all().delete()
     recount()
-    ExecutionCount.objects.update(priced=0)
+    Statistic.objects.filter(kind=PRICED).update(count=0)
     assert compare_providers()[0].priced == 0
     recount()
     assert compare_providers()[0].priced == 1
@@ -114,12 +118,9 @@ def test_all_numbers_of_the_dashboard_are_of_one_moment(alice: Caller) -> None:
 
 def test_the_others_are_counted_and_never_less_than_none(alice: Caller) -> None:
     hour = timezone.now().replace(minute=0, second=0, microsecond=0)
-    for number in range(9):
-        ExecutionTenantCount.objects.create(hour=hour, tenant_slug=f"t{number}", count=10 - number)
-    # As while one table was corrected and the other one was not yet.
-    ExecutionCount.objects.create(
-        hour=hour, provider="local", status="succeeded", error_code="", count=1
-    )
+    add(Increment(TENANT, f"t{number}", hour, "", 10 - number) for number in range(9))
+    # As while some rows were corrected and the others were not yet.
+    add([Increment(OUTCOME, "local", hour, "succeeded")])
     found = figures(24)
     assert [(line.name, sum(line.values)) for line in found.by_tenant[-2:]] == [
         ("t5", 5),

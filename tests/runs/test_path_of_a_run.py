@@ -27,9 +27,9 @@ pytestmark = pytest.mark.usefixtures("no_lookup_grows_old")
 
 OURS = tuple(f"{ROOT}/{name}/" for name in ("executions", "providers", "sandbox_site"))
 FILES_OF_A_RUN = 66
-STATEMENTS_OF_A_RUN = 15
+STATEMENTS_OF_A_RUN = 12
 FILES_OF_A_CELL = 73
-STATEMENTS_OF_A_CELL = 19
+STATEMENTS_OF_A_CELL = 16
 
 
 @contextmanager

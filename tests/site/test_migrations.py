@@ -168,7 +168,7 @@ def test_the_models_of_the_version_before_write_to_the_tables_of_this_one() -> N
         deadline=now,
         code_hash="sha256:" + "0" * 64,
     )
-    made("executions", "ExecutionTenantCount", hour=now, tenant_slug="before", count=1)
+    made("executions", "Statistic", kind="tenant", name="before", hour=now, count=1)
     made("executions", "Budget", tenant_slug="before", limit=1)
     made("providers", "ProviderConfig", provider_id="before", config={})
     made("providers", "CircuitBreaker", provider_id="before")

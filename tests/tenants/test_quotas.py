@@ -11,9 +11,10 @@ from django.utils import timezone
 from executions.kernel.coroutines import run_sync
 from executions.runs import record
 from executions.runs.admission import current_usage
-from executions.runs.models import Execution, ExecutionTenantCount, Process
+from executions.runs.models import Execution, Process
 from executions.runs.orphaned_runs import mark_lost
 from executions.runs.service import cancel
+from executions.runs.statistics import RAN, TENANT, Statistic
 from executions.sessions.storage import quota
 from providers.errors import RateLimited
 from tests.conftest import Caller
@@ -54,7 +55,8 @@ def test_executions_of_a_day_are_bounded_however_they_come_and_end(
     assert refusal(alice, background=True).field == "executions_per_day"
     assert run(charlie, "pass").status_code == 200
 
-    ExecutionTenantCount.objects.update(hour=timezone.now() - timedelta(days=1))
+    yesterday = timezone.now() - timedelta(days=1)
+    Statistic.objects.filter(kind=TENANT).update(hour=yesterday)
     assert run(bob, "pass").status_code == 200
 
 
@@ -112,7 +114,7 @@ def test_what_never_ran_takes_no_seconds(alice: Caller) -> None:
     # The clock of whoever closes it is behind.
     ended(opened(alice), finished_at=timezone.now() - timedelta(days=1))
     assert seconds_of(alice) == (0, 0)
-    assert not ExecutionTenantCount.objects.filter(used_ms__gt=0).exists()
+    assert not Statistic.objects.filter(kind=RAN, count__gt=0).exists()
 
 
 def test_a_process_in_the_background_is_among_the_days_and_not_among_those_that_run(

@@ -21,11 +21,12 @@ from executions.capabilities.spending.models import Budget
 from executions.client import execute_code
 from executions.ledger.append import append
 from executions.ledger.models import LedgerEntry
-from executions.runs.models import Execution, ExecutionTenantCount
+from executions.runs.models import Execution
 from executions.runs.orphaned_runs import end_stale_executions
 from executions.runs.record import open_record
 from executions.runs.requests import Caller as By
 from executions.runs.requests import ExecutionRequest
+from executions.runs.statistics import STORED, Statistic
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import COLUMNS, MIB, Quota, limit_of
 from executions.tenants.service import internal_tenant
@@ -96,7 +97,7 @@ def test_what_a_tenant_stores_in_a_day_is_bounded(
     code = f"answer = ExecutionResult('o' * 190_000, '', 0, 0.0)\n{artifact}"
 
     assert not refused(run(alice, code))
-    stored = ExecutionTenantCount.objects.get().stored_bytes
+    stored = Statistic.objects.get(kind=STORED).count
     assert 790_000 < stored < 791_000
     assert not refused(run(alice, code))  # what begins below the bound is finished
 
@@ -108,7 +109,7 @@ def test_what_a_tenant_stores_in_a_day_is_bounded(
     yesterday = timezone.now() - timedelta(days=1)
     recount()
     assert refused(run(alice, "pass"))
-    ExecutionTenantCount.objects.filter(tenant_slug=alice.tenant.slug).update(hour=yesterday)
+    Statistic.objects.filter(name=alice.tenant.slug).update(hour=yesterday)
     assert not refused(run(alice, "pass"))
 
 
@@ -265,5 +266,5 @@ def test_stored_bytes_are_counted_behind_what_else_a_new_record_enters(alice: Ca
         each["sql"] for each in statements.captured_queries if each["sql"].startswith("INSERT")
     ]
     [entered] = [n for n, sql in enumerate(inserts) if "executions_ledgerentry" in sql]
-    [counted] = [n for n, sql in enumerate(inserts) if "executions_executiontenantcount" in sql]
+    [counted] = [n for n, sql in enumerate(inserts) if "executions_statistic" in sql]
     assert entered < counted

@@ -12,13 +12,15 @@ from django.db.models import Count, Q, QuerySet, Sum
 from django.utils.translation import ngettext
 
 from executions.capabilities.alerts.models import Alert
-from executions.capabilities.observability.counters import milliseconds_of, percentiles
-from executions.capabilities.observability.metrics import hosts
-from executions.capabilities.observability.models import (
-    AuditExport,
-    ExecutionCount,
-    ExecutionLatency,
+from executions.capabilities.observability.counters import (
+    FAULT,
+    OUTCOME,
+    latencies,
+    milliseconds_of,
+    percentiles,
 )
+from executions.capabilities.observability.metrics import hosts
+from executions.capabilities.observability.models import AuditExport
 from executions.capabilities.spending.models import SpendingAlert
 from executions.kernel.text import first_uuid7
 from executions.ledger.checkpoints import checkpoint_store, newest_line
@@ -28,6 +30,7 @@ from executions.runs.ledger_checks import first_without_checkpoint, last_result
 from executions.runs.models import Execution, Process, hour_of
 from executions.runs.queue import WAITS_FOR_APPROVAL, queue_state
 from executions.runs.record import QUEUE_ALLOWANCE
+from executions.runs.statistics import rows_since
 from executions.tenants.models import Tenant
 from providers.models import (
     CircuitBreaker,
@@ -227,10 +230,11 @@ def _availability(now: datetime, least: float) -> Iterator[Found]:
 
 
 def _faults(now: datetime, most: float) -> Iterator[Found]:
-    rows = ExecutionCount.objects.filter(hour__gte=_since(now)).order_by()
-    judged = rows.exclude(status=Execution.Status.CANCELLED).exclude(provider="")
-    for provider, number, faults in judged.values_list("provider").annotate(
-        number=Sum("count"), failed=Sum("faults")
+    rows = rows_since(_since(now), OUTCOME, FAULT).exclude(name="")
+    judged = rows.exclude(label__startswith=Execution.Status.CANCELLED)
+    for provider, number, faults in judged.values_list("name").annotate(
+        number=Sum("count", filter=Q(kind=OUTCOME), default=0),
+        failed=Sum("count", filter=Q(kind=FAULT), default=0),
     ):
         percent = 100 * faults / number if number else 0.0
         if number >= LEAST and percent > most:
@@ -242,12 +246,8 @@ def _faults(now: datetime, most: float) -> Iterator[Found]:
 
 
 def _histograms(now: datetime) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-    rows = ExecutionLatency.objects.filter(hour__gte=_since(now)).exclude(provider="").order_by()
-    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for provider, bucket, number in rows.values_list("provider", "bucket").annotate(n=Sum("count")):
-        found[provider].append((bucket, number))
-    for provider, histogram in found.items():
-        if sum(number for _, number in histogram) >= LEAST:
+    for provider, histogram in latencies(_since(now)).items():
+        if provider and sum(number for _, number in histogram) >= LEAST:
             yield provider, histogram
 
 
@@ -344,16 +344,11 @@ def _approvals(now: datetime, _: float) -> Iterator[Found]:
 
 
 def _throttled(now: datetime, most: float) -> Iterator[Found]:
-    rows = ExecutionCount.objects.filter(hour__gte=_since(now)).exclude(provider="").order_by()
-    number: dict[str, int] = defaultdict(int)
-    refused: dict[str, int] = defaultdict(int)
-    for provider, code, counted in rows.values_list("provider", "error_code").annotate(
-        n=Sum("count")
+    rows = rows_since(_since(now), OUTCOME).exclude(name="").values_list("name")
+    for provider, total, refused in rows.annotate(
+        total=Sum("count"), refused=Sum("count", filter=Q(label__endswith=" SB008"), default=0)
     ):
-        number[provider] += counted
-        refused[provider] += counted if code == "SB008" else 0
-    for provider, total in number.items():
-        percent = 100 * refused[provider] / total if total else 0.0
+        percent = 100 * refused / total if total else 0.0
         if total >= LEAST and percent > most:
             message = f"{provider} refused {percent:.1f} % of {total} executions with SB008."
             yield Found(provider, percent, message)

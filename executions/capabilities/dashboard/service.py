@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from decimal import Decimal
+from itertools import chain
 from typing import Any
 from uuid import UUID
 
@@ -22,17 +23,22 @@ from django.db.models.functions import Left
 from django.utils import timezone
 
 from executions.capabilities.alerts.models import Alert
-from executions.capabilities.observability.counters import LEFT, percentiles
-from executions.capabilities.observability.models import ExecutionCount, ExecutionLatency
+from executions.capabilities.observability.counters import (
+    OUTCOME,
+    PRICED,
+    latencies,
+    percentiles,
+)
 from executions.capabilities.spending.models import Budget
 from executions.capabilities.spending.service import budgets_near
 from executions.capabilities.tools.models import ToolCall
 from executions.kernel.database import snapshot_read
 from executions.ledger.models import LedgerCheck
 from executions.runs.ledger_checks import last_result
-from executions.runs.models import Approval, Execution, ExecutionTenantCount
+from executions.runs.models import Approval, Execution
 from executions.runs.queue import WAITS_FOR_APPROVAL, queue_state
 from executions.runs.results import executions_of
+from executions.runs.statistics import TENANT, rows_since
 from executions.sessions.models import Session
 from executions.sessions.queries import sessions_of
 from executions.tenants.models import ApiKey, Tenant
@@ -112,41 +118,38 @@ def figures(hours: int, step: int = 1, now: datetime | None = None) -> Figures:
 
 
 def _read(found: Figures, shown: list[datetime], step: int) -> None:
-    counts = ExecutionCount.objects.filter(hour__gte=found.since).exclude(status=LEFT).order_by()
-    _outcomes(found, counts)
-    latencies = ExecutionLatency.objects.filter(hour__gte=found.since).order_by()
-    histogram = latencies.values_list("bucket").annotate(number=Sum("count"))
+    _outcomes(found)
+    histogram = chain.from_iterable(latencies(found.since).values())
     found.p50, found.p95, found.p99 = percentiles(histogram, 0.50, 0.95, 0.99)
-    of_tenants = ExecutionTenantCount.objects.filter(hour__gte=found.since).order_by()
-    busiest = of_tenants.values_list("tenant_slug").annotate(number=Sum("count"))
+    of_tenants = rows_since(found.since, TENANT)
+    busiest = of_tenants.values_list("name").annotate(number=Sum("count"))
     found.tenants = [
         {"tenant_slug": slug, "number": number, "percent": 100 * number / (found.total or 1)}
-        for slug, number in busiest.order_by("-number", "tenant_slug")[:_TOP]
+        for slug, number in busiest.order_by("-number", "name")[:_TOP]
     ]
-    found.by_provider = _series(
-        shown, step, counts.values_list("hour", "provider").annotate(number=Sum("count"))
-    )
+    of_providers = rows_since(found.since, OUTCOME).values_list("hour", "name")
+    found.by_provider = _series(shown, step, of_providers.annotate(number=Sum("count")))
     top = [entry["tenant_slug"] for entry in found.tenants]
-    # The others are counted themselves: as what is left of a number of another table they would
-    # be less than none while that one is being corrected.
-    by_name = Case(
-        When(tenant_slug__in=top, then=F("tenant_slug")), default=Value(None), output_field=_NAME
-    )
+    # The others are counted themselves: as what is left of a number of other rows they would be
+    # less than none while those are being corrected.
+    by_name = Case(When(name__in=top, then=F("name")), default=Value(None), output_field=_NAME)
     named = of_tenants.annotate(shown_as=by_name).values_list("hour", "shown_as")
     found.by_tenant = _series(shown, step, named.annotate(number=Sum("count")))
 
 
-def _outcomes(found: Figures, counts: Any) -> None:
+def _outcomes(found: Figures) -> None:
     by_code: dict[str, int] = defaultdict(int)
     statuses: dict[str, int] = defaultdict(int)
     spent = 0.0
-    rows = counts.values_list("status", "error_code").annotate(
-        number=Sum("count"), spent=Sum("cost"), with_price=Sum("priced")
-    )
-    for status, code, number, cost, priced in rows:
+    rows = rows_since(found.since, OUTCOME, PRICED).values_list("kind", "label")
+    for kind, label, number, cost in rows.annotate(number=Sum("count"), spent=Sum("amount")):
+        if kind == PRICED:
+            found.unpriced -= number
+            continue
+        status, _, code = label.partition(" ")
         statuses[status] += number
         spent += cost
-        found.unpriced += number - priced
+        found.unpriced += number
         if code:
             by_code[code] += number
     found.statuses = dict(statuses)
@@ -255,11 +258,10 @@ def runs_by_day(
     what all of them cost; None where none did."""
     today = (now or timezone.now()).replace(hour=0, minute=0, second=0, microsecond=0)
     days = [today - timedelta(days=before) for before in range(DAYS - 1, -1, -1)]
-    counts = ExecutionTenantCount.objects.filter(tenant_slug=tenant.slug, hour__gte=days[0])
+    counts = rows_since(days[0], TENANT).filter(name=tenant.slug)
     numbers: dict[datetime, int] = defaultdict(int)
     cost = 0.0
-    rows = counts.order_by().values_list("hour").annotate(n=Sum("count"), spent=Sum("cost"))
-    for hour, number, spent in rows:
+    for hour, number, spent in counts.values_list("hour", "count", "amount"):
         # A clock that was set back leaves counts of hours to come.
         numbers[min(hour.replace(hour=0), today)] += number
         cost += spent

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from django.conf import settings
@@ -12,6 +13,7 @@ from django.conf import settings
 from executions.capabilities.observability import counters
 from executions.runs.extensions import Extension
 from executions.runs.models import Execution
+from executions.runs.statistics import Increment
 
 if TYPE_CHECKING:
     from executions.capabilities.observability.otlp import Traces
@@ -35,8 +37,8 @@ class Statistics(Extension):
         if traces is not None:
             traces.admitted(execution, began)
 
-    def on_end(self, ended: Execution) -> None:
-        counters.count(ended)
+    def statistics(self, ended: Execution) -> Iterable[Increment]:
+        return counters.statistics(ended)
 
     def after_end(self, execution: Execution) -> None:
         if traces is not None:

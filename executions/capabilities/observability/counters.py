@@ -1,39 +1,47 @@
-"""Counters of executions: kept at each end of a run, added up when read, and counted anew."""
+"""Counters of executions: what is counted of each end, added up when read, and counted anew."""
 
 from __future__ import annotations
 
 import fcntl
 import math
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from functools import lru_cache
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import F, Model
+from django.db.models import F, Sum
 
-from executions.capabilities.observability.models import (
-    ExecutionCount,
-    ExecutionLatency,
-    ExecutionTotal,
-)
 from executions.capabilities.retention.service import records_erased_until
 from executions.kernel.database import let_others_write, snapshot_read
-from executions.runs.admission import ADD_USE
-from executions.runs.models import Execution, ExecutionTenantCount, hour_of
+from executions.runs.models import Execution, hour_of
+from executions.runs.statistics import (
+    ALL_TIME,
+    TENANT,
+    Increment,
+    Statistic,
+    Sums,
+    add,
+    rows_since,
+    sum_up,
+)
 from providers.services.breaker import ILL
 
 # Upper bounds in seconds of the buckets of a duration; what is longer is in "+Inf".
 BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 LABELS = (*(f"{bound:g}" for bound in BOUNDS), "+Inf")
 PHASES = ("queue", "start", "run", "total")
-OUTCOME, FAULT, HOP, OBSERVED = "outcome", "fault", "hop", "observed"
+# Of a provider by the hour and in all: executions by status and error code, and its failures.
+OUTCOME, FAULT = "outcome", "fault"
+# By the hour: executions with a price, by latency, and failed attempts that another provider
+# followed.
+PRICED, LATENCY, LEFT = "priced", "latency", "left"
+# In all: failed attempts, security events, and the phases.
+HOP, OBSERVED = "hop", "observed"
 
 _ILL = frozenset(entry.code for entry in ILL)
 # Of one record; a route has a few steps.
@@ -51,72 +59,54 @@ def is_fault(execution: Execution) -> bool:
     )
 
 
-def add(cursor: Any, execution: Execution, cost: float) -> None:
-    """Add an execution that has just ended, in the transaction that ended it."""
-    provider = execution.provider
-    rows: list[tuple[str, str, str, int, float]] = []
-    # By kind, provider and label, in one order for everybody: who held one row and waited for
-    # another would otherwise meet somebody who does it the other way round.
-    if is_fault(execution):
-        rows.append((FAULT, provider, execution.error_code, 1, 0.0))
-    if execution.hops:
-        rows += _hops(execution.hops)
-    for observed in sorted((execution.observed or "").split()):
-        rows.append((OBSERVED, provider, observed, 1, 0.0))
-    label = f"{execution.status} {execution.error_code}".rstrip()
-    rows.append((OUTCOME, provider, label, 1, cost))
-    for phase, milliseconds in (
-        ("queue", execution.queue_ms),
-        ("run", execution.run_ms),
-        ("start", execution.start_ms),
-        ("total", execution.total_ms),
-    ):
+def statistics(ended: Execution) -> Iterator[Increment]:
+    """Return what is counted of an execution that has just ended."""
+    assert ended.finished_at is not None  # noqa: S101  it has just ended
+    provider, hour = ended.provider, hour_of(ended.finished_at)
+    yield from _by_hour(ended, hour)
+    cost = float(ended.cost or 0)
+    yield Increment(OUTCOME, provider, ALL_TIME, _outcome(ended), amount=cost)
+    if is_fault(ended):
+        yield Increment(FAULT, provider, hour, ended.error_code)
+        yield Increment(FAULT, provider, ALL_TIME, ended.error_code)
+    for (name, code), number in _failed_hops(ended.hops or ()).items():
+        yield Increment(HOP, name, ALL_TIME, code, number)
+        if name != provider:
+            yield Increment(LEFT, name, hour, code, number)
+    for observed in (ended.observed or "").split():
+        yield Increment(OBSERVED, provider, ALL_TIME, observed)
+    for phase in PHASES:
+        milliseconds = getattr(ended, f"{phase}_ms")
         if milliseconds is not None:
             seconds = max(0.0, milliseconds / 1000)
-            rows.append((phase, provider, LABELS[bisect_left(BOUNDS, seconds)], 1, seconds))
-    cursor.execute(_upsert_totals(len(rows)), [value for row in rows for value in row])
+            label = LABELS[bisect_left(BOUNDS, seconds)]
+            yield Increment(phase, provider, ALL_TIME, label, amount=seconds)
 
 
-def left_for_another(execution: Execution) -> list[tuple[str, str, int]]:
-    """Provider, error code and number of the hops that failed and went on to another provider."""
-    rows = _hops(execution.hops) if execution.hops else []
-    return [
-        (provider, code, count)
-        for _, provider, code, count, _ in rows
-        if provider != execution.provider
-    ]
+def _by_hour(ended: Any, hour: datetime) -> Iterator[Increment]:
+    """What is counted again from records. `ended` has the columns of one."""
+    cost = float(ended.cost or 0)
+    yield Increment(OUTCOME, ended.provider, hour, _outcome(ended), amount=cost)
+    if ended.cost is not None:
+        yield Increment(PRICED, ended.provider, hour)
+    if ended.total_ms is not None:
+        yield Increment(LATENCY, ended.provider, hour, str(bucket_of(ended.total_ms)))
 
 
-def _hops(hops: list[dict[str, Any]]) -> list[tuple[str, str, str, int, float]]:
-    found = Counter(
+def _outcome(ended: Any) -> str:
+    return f"{ended.status} {ended.error_code}".rstrip()
+
+
+def _failed_hops(hops: Sequence[dict[str, Any]]) -> Counter[tuple[str, str]]:
+    return Counter(
         (str(hop["provider"])[:64], str(hop.get("code") or "")[:8])
         for hop in hops[:_MOST_HOPS]
         if hop.get("outcome") == "failed"
-    )
-    return [
-        (HOP, provider, code, number, 0.0) for (provider, code), number in sorted(found.items())
-    ]
-
-
-@lru_cache(maxsize=32)
-def _upsert_totals(number: int) -> str:
-    """For so many rows. Every name is from our own model."""
-    table = ExecutionTotal._meta.db_table
-    places = ", ".join(["(%s, %s, %s, %s, %s)"] * number)
-    return (
-        f"INSERT INTO {table} (kind, provider, label, count, amount) VALUES {places}"  # noqa: S608
-        " ON CONFLICT (kind, provider, label) DO UPDATE SET"
-        f" count = {table}.count + excluded.count, amount = {table}.amount + excluded.amount"
     )
 
 
 _GROWTH = 1.1
 _LAST_BUCKET = 200
-
-# In the place of a status: a row that counts no execution, but what went on to another provider.
-LEFT = "left"
-
-HAS_COST = any(field.name == "cost" for field in Execution._meta.get_fields())
 
 
 def bucket_of(milliseconds: float) -> int:
@@ -131,25 +121,13 @@ def milliseconds_of(bucket: int) -> float:
     return 0.5 if bucket == 0 else float(_GROWTH ** (bucket - 0.5))
 
 
-def count(execution: Execution) -> None:
-    """Count an execution that has just ended. Call it in the transaction that ended it."""
-    assert execution.finished_at is not None  # noqa: S101  it has just ended
-    hour = connection.ops.adapt_datetimefield_value(hour_of(execution.finished_at))
-    cost = _cost(execution)
-    # One statement each, which no other process can come between. Always in this order: two
-    # transactions that took the rows in different orders would wait for each other for ever.
-    with connection.cursor() as cursor:
-        outcome = (hour, execution.provider, execution.status, execution.error_code, 1, cost)
-        priced = int(execution.cost is not None)
-        cursor.execute(_COUNT, (*outcome, int(is_fault(execution)), priced, 0))
-        # Behind every row of an outcome, which these are none of, and in one order: see above.
-        for provider, code, number in left_for_another(execution):
-            key = (hour, provider, LEFT, code)
-            cursor.execute(_COUNT, (*key, 0, 0, 0, 0, number))
-        if execution.total_ms is not None:
-            bucket = bucket_of(execution.total_ms)
-            cursor.execute(_LATENCY, (hour, execution.provider, bucket, 1))
-        add(cursor, execution, cost)
+def latencies(since: datetime) -> dict[str, list[tuple[int, int]]]:
+    """Return the (bucket, count) of each provider, of what ended from an hour on."""
+    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    rows = rows_since(since, LATENCY).values_list("name", "label")
+    for provider, bucket, number in rows.annotate(number=Sum("count")):
+        found[provider].append((int(bucket), number))
+    return found
 
 
 def percentiles(histogram: Iterable[tuple[int, int]], *wanted: float) -> list[float | None]:
@@ -169,41 +147,6 @@ def percentiles(histogram: Iterable[tuple[int, int]], *wanted: float) -> list[fl
                 break
         found.append(value)
     return found
-
-
-def _cost(execution: Execution) -> float:
-    return float(getattr(execution, "cost", None) or 0)
-
-
-# What the rows of each table are told apart by.
-KEYS: dict[type[Model], tuple[str, ...]] = {
-    # As an end takes them: the core counts the tenant's use before the rest.
-    ExecutionTenantCount: ("hour", "tenant_slug"),
-    ExecutionCount: ("hour", "provider", "status", "error_code"),
-    ExecutionLatency: ("hour", "provider", "bucket"),
-}
-
-
-def _upsert(model: type[Model], *sums: str) -> str:
-    """One row more, or more in the row that is there. Every part is a name from our own models."""
-    table, keys = model._meta.db_table, KEYS[model]
-    names = ", ".join((*keys, *sums))
-    places = ", ".join(["%s"] * (len(keys) + len(sums)))
-    added = ", ".join(f"{name} = {table}.{name} + excluded.{name}" for name in sums)
-    return (
-        f"INSERT INTO {table} ({names}) VALUES ({places}) "  # noqa: S608
-        f"ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {added}"
-    )
-
-
-_COUNT = _upsert(ExecutionCount, "count", "cost", "faults", "priced", "went_on")
-_LATENCY = _upsert(ExecutionLatency, "count")
-# Inserts a row of each table, or adds to the one that is there.
-ADD: dict[type[Model], str] = {
-    ExecutionCount: _COUNT,
-    ExecutionTenantCount: ADD_USE,
-    ExecutionLatency: _LATENCY,
-}
 
 
 _BATCH = 5000
@@ -228,120 +171,67 @@ def recount() -> int:
     """
     with _recounting_alone():
         with snapshot_read():
-            counted, counts = _count_records()
-            since = _since()
-            corrections = [each for each in _corrections(counts) if each.key[0] >= since]
+            sums = _count_records()
+            corrections = _corrections(sums, _since())
         for start in range(0, len(corrections), _CORRECTED):
             with transaction.atomic():
                 for correction in corrections[start : start + _CORRECTED]:
-                    correction.apply()
+                    _correct(correction)
             let_others_write()
-    return counted
+    return sum(count for (kind, *_), (count, _) in sums.items() if kind == TENANT)
 
 
 def _since() -> datetime:
     """From when on all records are there. They end a while after they were made."""
     until = records_erased_until()
     if until is None:
-        return datetime.min.replace(tzinfo=UTC)
+        return ALL_TIME + timedelta(hours=1)
     return hour_of(until) + timedelta(days=2)
 
 
-@dataclass(frozen=True)
-class _Correction:
-    """What is added to the row of this key; it may be less than nothing."""
-
-    model: type[Model]
-    key: tuple[Any, ...]
-    count: int
-    cost: float
-    priced: int
-
-    def apply(self) -> None:
-        names = KEYS[self.model]
-        rows = self.model._default_manager.filter(**dict(zip(names, self.key, strict=True)))
-        more: dict[str, Any] = {"count": F("count") + self.count}
-        if self.model is not ExecutionLatency:
-            more["cost"] = F("cost") + self.cost
-        if self.model is ExecutionCount:
-            more["priced"] = F("priced") + self.priced
-        if not rows.update(**more) and self.count > 0:
-            self._add()
-        # What was stored shows in no column of a record, and some of it is gone by now. What was
-        # used of a quota stays used. Faults are of the hours that alerts look at, and stay as they
-        # were counted.
-        stores = {"stored_bytes": 0, "used_ms": 0} if self.model is ExecutionTenantCount else {}
-        rows.filter(count=0, **stores).delete()
-
-    def _add(self) -> None:
-        sums: list[float] = [self.count]
-        if self.model is not ExecutionLatency:
-            sums.append(self.cost)
-        if self.model is ExecutionTenantCount:
-            sums += [0, 0]
-        elif self.model is not ExecutionLatency:
-            # Faults, what has a price, and what was left for another.
-            sums += [0, self.priced, 0]
-        hour = connection.ops.adapt_datetimefield_value(self.key[0])
-        with connection.cursor() as cursor:
-            cursor.execute(ADD[self.model], [hour, *self.key[1:], *sums])
+def _count_records() -> Sums:
+    """What the rows of the hours should say of the executions that have ended."""
+    columns = ("finished_at", "provider", "tenant_slug", "status", "error_code", "total_ms", "cost")
+    rows = Execution.objects.filter(finished_at__isnull=False).order_by()
+    records = rows.values_list(*columns, named=True).iterator(chunk_size=_BATCH)
+    return sum_up(each for ended in records for each in _of_record(ended))
 
 
-class _Sums(NamedTuple):
-    number: int = 0
-    cost: float = 0.0
-    priced: int = 0
+def _of_record(ended: Any) -> Iterator[Increment]:
+    hour = hour_of(ended.finished_at)
+    yield Increment(TENANT, ended.tenant_slug, hour, amount=float(ended.cost or 0))
+    yield from _by_hour(ended, hour)
 
 
-_Counts = dict[tuple[Any, ...], _Sums]
+def _corrections(sums: Sums, since: datetime) -> list[Increment]:
+    """What is added to the rows; it may be less than nothing. In the order of `add`.
 
-
-def _count_records() -> tuple[int, dict[type[Model], _Counts]]:
-    """How many executions have ended, and what the rows of each table should say of them."""
-    columns = ["finished_at", "provider", "tenant_slug", "status", "error_code", "total_ms"]
-    if HAS_COST:
-        columns.append("cost")
-    counts: dict[type[Model], _Counts] = {model: {} for model in KEYS}
-    counted = 0
-    rows = Execution.objects.filter(finished_at__isnull=False).order_by().values(*columns)
-    for facts in rows.iterator(chunk_size=_BATCH):
-        counted += 1
-        facts["hour"] = hour_of(facts["finished_at"])
-        if facts["total_ms"] is not None:
-            facts["bucket"] = bucket_of(facts["total_ms"])
-        cost = float(facts.get("cost") or 0)
-        for model, names in KEYS.items():
-            if "bucket" in names and "bucket" not in facts:
-                continue
-            key = tuple(facts[name] for name in names)
-            sums = counts[model].get(key, _Sums())
-            counts[model][key] = _Sums(
-                sums.number + 1, sums.cost + cost, sums.priced + (facts.get("cost") is not None)
-            )
-    return counted, counts
-
-
-def _corrections(counts: dict[type[Model], _Counts]) -> list[_Correction]:
-    """What the tables lack, or have too much of."""
+    Faults are of the hours that alerts look at, and stay as they were counted. What was stored
+    shows in no column of a record, and some of it is gone by now. What was used of a quota stays
+    used.
+    """
+    rows = rows_since(since, TENANT, OUTCOME, PRICED, LATENCY)
+    names = ("kind", "name", "hour", "label", "count", "amount")
+    stored: Sums = {row[:4]: row[4:] for row in rows.values_list(*names).iterator()}
     found = []
-    for model, right in counts.items():
-        has_cost = model is not ExecutionLatency
-        sums = ("count", *(("cost",) if has_cost else ()))
-        if model is ExecutionCount:
-            sums += ("priced",)
-        keys = KEYS[model]
-        stored: _Counts = {}
-        for row in model._default_manager.order_by().values_list(*keys, *sums).iterator():
-            key, values = row[: len(keys)], row[len(keys) :]
-            stored[key] = _Sums(*values)
-        for key in right.keys() | stored.keys():
-            should, is_now = right.get(key, _Sums()), stored.get(key, _Sums())
-            cost = should.cost - is_now.cost if has_cost else 0.0
-            priced = should.priced - is_now.priced if model is ExecutionCount else 0
-            if should.number != is_now.number or priced or abs(cost) > 1e-9:
-                found.append(_Correction(model, key, should.number - is_now.number, cost, priced))
-    # In the order in which an execution that ends takes its rows, so that neither waits for ever.
-    return sorted(found, key=lambda each: (list(KEYS).index(each.model), each.key))
+    for key in sums.keys() | stored.keys():
+        (count, amount), (count_now, amount_now) = (
+            each.get(key, (0, 0.0)) for each in (sums, stored)
+        )
+        is_wrong = count != count_now or abs(amount - amount_now) > 1e-9
+        if is_wrong and key[2] >= since:
+            found.append(Increment(*key, count - count_now, amount - amount_now))
+    return sorted(found)
+
+
+def _correct(correction: Increment) -> None:
+    kind, name, hour, label, count, amount = correction
+    rows = Statistic.objects.filter(kind=kind, name=name, hour=hour, label=label)
+    if not rows.update(count=F("count") + count, amount=F("amount") + amount) and count > 0:
+        add([correction])
+    # Of a tenant without executions in that hour it may still say that it stored something.
+    if kind != TENANT:
+        rows.filter(count=0).delete()
 
 
 @contextmanager

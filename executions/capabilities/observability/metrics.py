@@ -25,9 +25,10 @@ from executions.capabilities.observability.counters import (
     OUTCOME,
     PHASES,
 )
-from executions.capabilities.observability.models import AuditExport, ExecutionTotal
+from executions.capabilities.observability.models import AuditExport
 from executions.ledger.models import LedgerEntry
-from executions.runs.models import Execution, ExecutionTenantCount, Process, hour_of
+from executions.runs.models import Execution, Process, hour_of
+from executions.runs.statistics import ALL_TIME, TENANT, Statistic, rows_since
 from executions.sessions.models import Session
 from providers.models import CircuitBreaker, ProviderConfig, ProviderHealth
 
@@ -229,9 +230,12 @@ def _of_ended() -> Iterator[Family]:
         "Duration of executions by phase: queue, start of the sandbox, run, and total.",
     )
     durations: dict[tuple[str, str], list[Any]] = {}
-    for kind, provider, label, count, amount in ExecutionTotal.objects.order_by(
-        "kind", "provider", "label"
-    ).values_list("kind", "provider", "label", "count", "amount"):
+    totals = Statistic.objects.filter(
+        kind__in=(OUTCOME, FAULT, HOP, OBSERVED, *PHASES), hour=ALL_TIME
+    ).order_by("kind", "name", "label")
+    for kind, provider, label, count, amount in totals.values_list(
+        "kind", "name", "label", "count", "amount"
+    ):
         name = provider or "none"
         if kind == OUTCOME:
             status, _, code = label.partition(" ")
@@ -244,7 +248,7 @@ def _of_ended() -> Iterator[Family]:
             hops.add(count, provider=name, error_code=label)
         elif kind == OBSERVED:
             observed.add(count, provider=name, kind=label)
-        elif kind in PHASES:
+        else:
             numbers = durations.setdefault((name, kind), [dict.fromkeys(BOUNDS, 0), 0, 0.0])
             _put(numbers, label, count, amount)
     for (name, phase), (buckets, rest, seconds) in durations.items():
@@ -399,15 +403,15 @@ def _of_the_service(processes: list[dict[str, Any]]) -> Iterator[Family]:
 def _of_tenants(now: datetime | None = None) -> Iterator[Family]:
     """Of this hour and the last one: a gauge, for who is named in it changes."""
     since = hour_of(now or timezone.now()) - timedelta(hours=1)
-    rows = ExecutionTenantCount.objects.filter(hour__gte=since).order_by()
+    rows = rows_since(since, TENANT)
     total = rows.aggregate(total=Sum("count"))["total"] or 0
-    busiest = rows.values_list("tenant_slug").annotate(number=Sum("count"))
+    busiest = rows.values_list("name").annotate(number=Sum("count"))
     family = Family(
         "cofferdam_tenant_executions_recent",
         "gauge",
         f"Executions ended in this hour and the last, of the {TENANTS} busiest tenants.",
     )
-    for slug, number in busiest.order_by("-number", "tenant_slug")[:TENANTS]:
+    for slug, number in busiest.order_by("-number", "name")[:TENANTS]:
         family.add(number, tenant=slug)
         total -= number
     if total > 0:

@@ -14,11 +14,17 @@ from typing import Any
 from django.db.models import F, Q, Sum
 from django.utils import timezone
 
-from executions.capabilities.observability.counters import percentiles
-from executions.capabilities.observability.models import ExecutionCount, ExecutionLatency
+from executions.capabilities.observability.counters import (
+    LEFT,
+    OUTCOME,
+    PRICED,
+    latencies,
+    percentiles,
+)
 from executions.capabilities.spending.models import Budget, Spending, SpendingAlert
 from executions.kernel.database import snapshot_read
 from executions.runs.models import Execution, hour_of
+from executions.runs.statistics import rows_since
 from executions.tenants.quotas import OF_ALL_BUDGETS, Quota
 from providers.errors import RateLimited
 from providers.services.route_order import price_of
@@ -232,44 +238,34 @@ def compare_providers(hours: int = 24) -> list[Row]:
     Over all executions that ended in them, from the hourly counts.
     """
     since = hour_of(timezone.now()) - timedelta(hours=hours - 1)
-    counts = ExecutionCount.objects.filter(hour__gte=since).exclude(provider="").order_by()
+    counts = rows_since(since, OUTCOME, PRICED, LEFT).exclude(name="").values_list("name")
     with snapshot_read():
         summed = list(
-            counts.values("provider").annotate(
-                executions=Sum("count"),
-                errors=Sum("count", filter=Q(status=Execution.Status.ERROR)),
-                timeouts=Sum("count", filter=Q(status=Execution.Status.TIMED_OUT)),
-                hops=Sum("went_on"),
-                with_price=Sum("priced"),
-                spent=Sum("cost"),
+            counts.annotate(
+                executions=_number(OUTCOME),
+                errors=_number(OUTCOME, Execution.Status.ERROR),
+                timeouts=_number(OUTCOME, Execution.Status.TIMED_OUT),
+                left=_number(LEFT),
+                priced=_number(PRICED),
+                cost=Sum("amount"),
             )
         )
-        latencies = ExecutionLatency.objects.filter(hour__gte=since).exclude(provider="")
-        histograms: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        buckets = latencies.order_by().values_list("provider", "bucket")
-        for provider, bucket, number in buckets.annotate(number=Sum("count")):
-            histograms[provider].append((bucket, number))
+        histograms = latencies(since)
     rows = []
-    for found in sorted(summed, key=lambda row: row["provider"]):
-        p50, p95 = percentiles(histograms[found["provider"]], 0.50, 0.95)
-        priced = found["with_price"]
-        start, cold = _starts(found["provider"])
+    for provider, executions, errors, timeouts, left, priced, cost in sorted(summed):
+        p50, p95 = percentiles(histograms[provider], 0.50, 0.95)
+        spent = cost if priced else None
         rows.append(
             Row(
-                found["provider"],
-                found["executions"],
-                found["errors"] or 0,
-                found["timeouts"] or 0,
-                found["hops"],
-                p50,
-                p95,
-                priced,
-                found["spent"] if priced else None,
-                start,
-                cold,
+                *(provider, executions, errors, timeouts, left, p50, p95, priced, spent),
+                *_starts(provider),
             )
         )
     return rows
+
+
+def _number(kind: str, status: str = "") -> Sum:
+    return Sum("count", filter=Q(kind=kind, label__startswith=status), default=0)
 
 
 def _starts(provider: str) -> tuple[float | None, float | None]:

@@ -11,7 +11,8 @@ from executions.ledger.models import LedgerCheck, Verification
 from executions.ledger.verification import verify
 from executions.runs import heartbeat, ledger_checks
 from executions.runs.ledger_checks import carry_out
-from executions.runs.models import ExecutionTenantCount
+from executions.runs.models import hour_of
+from executions.runs.statistics import TENANT, Increment, add
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import Tenant
 from providers.models import PendingChange
@@ -71,8 +72,7 @@ def test_the_front_page_says_what_waits_and_a_verification_shows_itself(
 def test_a_tenants_page_fits_and_shows_its_use(page: Page, complaints: list[str]) -> None:
     tenant = Tenant.objects.create(slug="acme", name="Acme")
     create_api_key(tenant, "ci")
-    hour = timezone.now().replace(minute=0, second=0, microsecond=0)
-    ExecutionTenantCount.objects.create(hour=hour, tenant_slug="acme", count=41, cost=0.5)
+    add([Increment(TENANT, "acme", hour_of(timezone.now()), "", 41, 0.5)])
     page.goto(f"/admin/executions/tenant/{tenant.pk}/change/")
     expect(page.get_by_role("img", name="Executions by day, the last 30")).to_be_visible()
     expect(page.get_by_role("progressbar", name="Executions per day")).to_be_visible()

@@ -11,8 +11,8 @@ import pytest
 from django.utils import timezone
 from playwright.sync_api import Page, expect
 
-from executions.capabilities.observability.models import ExecutionCount, ExecutionLatency
-from executions.runs.models import ExecutionTenantCount
+from executions.capabilities.observability.counters import LATENCY, OUTCOME
+from executions.runs.statistics import TENANT, Increment, add
 from providers.models import ProviderConfig
 from providers.services.health import check_all
 from tests.conftest import Caller
@@ -40,13 +40,11 @@ def a_day() -> None:
             ):  # fmt: skip
                 number = rng.randrange(1, most)
                 total += number
-                ExecutionCount.objects.create(
-                    hour=hour, provider=provider, status=status, error_code=code, count=number
-                )
-            for bucket in range(22, 55):
-                ExecutionLatency.objects.create(
-                    hour=hour, provider=provider, bucket=bucket, count=rng.randrange(1, 60 - bucket)
-                )
+                add([Increment(OUTCOME, provider, hour, f"{status} {code}".rstrip(), number)])
+            add(
+                Increment(LATENCY, provider, hour, str(bucket), rng.randrange(1, 60 - bucket))
+                for bucket in range(22, 55)
+            )
         for name, share in (
             ("acme", 0.4),
             ("globex", 0.25),
@@ -56,9 +54,7 @@ def a_day() -> None:
             ("stark", 0.03),
             ("wayne", 0.02),
         ):
-            ExecutionTenantCount.objects.create(
-                hour=hour, tenant_slug=name, count=int(total * share)
-            )
+            add([Increment(TENANT, name, hour, "", int(total * share))])
 
 
 def test_the_front_page_draws_what_happened(page: Page, caller: Caller) -> None:

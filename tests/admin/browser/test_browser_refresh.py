@@ -8,8 +8,9 @@ from typing import Any
 from django.utils import timezone
 from playwright.sync_api import Page, expect
 
-from executions.capabilities.observability.models import ExecutionCount
-from executions.runs.models import Execution
+from executions.capabilities.observability.counters import OUTCOME
+from executions.runs.models import Execution, hour_of
+from executions.runs.statistics import Increment, add
 from tests.support.execution_rows import LIST, make_rows
 
 # Coming back to the page looks at once, where the clock would be waited for.
@@ -76,13 +77,7 @@ def test_the_dashboard_gets_on_and_stops_for_who_is_signed_out(
     expect(page.get_by_role("heading", name="First steps")).to_be_visible()
     tile = page.locator(".tiles li").filter(has_text="Executions").first
     expect(tile).to_have_text(re.compile(r"Executions\s*0"))
-    ExecutionCount.objects.create(
-        hour=timezone.now().replace(minute=0, second=0, microsecond=0),
-        provider="local",
-        status="succeeded",
-        error_code="",
-        count=4321,
-    )
+    add([Increment(OUTCOME, "local", hour_of(timezone.now()), "succeeded", 4321)])
     # With so many runs the first steps go, and what follows them moves up.
     make_rows(50)
     page.evaluate(COME_BACK)

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 
 from executions.capabilities.dashboard.service import figures
 from executions.capabilities.observability import counters
-from executions.capabilities.observability.models import ExecutionCount, ExecutionLatency
-from executions.runs.models import Execution, ExecutionTenantCount
+from executions.capabilities.observability.counters import LATENCY, OUTCOME
+from executions.runs.models import Execution
 from executions.runs.record import close_record
+from executions.runs.statistics import TENANT, Increment, Statistic, add
 from tests.conftest import Caller
 from tests.support.ended_runs import ended
 from tests.support.running import run
@@ -55,8 +56,7 @@ def test_what_ends_is_counted_once_and_what_is_open_is_not(alice: Caller, charli
 def test_a_record_that_is_not_written_is_not_counted(alice: Caller) -> None:
     with pytest.raises(Exception, match="constraint"):
         ended(alice, "timed_out")
-    assert not ExecutionCount.objects.exists()
-    assert not ExecutionLatency.objects.exists()
+    assert not Statistic.objects.exists()
 
 
 def test_an_execution_through_the_api_is_counted(scripted: object, alice: Caller) -> None:
@@ -68,19 +68,9 @@ def test_counting_anew_finds_the_same(alice: Caller, charlie: Caller) -> None:
     for number in range(5):
         ended(alice, total_ms=10.0 * number)
         ended(charlie, "error", error_code="SB009", total_ms=None)
-    before = set(
-        ExecutionCount.objects.values_list("hour", "provider", "status", "error_code", "count")
-    )
-    latencies = set(ExecutionLatency.objects.values_list("hour", "provider", "bucket", "count"))
+    before = set(Statistic.objects.values_list())
     call_command("recount_executions")
-    after = set(
-        ExecutionCount.objects.values_list("hour", "provider", "status", "error_code", "count")
-    )
-    assert after == before
-    assert (
-        set(ExecutionLatency.objects.values_list("hour", "provider", "bucket", "count"))
-        == latencies
-    )
+    assert set(Statistic.objects.values_list()) == before
 
 
 @given(st.lists(st.floats(1, 300_000), min_size=1, max_size=200))
@@ -109,7 +99,7 @@ def million(db: None) -> None:
     ]
     rng = random.Random(7)
     outcomes = (("succeeded", ""), ("failed", ""), ("timed_out", "SB005"), ("error", "SB009"))
-    counts, tenants, latencies, total = [], [], [], 0
+    counts, total = [], 0
     for hour in hours:
         here = 0
         for provider in ("local", "self_managed", "e2b"):
@@ -117,24 +107,18 @@ def million(db: None) -> None:
                 number = rng.randrange(100, 1000)
                 here += number
                 counts.append(
-                    ExecutionCount(
-                        hour=hour, provider=provider, status=status, error_code=code, count=number
-                    )
+                    Increment(OUTCOME, provider, hour, f"{status} {code}".strip(), number)
                 )
         total += here
-        tenants += [
-            ExecutionTenantCount(hour=hour, tenant_slug=f"tenant-{n}", count=here // 200)
-            for n in range(200)
-        ]
+        counts += [Increment(TENANT, f"tenant-{n}", hour, "", here // 200) for n in range(200)]
         for provider in ("local", "self_managed", "e2b"):
-            latencies += [
-                ExecutionLatency(hour=hour, provider=provider, bucket=b, count=rng.randrange(1, 99))
+            counts += [
+                Increment(LATENCY, provider, hour, str(b), rng.randrange(1, 99))
                 for b in range(20, 60)
             ]
     assert total >= 1_000_000
-    ExecutionCount.objects.bulk_create(counts, batch_size=500)
-    ExecutionTenantCount.objects.bulk_create(tenants, batch_size=500)
-    ExecutionLatency.objects.bulk_create(latencies, batch_size=500)
+    for start in range(0, len(counts), 500):
+        add(counts[start : start + 500])
 
 
 @pytest.mark.parametrize("chosen", ["24h", "7d"])
@@ -150,11 +134,11 @@ def test_a_million_executions_are_drawn_in_few_queries(
 
 def test_names_of_others_are_shown_harmless(admin_client: Client, db: None) -> None:
     hour = timezone.now().replace(minute=0, second=0, microsecond=0)
-    ExecutionCount.objects.create(
-        hour=hour, provider="<script>alert(1)</script>", status="succeeded", error_code="", count=3
-    )
-    ExecutionTenantCount.objects.create(
-        hour=hour, tenant_slug='"><img src=x onerror=alert(1)>', count=3
+    add(
+        [
+            Increment(OUTCOME, "<script>alert(1)</script>", hour, "succeeded", 3),
+            Increment(TENANT, '"><img src=x onerror=alert(1)>', hour, "", 3),
+        ]
     )
     page = admin_client.get("/admin/").content.decode()
     assert "<script>alert" not in page

@@ -14,7 +14,8 @@ from django.utils import timezone
 
 from executions.capabilities.dashboard.service import KEYS, newest_keys, runs_by_day
 from executions.capabilities.spending.models import Budget, Spending
-from executions.runs.models import ExecutionTenantCount
+from executions.runs.models import hour_of
+from executions.runs.statistics import TENANT, Increment, add
 from executions.sessions.models import Session
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import ApiKey, Tenant
@@ -87,12 +88,8 @@ def test_each_part_is_for_who_may_see_its_page(alice: Caller, django_user_model:
 def test_use_is_counted_by_day_and_no_further_back(alice: Caller) -> None:
     now = timezone.now()
     for days, count in ((0, 3), (29, 5), (31, 100)):
-        ExecutionTenantCount.objects.create(
-            hour=(now - timedelta(days=days)).replace(minute=0, second=0, microsecond=0),
-            tenant_slug="wonderland",
-            count=count,
-            cost=0.5,
-        )
+        hour = hour_of(now - timedelta(days=days))
+        add([Increment(TENANT, "wonderland", hour, "", count, 0.5)])
     days, (series,), cost = runs_by_day(alice.tenant, now)
     assert (len(days), series.values[0], series.values[-1]) == (30, 5, 3)
     assert sum(series.values) == 8
