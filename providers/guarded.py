@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from django.conf import settings
 from django.core import serializers
 from django.core.exceptions import ValidationError
 from django.core.serializers.base import DeserializationError
@@ -254,3 +255,20 @@ def _save(row: Model) -> None:
     except ValidationError as error:
         raise InvalidConfiguration("; ".join(error.messages)) from None
     row.save()
+
+
+class ConfigurationConflict(Exception):
+    """Somebody else changed the configuration first. Nothing was saved."""
+
+
+class NotPermitted(Exception):
+    """Whoever asked for a change cannot approve it, and it can be decided only once."""
+
+
+def two_person_rule() -> bool:
+    return bool(settings.TWO_PERSON_RULE)
+
+
+def rule_holds_for(guarded: Guarded) -> bool:
+    """Whether changes of these rows wait for a second person, where they take two."""
+    return guarded.two_always or two_person_rule()

@@ -101,8 +101,8 @@ class RagflowNames(ABC):
         Raises InvalidConfiguration where none is, or where an object of another kind comes along,
         and NotPermitted under the two-person rule, where somebody else has to agree in the admin.
         """
+        from providers.guarded import two_person_rule
         from providers.services import NotPermitted, activate
-        from providers.services.approval_policy import two_person_rule
 
         kind = type(registry.get(name))
         if provider is not None and not isinstance(provider, kind):

@@ -24,8 +24,7 @@ from providers.errors import InvalidConfiguration
 from providers.hidden_characters import visible
 from providers.models import PendingChange, ProviderConfig
 from providers.services import ConfigurationConflict, two_person_rule
-from providers.services.exchange import MOST_BYTES, Plan, bring_in, plan, read
-from providers.services.system_settings import export_settings
+from providers.services.exchange import MOST_BYTES, Plan, bring_in, export_settings, plan, read
 
 ACTIVATE = "providers.activate_providerconfig"
 # How long what was looked at may be confirmed.

@@ -1,5 +1,5 @@
+from providers.guarded import ConfigurationConflict, NotPermitted, two_person_rule
 from providers.services.approval import approve, reject, request_change, request_rollback
-from providers.services.approval_policy import ConfigurationConflict, NotPermitted, two_person_rule
 from providers.services.configuration import (
     activate,
     merged_config,

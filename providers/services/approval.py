@@ -12,9 +12,9 @@ from django.views.decorators.debug import sensitive_variables
 from providers import guarded, registry
 from providers.errors import InvalidConfiguration
 from providers.fields import DecryptionError
+from providers.guarded import ConfigurationConflict, NotPermitted, two_person_rule
 from providers.models import ConfigVersion, PendingChange, ProviderConfig
 from providers.services import approvers, guarded_rows, history
-from providers.services.approval_policy import ConfigurationConflict, NotPermitted, two_person_rule
 from providers.services.configuration import (
     activate,
     merged_config,

@@ -11,10 +11,9 @@ from django.views.decorators.debug import sensitive_variables
 
 from providers import guarded
 from providers.errors import InvalidConfiguration
-from providers.guarded import Change, Values
+from providers.guarded import Change, ConfigurationConflict, Values, rule_holds_for
 from providers.models import ConfigVersion, PendingChange
 from providers.services import history
-from providers.services.approval_policy import ConfigurationConflict, rule_holds_for
 from providers.services.approvers import hold
 from providers.services.history import SYSTEM, Diff
 from providers.services.row_changes import collecting

@@ -14,9 +14,9 @@ from django.views.decorators.debug import sensitive_variables
 from providers import guarded, registry
 from providers.errors import InvalidConfiguration
 from providers.fields import DecryptionError
+from providers.guarded import ConfigurationConflict
 from providers.models import ConfigVersion
 from providers.schema import Schema, mask
-from providers.services.approval_policy import ConfigurationConflict
 from providers.signals import configuration_changed, setting_changed
 
 SYSTEM = "system"

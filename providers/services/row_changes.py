@@ -24,9 +24,9 @@ from providers.guarded import (
     all_guarded,
     find,
     guarded_row,
+    rule_holds_for,
     values_of,
 )
-from providers.services.approval_policy import rule_holds_for
 
 
 class NeedsApproval(PermissionDenied):

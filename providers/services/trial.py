@@ -1,10 +1,15 @@
-"""Trying a configuration out: really starting a sandbox with it and running code there."""
+"""Trying a configuration out: really starting a sandbox with it and running code there.
+
+A request that starts a provider for itself holds a thread of the web server while it waits. So that
+some are left for others, only a few such requests may wait at once.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
@@ -22,7 +27,6 @@ from providers.models import ProviderConfig
 from providers.services.breaker import NOT_REACHABLE, STEP_SECONDS, told
 from providers.services.configuration import merged_config, stored_config
 from providers.services.history import SYSTEM
-from providers.services.trial_limit import waiting_apart
 from providers.signals import configuration_tried
 from providers.threads import start_thread
 from providers.values import Job, SandboxSpec
@@ -203,3 +207,23 @@ def _run(provider: SandboxProvider) -> Trial:
 
 def _ms_since(began: float) -> float:
     return round((perf_counter() - began) * 1000, 1)
+
+
+AT_ONCE = 4
+RETRY_AFTER_SECONDS = 10.0
+
+_places = threading.BoundedSemaphore(AT_ONCE)
+
+
+@contextmanager
+def waiting_apart() -> Iterator[None]:
+    """Hold one of the places. Raises RateLimited when all are taken."""
+    if not _places.acquire(blocking=False):
+        raise RateLimited(
+            f"{AT_ONCE} providers are being started for tests or replays. Try again later.",
+            retry_after=RETRY_AFTER_SECONDS,
+        )
+    try:
+        yield
+    finally:
+        _places.release()

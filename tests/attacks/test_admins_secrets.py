@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 import pytest
 
-from providers.services.trial_limit import AT_ONCE
+from providers.services.trial import AT_ONCE
 from tests.support.listener import Listener
 from tests.support.processes import ROOT, Service, clean_environment, free_port, started, web_server
 from tests.support.site import bootstrapped, credentials, kept_folder

@@ -48,9 +48,9 @@ FACES = {
     "executions.capabilities.tools": "models",
     "executions.capabilities.webhooks": "models service",
     "providers.services": (
-        "approval_policy approvers breaker configuration exchange guarded_rows health history "
-        "impact preload probing rotation route_order row_changes settings_cache system_settings "
-        "this_machine trial trial_limit"
+        "approvers breaker configuration exchange guarded_rows health history "
+        "impact preload probing rotation route_order row_changes settings_cache "
+        "this_machine trial"
     ),
     "providers.admin": "routing",
     "providers.remote": (
@@ -63,7 +63,7 @@ FACES = {
     "providers.aliyun_codeinterpreter": "",
     "providers.runtime.pool": (
         "background cgroup channel conversation engine_cgroup guest_files hardening kept lanes "
-        "launcher pool reattach requests sandbox seccomp session_claims sessions settings "
+        "launcher pool requests sandbox seccomp session_claims sessions settings "
         "sharing_level state_store subordinate_users template"
     ),
     "providers.runtime.launchers": "bubblewrap docker oci unisolated",

@@ -20,7 +20,7 @@ from providers.base import Health, SandboxProvider
 from providers.errors import RateLimited
 from providers.remote.deadline import DeadlinePassed
 from providers.sandbox import Sandbox
-from providers.services.trial_limit import AT_ONCE, waiting_apart
+from providers.services.trial import AT_ONCE, waiting_apart
 from providers.values import Emit, ExecutionResult, Job, SandboxSpec
 from providers.waiting import WaitingThreads, within
 

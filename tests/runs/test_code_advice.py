@@ -98,7 +98,7 @@ def test_any_text_can_be_looked_at(code: str) -> None:
     ],
 )
 def test_a_claimed_remark_that_is_none_is_dropped(claimed: Any) -> None:
-    assert claims.remarks(claimed) == []
+    assert claims.read_remarks(claimed) == []
 
 
 def test_both_switches_belong_to_the_configuration() -> None:

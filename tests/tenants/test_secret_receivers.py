@@ -27,8 +27,8 @@ from providers.services import (
     trial,
 )
 from providers.services.breaker import NOT_REACHABLE, told
+from providers.services.configuration import check_receivers
 from providers.services.health import check_all
-from providers.services.secret_receivers import check_receivers
 from providers.services.trial import try_provider
 from providers.signals import configuration_tried
 from tests.support.certificates import Authority

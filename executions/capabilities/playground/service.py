@@ -34,7 +34,7 @@ from executions.tenants.models import Tenant
 from executions.tenants.service import INTERNAL, ensure_active, internal_tenant
 from providers.manager import Lease, manager, start_provider
 from providers.models import ProviderConfig
-from providers.services.trial_limit import waiting_apart
+from providers.services.trial import waiting_apart
 
 RAN, OPENED = "Ran it in the playground.", "Opened it in the playground."
 

@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from providers.checks import BEFORE_WORK
 from providers.errors import InvalidConfiguration
-from providers.services.system_settings import export_settings
+from providers.services.exchange import export_settings
 
 
 class Command(BaseCommand):

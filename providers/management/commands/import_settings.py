@@ -10,7 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from providers.checks import BEFORE_WORK
 from providers.errors import InvalidConfiguration
-from providers.services.system_settings import import_settings
+from providers.services.exchange import import_settings
 
 
 class Command(BaseCommand):

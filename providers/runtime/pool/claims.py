@@ -1,17 +1,42 @@
-"""Text, JSON and rich outputs (MIME bundles) as a guest claims them, made safe to keep."""
+"""What a guest claims of a run: its events as they come, and its answer. All of it is checked
+before it counts, and made safe to keep. What host and supervisor have seen is noted beside it.
+"""
 
 from __future__ import annotations
 
 import base64
 import json
+import mimetypes
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from providers.json_values import check
-from providers.runtime.guest.names import Omissions, too_large, too_many
-from providers.runtime.guest.wire import EXCEPTION_BYTES
-from providers.values import RunLimits, exception_of
+from providers.runtime.guest.names import Omissions, problem, too_large, too_many
+from providers.runtime.guest.protocol import CHUNK_BYTES
+from providers.runtime.guest.wire import EXCEPTION_BYTES, FrameError
+from providers.runtime.pool.cgroup import ResourceUsage
+from providers.runtime.pool.channel import Frame
+from providers.values import (
+    ARTIFACTS_SKIPPED,
+    BURST,
+    HOST,
+    OUTPUTS_SKIPPED,
+    PROCESS_BURST,
+    PROCESS_LIMIT,
+    SIGSYS,
+    SUPERVISOR,
+    ArtifactFile,
+    Emit,
+    Event,
+    ExecutionResult,
+    RunLimits,
+    exception_of,
+    note,
+    note_omissions,
+    observation,
+)
 
 # Turns of stdout and stderr that a guest may tell of.
 MOST_PIECES = 4096
@@ -30,7 +55,7 @@ def parse_json(text: bytes) -> Any:
     return value
 
 
-def exit_code(claimed: object) -> int | None:
+def read_exit_code(claimed: object) -> int | None:
     """As processes have them, None for what is none."""
     return claimed if type(claimed) is int and 0 <= claimed <= 255 else None
 
@@ -42,7 +67,7 @@ def measured(claimed: object) -> int | float | None:
     return None
 
 
-def remarks(claimed: object) -> list[list[int | str]] | None:
+def read_remarks(claimed: object) -> list[list[int | str]] | None:
     """The [line, name, what it does] of an analysis, as far as they are that; None without one."""
     if not isinstance(claimed, list):
         return None
@@ -143,3 +168,172 @@ def _decode(mime: str, content: bytes) -> Any:
     if kind.startswith("text/") or kind.endswith(("+xml", "/xml", "/javascript")):
         return readable(content)
     return base64.b64encode(content).decode()
+
+
+def read_answer(
+    frame: Frame, limits: RunLimits, evidence: ResourceUsage, metadata: dict[str, Any]
+) -> ExecutionResult:
+    """The result that an answer stands for; what exceeds `limits` is left out.
+
+    What `evidence` says of memory goes before what the guest says. `metadata` is completed.
+    """
+    header, parts = frame
+    exit_code = read_exit_code(header.get("exit_code"))
+    timed_out = header.get("timed_out") is True
+    out_of_memory = header.get("out_of_memory") is True
+    if evidence.out_of_memory and exit_code != 0 and not timed_out:
+        out_of_memory = True
+    if timed_out or out_of_memory:
+        exit_code = None
+    claimed_peak = measured(header.get("memory_peak_bytes"))
+    metadata["memory_peak_bytes"] = evidence.memory_peak_bytes or claimed_peak
+    claimed_time = measured(header.get("cpu_seconds"))
+    metadata["cpu_seconds"] = (
+        claimed_time if evidence.cpu_seconds is None else round(evidence.cpu_seconds, 6)
+    )
+    files_skipped, outputs_skipped = Omissions(), Omissions()
+    files_skipped.add_claimed(header.get(ARTIFACTS_SKIPPED))
+    outputs_skipped.add_claimed(header.get(OUTPUTS_SKIPPED))
+    if (remarks := read_remarks(header.get("remarks"))) is not None:
+        metadata["advice"] = remarks
+    if dropped := measured(header.get("remarks_dropped")):
+        metadata["advice_dropped"] = dropped
+    bounds = metadata.get("limits") or {}
+    note(metadata, observed(header, evidence, bounds.get("processes") or sys.maxsize))
+    bound = limits.output_bytes
+    stdout, stderr = parts.get("stdout", b""), parts.get("stderr", b"")
+    result = ExecutionResult(
+        stdout=readable(stdout[:bound]),
+        stderr=readable(stderr[:bound]),
+        exit_code=exit_code,
+        execution_time=float(measured(header.get("seconds")) or 0),
+        metadata=metadata,
+        stdout_truncated=header.get("stdout_truncated") is True or len(stdout) > bound,
+        stderr_truncated=header.get("stderr_truncated") is True or len(stderr) > bound,
+        timed_out=timed_out,
+        out_of_memory=out_of_memory,
+        outputs=read_outputs(parts, limits, outputs_skipped),
+        artifacts=_artifacts(parts, limits, files_skipped),
+        output_order=order(header),
+        exception=exception(parts.get("exception")) if exit_code else None,
+    )
+    note_omissions(metadata, ARTIFACTS_SKIPPED, files_skipped)
+    note_omissions(metadata, OUTPUTS_SKIPPED, outputs_skipped)
+    if "result" in parts and exit_code == 0:
+        try:
+            if len(parts["result"]) > limits.result_bytes:
+                raise ValueError(f"over the limit of {limits.result_bytes} bytes")
+            result.result = parse_json(parts["result"])
+            result.has_result = True
+        except (ValueError, RecursionError) as error:
+            result.exit_code = 1
+            result.stderr += f"\nthe returned value is not JSON: {error}"
+    return result
+
+
+def _artifacts(
+    parts: Mapping[str, bytes], limits: RunLimits, skipped: Omissions
+) -> list[ArtifactFile]:
+    """The claimed artifacts that keep to the limits. A name is only a name: no path comes of it."""
+    found: list[ArtifactFile] = []
+    room = limits.artifacts_total_bytes
+    for part, content in parts.items():
+        name = part.removeprefix("artifact:")
+        if part == name:
+            continue
+        reason = problem(name)
+        if not reason and len(found) >= limits.artifact_count:
+            reason = too_many(limits.artifact_count)
+        if not reason and len(content) > min(limits.artifact_bytes, room):
+            reason = too_large(limits.artifact_bytes)
+        if reason:
+            skipped.add(name, reason)
+            continue
+        room -= len(content)
+        mime_type = mimetypes.guess_type(name)[0] or "application/octet-stream"
+        found.append(ArtifactFile(name, mime_type, content))
+    return found
+
+
+# Of the processes that a sandbox may have, those that our own may take: what is ready for the next
+# run, and the supervisor where it has no user of its own.
+OURS = 2
+
+
+def observed(
+    header: Mapping[str, object], evidence: ResourceUsage, most_processes: int
+) -> list[dict[str, Any]]:
+    """`header` is a guest's answer, empty where it gave none. What the host has seen goes first."""
+    found = []
+    if count := _count(header, "sigsys"):
+        found.append(observation(SIGSYS, SUPERVISOR, count))
+    left = _count(header, "processes_left")
+    if evidence.refused_processes:
+        found.append(observation(PROCESS_LIMIT, HOST, evidence.refused_processes))
+    elif left >= max(most_processes - OURS, 2):
+        found.append(observation(PROCESS_LIMIT, SUPERVISOR, left))
+    count = _count(header, "processes_started")
+    # Of what the kernel refused in a container it had a number already.
+    if count >= BURST and not evidence.refused_processes:
+        found.append(observation(PROCESS_BURST, SUPERVISOR, count))
+    return found
+
+
+def _count(header: Mapping[str, object], name: str) -> int:
+    claimed = header.get(name)
+    return claimed if type(claimed) is int and claimed > 0 else 0
+
+
+class LiveRun:
+    """The events of one run, and what of them is known should the guest not answer.
+
+    A guest that counts wrongly, speaks for another request or puts out more than the run's limits
+    allow breaks the protocol.
+    """
+
+    def __init__(self, request_id: int, limits: RunLimits, emit: Emit) -> None:
+        self.printed = {"stdout": bytearray(), "stderr": bytearray()}
+        self.outputs: list[Mapping[str, object]] = []
+        self._request_id = request_id
+        self._limits = limits
+        self._emit = emit
+        self._next = 0
+        self._shown = 0
+        self._room = limits.rich_output_bytes
+
+    @property
+    def has_told(self) -> bool:
+        return self._next > 0
+
+    def take(self, frame: Frame) -> None:
+        """Hand one event on. Raises FrameError."""
+        header, parts = frame
+        if header.get("id") != self._request_id or header.get("seq") != self._next:
+            raise FrameError("an event of another request, or out of order")
+        self._next += 1
+        kind = header.get("event")
+        if kind == "stdout" or kind == "stderr":
+            self._print(kind, parts)
+        elif kind == "output":
+            self._show(parts)
+        else:
+            raise FrameError("an event of an unknown kind")
+
+    def _print(self, kind: str, parts: Mapping[str, bytes]) -> None:
+        data, printed = parts.get("data", b""), self.printed[kind]
+        if parts.keys() != {"data"} or not 0 < len(data) <= CHUNK_BYTES:
+            raise FrameError(f"an event of {kind} with no data, or too much")
+        if len(printed) + len(data) > self._limits.output_bytes:
+            raise FrameError(f"more {kind} than the run may have")
+        printed += data
+        self._emit(Event("stdout" if kind == "stdout" else "stderr", data))
+
+    def _show(self, parts: Mapping[str, bytes]) -> None:
+        self._shown += 1
+        self._room -= sum(map(len, parts.values()))
+        if self._shown > self._limits.rich_output_count or self._room < 0:
+            raise FrameError("more outputs than the run may have")
+        named = {f"output:0:{mime}": content for mime, content in parts.items()}
+        for output in read_outputs(named, self._limits):
+            self.outputs.append(output)
+            self._emit(Event("output", output=output))

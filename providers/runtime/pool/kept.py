@@ -41,9 +41,9 @@ from providers.runtime.guest.protocol import (
     STOP_SECONDS,
 )
 from providers.runtime.pool import session_claims
-from providers.runtime.pool.answer import read_answer
 from providers.runtime.pool.cgroup import ResourceUsage
 from providers.runtime.pool.channel import Frame
+from providers.runtime.pool.claims import read_answer
 from providers.runtime.pool.conversation import (
     Allowance,
     Conversation,

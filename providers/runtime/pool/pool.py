@@ -10,12 +10,20 @@ from collections.abc import Coroutine, Mapping
 from typing import Any
 
 from providers.errors import CreationFailed, RateLimited, SandboxError
-from providers.runtime.pool import scaling
 from providers.runtime.pool.launcher import Launcher, about, start_failure
 from providers.runtime.pool.sandbox import Sandbox
-from providers.runtime.pool.scaling import missing, without_start
 from providers.runtime.pool.settings import PoolSettings
-from providers.runtime.pool.shelf import OWNERS_REST_SECONDS, Shelf, Shelves, describe
+from providers.runtime.pool.shelf import (
+    OWNERS_REST_SECONDS,
+    Shelf,
+    Shelves,
+    describe,
+    missing,
+    take_beyond,
+    take_least_used,
+    take_older,
+    without_start,
+)
 from providers.runtime.pool.template import Template
 from providers.runtime.pool.wait_queue import QueueFull, Shares, Waiter, WaitQueue
 
@@ -321,7 +329,7 @@ class Pool:
 
     def _make_room(self) -> bool:
         """End a warm sandbox that nobody waits for, in favour of a caller who waits."""
-        if sandbox := scaling.take_least_used(self._shelves.values()):
+        if sandbox := take_least_used(self._shelves.values()):
             self._end(sandbox)
         return sandbox is not None
 
@@ -370,7 +378,7 @@ class Pool:
 
     def _trim(self) -> None:
         """End what is beyond the settings and in nobody's use."""
-        for sandbox in scaling.take_beyond(self._shelves.values(), self._settings):
+        for sandbox in take_beyond(self._shelves.values(), self._settings):
             self._end(sandbox)
         while self._room() + len(self._ending) < 0 and self._make_room():
             continue
@@ -378,7 +386,7 @@ class Pool:
     def _keep_house(self) -> None:
         """End what has been warm, or handed out and unused, for too long; then look again later."""
         oldest = time.monotonic() - self._settings.max_lifetime
-        for sandbox in scaling.take_older(self._shelves.values(), oldest):
+        for sandbox in take_older(self._shelves.values(), oldest):
             self._expire(sandbox)
         unused = [each for each in self._busy if not (each.running or each.kept)]
         for sandbox in [each for each in unused if each.used_at < oldest]:

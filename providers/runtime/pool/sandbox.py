@@ -18,10 +18,9 @@ from providers.errors import (
     before_the_code,
 )
 from providers.runtime.guest import wire
-from providers.runtime.pool.answer import observed, read_answer
 from providers.runtime.pool.cgroup import ResourceUsage
 from providers.runtime.pool.channel import ChannelClosed, Frame, GuestChannel
-from providers.runtime.pool.claims import readable
+from providers.runtime.pool.claims import LiveRun, observed, read_answer, readable
 from providers.runtime.pool.launcher import (
     Guest,
     Starter,
@@ -29,7 +28,6 @@ from providers.runtime.pool.launcher import (
     hurried_when_late,
 )
 from providers.runtime.pool.requests import answer_bytes, request_frame
-from providers.runtime.pool.run_stream import LiveRun
 from providers.runtime.pool.template import Template
 from providers.sandbox import tell_afterwards
 from providers.values import SANDBOX_ENDED, Emit, ExecutionResult, Job, note

@@ -55,7 +55,7 @@ def process(claimed: Any) -> Process | None:
         claimed["pid"],
         argv,
         claimed["cwd"],
-        claims.exit_code(claimed.get("exit_code")),
+        claims.read_exit_code(claimed.get("exit_code")),
         cast("Literal['', 'timeout', 'memory', 'closed']", ended if ended in _ENDED_BY else ""),
     )
 

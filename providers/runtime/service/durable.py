@@ -1,21 +1,24 @@
-"""Session sandboxes that outlive this process: remembered for the next one, which finds and adopts
-them.
+"""Session sandboxes that outlive this process: they are told so, and remembered for the next one,
+which finds and adopts them.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from providers.errors import CreationFailed, SandboxError
 from providers.isolation import meets, of_runtime
+from providers.runtime.guest import wire
 from providers.runtime.guest.protocol import VERSION
+from providers.runtime.pool.conversation import Conversation, ConversationEnded, Refused
 from providers.runtime.pool.kept import Kept
-from providers.runtime.pool.reattach import find_again, guest_seconds
+from providers.runtime.pool.launcher import Guest, Launcher
 from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.sessions import Session
 from providers.runtime.pool.state_store import GRACE_SECONDS, SandboxRecord, StateStore, boot, now
@@ -242,3 +245,52 @@ async def _end(keeper: PoolManager, remembered: SandboxRecord) -> None:
         await line.launcher.end(remembered.container)
     except SandboxError as error:
         logger.info("the container is left for the search for orphans: %s", error.message)
+
+
+# Long enough that nobody guesses one, nor says one by chance.
+MARK_BYTES = 32
+# How long a guest may take to stop what ran, and to answer whoever has found it.
+RESUME_SECONDS = 15.0
+
+
+def new_marker() -> str:
+    """In hexadecimal digits, as `protocol` has it."""
+    return secrets.token_hex(MARK_BYTES)
+
+
+def lasting(marker: str, seconds: float) -> Mapping[str, object]:
+    """What a guest is told at first: `seconds` is its lease."""
+    return {"marker": marker, "seconds": guest_seconds(seconds)}
+
+
+def guest_seconds(left: float) -> float:
+    """How long a guest lives by itself, when so much is left of its lease."""
+    return max(0.0, left) + GRACE_SECONDS
+
+
+async def find_again(launcher: Launcher, remembered: SandboxRecord, template: Template) -> Kept:
+    """The sandbox as it was, without what was under way in it.
+
+    Raises CreationFailed for one that has ended, is not what it was, or does not answer, and
+    ProviderUnavailable where that cannot be known now.
+    """
+    echo = secrets.token_bytes(MARK_BYTES)
+    guest = await launcher.adopt(remembered.container, remembered.runtime, remembered.found, echo)
+    sandbox = await _opened(launcher, guest, template, remembered.runtime)
+    try:
+        conversation = Conversation(sandbox.keep())
+        conversation.tell_bytes(bytes.fromhex(remembered.marker))
+        asked = {"echo": echo.hex(), "seconds": guest_seconds(remembered.left)}
+        await conversation.ask("resume", asked, seconds=RESUME_SECONDS)
+    except (ConversationEnded, Refused, wire.FrameError, TimeoutError) as error:
+        sandbox.leave()
+        raise CreationFailed(f"It does not answer: {str(error) or 'it was silent'}.") from error
+    except BaseException:
+        sandbox.leave()
+        raise
+    return Kept(sandbox, conversation)
+
+
+async def _opened(launcher: Launcher, guest: Guest, template: Template, runtime: str) -> Sandbox:
+    channel = await guest.open()
+    return Sandbox(template, guest, channel, runtime, launcher.enforced_by)

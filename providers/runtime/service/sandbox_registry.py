@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from providers.errors import ConnectionFailed, InvalidConfiguration, KeptSandboxLost
 from providers.runtime.pool.kept import Kept
-from providers.runtime.pool.reattach import lasting, new_marker
 from providers.runtime.pool.requests import check_limits
 from providers.runtime.pool.sessions import Session, Sessions
 from providers.runtime.pool.state_store import SandboxRecord, StateStore, now
-from providers.runtime.service.durable import DurableSandboxes, adopt_all
+from providers.runtime.service.durable import DurableSandboxes, adopt_all, lasting, new_marker
 from providers.runtime.service.settings import ServiceSettings, settings_digest
 from providers.values import SandboxLimits
 

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from providers.runtime.guest import advice, wire
 from providers.runtime.guest.request import Run, answer
-from providers.runtime.pool.answer import read_answer
 from providers.runtime.pool.cgroup import ResourceUsage
+from providers.runtime.pool.claims import read_answer
 from providers.values import SANDBOX_ENDED, ExecutionResult, RunLimits
 from tests.support.sandboxes import Local, command, family
 from tests.support.waiting import wait_until
