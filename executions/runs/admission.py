@@ -18,6 +18,7 @@ from executions.ledger.entry import ensure_ledger
 from executions.runs import extensions
 from executions.runs.active_runs import ensure_not_stopping
 from executions.runs.models import Execution
+from executions.runs.requests import ExecutionRequest
 from executions.runs.statistics import RAN, STORED, TENANT, Statistic
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import MIB, Quota, limit_of, running_limit, seconds_of_today
@@ -177,27 +178,25 @@ class Usage:
     stored: int
 
 
-@dataclass(frozen=True)
-class Demand:
-    """One more execution: what it may run in seconds, and the bytes that it stores right away.
+def ensure_within_bounds(
+    tenant: Tenant, request: ExecutionRequest, *, queued: bool, payload_bytes: int = 0
+) -> None:
+    """Raise RateLimited if the tenant may not have one more execution like this, which stores so
+    many bytes right away.
 
-    What runs in the `background` of a session has no place among those that run at once.
-    """
-
-    status: Execution.Status
-    seconds: float
-    payload_bytes: int = 0
-    background: bool = False
-
-
-def ensure_within_bounds(tenant: Tenant, wanted: Demand) -> None:
-    """Raise RateLimited if the tenant may not have one more execution like this.
+    What runs in the background of a session has no place among those that run at once.
 
     Only within `tenant_lock` is the answer still true when it is acted upon. What runs already
     is finished, so a day's last executions may store more than its bound; how long they may run
     is reserved before.
     """
-    refusal = _refusal(tenant, wanted)
+    held = current_usage(tenant)
+    refusal = (
+        (None if request.background else _beyond_places(tenant, held, queued=queued))
+        or _beyond_executions(tenant, held)
+        or _beyond_seconds(tenant, held, request.longest)
+        or _check_stored_bytes(tenant, held, payload_bytes)
+    )
     if refusal is not None:
         _crowded.add(tenant.slug)
         raise refusal
@@ -220,20 +219,10 @@ def current_usage(tenant: Tenant) -> Usage:
     )
 
 
-def _refusal(tenant: Tenant, wanted: Demand) -> RateLimited | None:
-    held = current_usage(tenant)
-    return (
-        (None if wanted.background else _beyond_places(tenant, held, wanted.status))
-        or _beyond_executions(tenant, held)
-        or _beyond_seconds(tenant, held, wanted.seconds)
-        or _check_stored_bytes(tenant, held, wanted.payload_bytes)
-    )
-
-
-def _beyond_places(tenant: Tenant, held: Usage, status: Execution.Status) -> RateLimited | None:
+def _beyond_places(tenant: Tenant, held: Usage, *, queued: bool) -> RateLimited | None:
     has, quota, retry_after = (
         (held.queued, Quota.QUEUED, _RETRY_QUEUED)
-        if status == Execution.Status.QUEUED
+        if queued
         else (held.running, Quota.RUNNING, _RETRY_RUNNING)
     )
     if has < (most := limit_of(tenant, quota)):

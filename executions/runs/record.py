@@ -38,7 +38,6 @@ from executions.ledger.entry import (
 from executions.ledger.models import LedgerEntry
 from executions.runs import extensions, heartbeat, payloads
 from executions.runs.admission import (
-    Demand,
     ensure_disk_space,
     ensure_ready,
     ensure_within_bounds,
@@ -305,11 +304,10 @@ def _insert(request: ExecutionRequest, caller: Caller, beside: Beside | None) ->
     queued = request.mode == Execution.Mode.ASYNC
     status = Execution.Status.QUEUED if queued else Execution.Status.RUNNING
     size = payloads.size_of(request) if queued else 0
-    wanted = Demand(status, request.longest, size, request.background)
     ensure_ready(caller.tenant.slug)
     if size > payloads.LARGE_BYTES or was_refused(caller.tenant):
         # Before anything is hashed or written for it.
-        ensure_within_bounds(caller.tenant, wanted)
+        ensure_within_bounds(caller.tenant, request, queued=queued, payload_bytes=size)
     extensions.ensure_served(request)
     for each in extensions.installed():
         each.ensure_accepted(request, caller.tenant)
@@ -319,7 +317,7 @@ def _insert(request: ExecutionRequest, caller: Caller, beside: Beside | None) ->
     try:
         if queued:
             payloads.keep(execution, request)
-        _save_within_bounds(execution, caller.tenant, wanted, request, beside)
+        _save_within_bounds(execution, caller.tenant, size, request, beside)
     except BaseException:
         if queued:
             payloads.forget(execution.pk)
@@ -330,14 +328,15 @@ def _insert(request: ExecutionRequest, caller: Caller, beside: Beside | None) ->
 def _save_within_bounds(
     execution: Execution,
     tenant: Tenant,
-    wanted: Demand,
+    payload_bytes: int,
     request: ExecutionRequest,
     beside: Beside | None,
 ) -> None:
     is_committing = False
     try:
         with tenant_lock(tenant.slug):
-            ensure_within_bounds(tenant, wanted)
+            is_queued = execution.status == Execution.Status.QUEUED
+            ensure_within_bounds(tenant, request, queued=is_queued, payload_bytes=payload_bytes)
             for each in extensions.installed():
                 each.before_insert(execution)
             insert(execution)
@@ -345,11 +344,9 @@ def _save_within_bounds(
                 each.on_insert(execution, request)
             if beside is not None:
                 beside(execution)
-            if wanted.payload_bytes:
+            if payload_bytes:
                 # Behind `beside`, which may enter something in the ledger.
-                add(
-                    tenant_use(tenant.slug, execution.created_at, stored_bytes=wanted.payload_bytes)
-                )
+                add(tenant_use(tenant.slug, execution.created_at, stored_bytes=payload_bytes))
             is_committing = True
     except OperationalError as error:
         look_again_at_disk()

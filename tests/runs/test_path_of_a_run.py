@@ -1,4 +1,5 @@
-"""How many files of the project and SQL statements one synchronous run and one cell pass.
+"""How many files of the project and SQL statements one synchronous run and one cell pass, and of
+how many value objects a run is made.
 
 The budgets are what was measured, with three files of room for what depends on the moment (a
 refill, a lookup that is made anew). They may only become smaller.
@@ -9,6 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import is_dataclass
 from types import FrameType
 from typing import Any
 from unittest.mock import patch
@@ -28,6 +30,7 @@ pytestmark = pytest.mark.usefixtures("no_lookup_grows_old")
 OURS = tuple(f"{ROOT}/{name}/" for name in ("executions", "providers", "sandbox_site"))
 FILES_OF_A_RUN = 66
 STATEMENTS_OF_A_RUN = 12
+VALUE_OBJECTS_OF_A_RUN = 12
 FILES_OF_A_CELL = 73
 STATEMENTS_OF_A_CELL = 16
 
@@ -83,3 +86,24 @@ def test_a_cell_passes_no_more_files_and_statements_than_its_budget(alice: Calle
     files, statements = shortest(act)
     assert len(files) <= FILES_OF_A_CELL, sorted(files)
     assert len(statements) <= STATEMENTS_OF_A_CELL, statements
+
+
+def test_a_run_makes_no_more_kinds_of_value_objects_than_its_budget(
+    local_active: None, alice: Caller
+) -> None:
+    made: set[str] = set()
+
+    def note(frame: FrameType, event: str, argument: Any) -> None:
+        if event != "call" or frame.f_code.co_name != "__init__":
+            return
+        kind = type(frame.f_locals.get("self"))
+        if is_dataclass(kind) and kind.__module__.startswith(("executions.", "providers.")):
+            made.add(f"{kind.__module__}.{kind.__qualname__}")
+
+    run(alice, "print(1)")
+    sys.setprofile(note)
+    try:
+        assert run(alice, "print(2)").json()["stdout"] == "2\n"
+    finally:
+        sys.setprofile(None)
+    assert len(made) <= VALUE_OBJECTS_OF_A_RUN, sorted(made)

@@ -33,7 +33,7 @@ from executions.kernel.background import Executor
 from executions.kernel.coroutines import wait_for
 from executions.kernel.process_pool import ProcessPool
 from executions.kernel.text import storable
-from executions.runs.admission import Demand, ensure_within_bounds
+from executions.runs.admission import ensure_within_bounds
 from executions.runs.event_log import EventLog
 from executions.runs.extensions import Extension, Review, RunPart, Waiting
 from executions.runs.models import Execution
@@ -420,7 +420,7 @@ class Policies(Extension):
             return None
         if request.idempotency_key is None:
             # No code is looked at for a tenant that may have no more anyway.
-            ensure_within_bounds(caller.tenant, Demand(Execution.Status.QUEUED, request.longest))
+            ensure_within_bounds(caller.tenant, request, queued=True)
         found = await check.review(request)
         if found is None:
             return None
