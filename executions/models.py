@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from executions.capabilities.alerts.models import Alert
+from executions.capabilities.alerts.models import Alert, AlertDelivery
 from executions.capabilities.observability.models import (
     AuditExport,
     ExecutionCount,
@@ -38,6 +38,7 @@ from executions.tenants.models import ApiKey, KeyRefusal, RequestWindow, Scope, 
 
 __all__ = (
     "Alert",
+    "AlertDelivery",
     "ApiKey",
     "Approval",
     "Artifact",
