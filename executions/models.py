@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from executions.capabilities.alerts.models import Alert
+from executions.capabilities.alerts.models import Alert, AlertDelivery
 from executions.capabilities.observability.models import AuditExport
 from executions.capabilities.policies.models import Policy
 from executions.capabilities.reports.models import Report
@@ -33,6 +33,7 @@ from executions.tenants.models import ApiKey, KeyRefusal, RequestWindow, Scope, 
 
 __all__ = (
     "Alert",
+    "AlertDelivery",
     "ApiKey",
     "Approval",
     "Artifact",

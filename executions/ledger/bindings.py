@@ -224,6 +224,7 @@ NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
     "executions.alert": {
         "*": "Current state. Opening, acknowledging and resolving have their own entries."
     },
+    "executions.alertdelivery": {"*": "Delivery status; it changes nothing."},
     "executions.ledgercheck": {"*": "Result of the verification. Each request has its own entry."},
     "executions.auditexport": {
         "*": "Export progress. The ledger itself proves the exported entries."

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import json
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -13,16 +14,24 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from django.db.models import QuerySet
 
 from executions.capabilities.alerts import service as alerts
-from executions.capabilities.alerts.models import Alert
-from executions.capabilities.alerts.service import QUIET, acknowledge, watch, watch_without_workers
+from executions.capabilities.alerts.models import Alert, AlertDelivery
+from executions.capabilities.alerts.service import (
+    MAIL,
+    QUIET,
+    WEBHOOK,
+    acknowledge,
+    watch,
+    watch_without_workers,
+)
 from executions.capabilities.observability.counters import FAULT, LATENCY, OUTCOME, bucket_of
 from executions.capabilities.observability.models import (
     AuditExport,
 )
 from executions.capabilities.spending.models import SpendingAlert
-from executions.kernel import http
+from executions.kernel import claims, http
 from executions.ledger.append import append
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
@@ -198,7 +207,25 @@ def an_alert(**changes: Any) -> Alert:
         "opened_at": now,
         "seen_at": now,
     }
-    return Alert.objects.create(**{**values, **changes})
+    alert = Alert.objects.create(**{**values, **changes})
+    alerts._tell(alert)
+    return alert
+
+
+def delivery(alert: Alert, way: str) -> AlertDelivery:
+    return AlertDelivery.objects.get(alert=alert, way=way)
+
+
+def at_once() -> None:
+    AlertDelivery.objects.update(claimed_until=None)
+
+
+def errors_on(client: Any, path: str) -> list[str]:
+    """By webhook, and by mail."""
+    page = client.get(path).content.decode()
+    return re.findall(
+        r'(?s)(?:Webhook|Email) error</label>.*?<div class="readonly[^>]*>(.*?)<', page
+    )
 
 
 def test_an_alert_is_acknowledged_in_the_admin_once_and_entered() -> None:
@@ -226,7 +253,11 @@ def test_an_alert_is_acknowledged_in_the_admin_once_and_entered() -> None:
         ("acknowledged", "user:operator")
     ]
     assert not acknowledge(alert, "somebody else")
-    assert auditor.get(f"{path}{alert.pk}/change/").status_code == 200
+    page = f"{path}{alert.pk}/change/"
+    assert errors_on(auditor, page) == ["-", "-"]
+    alert.deliveries.filter(way=WEBHOOK).update(problem="HTTP 500")
+    alert.deliveries.filter(way=MAIL).delete()
+    assert errors_on(auditor, page) == ["HTTP 500", "-"]
     assert auditor.get("/admin/executions/auditexport/").status_code == 200
 
 
@@ -245,7 +276,7 @@ def to(receiver_url: str, *emails: str) -> Alerting:
 
 def sent() -> list[int]:
     """By webhook, and by mail."""
-    return [alerts.send_news(way) for way in alerts.WAYS]
+    return [alerts.send_news(way) for way in (WEBHOOK, MAIL)]
 
 
 def test_each_state_is_mailed_and_posted_once_and_signed(settings: Any, smtp: SmtpServer) -> None:
@@ -254,7 +285,7 @@ def test_each_state_is_mailed_and_posted_once_and_signed(settings: Any, smtp: Sm
     settings.ALERTING = to(f"{receiver.url}/hook?token=t", "a@example.com", "b@example.com")
     alert = an_alert(subject="e2b\r\nBcc: evil@example.com")
     assert [sent() for _ in range(2)] == [[1, 1], [0, 0]]
-    Alert.objects.update(state="resolved", active_key=None, resolved_at=datetime.now(UTC))
+    watch(alert.seen_at + timedelta(hours=1))
     assert [sent() for _ in range(2)] == [[1, 1], [0, 0]]
     receiver.close()
 
@@ -281,18 +312,17 @@ def test_what_could_not_be_sent_is_tried_again_and_nothing_twice(
     settings.ALERTING = to(receiver.url, "a@example.com")
     alert = an_alert()
     assert sent() == [0, 1]
-    alert.refresh_from_db()
-    assert (alert.problem, alert.tries, alert.mail_problem) == ("HTTP 500", 1, "")
+    posted = alert.deliveries.get()
+    assert (posted.way, posted.problem, posted.tries) == (WEBHOOK, "HTTP 500", 1)
     # Not at once.
     assert sent() == [0, 0]
-    Alert.objects.update(claimed_until=datetime.now(UTC) - timedelta(seconds=1))
+    at_once()
     assert sent() == [1, 0]
     receiver.close()
     ids = [headers["webhook-id"] for _, headers, _ in receiver.requests]
     assert ids == [f"alert_{alert.pk}_open"] * 2
     assert len(smtp.mails) == 1
-    alert.refresh_from_db()
-    assert (alert.problem, alert.tries) == ("", 0)
+    assert not alert.deliveries.exists()
 
 
 def test_a_way_that_is_away_for_long_does_not_put_off_the_other(
@@ -300,36 +330,62 @@ def test_a_way_that_is_away_for_long_does_not_put_off_the_other(
 ) -> None:
     settings.ALERTING = to("https://127.0.0.1/", "a@example.com")
     settings.EMAIL_PORT = free_port()
-    alert = an_alert(tries=9)
+    alert = an_alert()
+    AlertDelivery.objects.filter(way=WEBHOOK).update(tries=9)
     assert sent() == [0, 0]
-    alert.refresh_from_db()
-    assert (alert.tries, alert.mail_tries) == (10, 1)
-    assert (alert.problem, alert.mail_problem) == (
+    posted, mailed = delivery(alert, WEBHOOK), delivery(alert, MAIL)
+    assert (posted.tries, mailed.tries) == (10, 1)
+    assert (posted.problem, mailed.problem) == (
         "the address is refused",
         "ConnectionRefusedError",
     )
-    assert alert.claimed_until is not None
-    assert alert.mail_claimed_until is not None
-    assert alert.claimed_until - alert.mail_claimed_until > timedelta(minutes=50)
+    assert posted.claimed_until is not None
+    assert mailed.claimed_until is not None
+    assert posted.claimed_until - mailed.claimed_until > timedelta(minutes=50)
     # That it is over is news by both.
     watch(alert.seen_at + timedelta(hours=1))
-    alert.refresh_from_db()
-    assert (alert.tries, alert.mail_tries, alert.mail_claimed_until) == (0, 0, None)
+    posted, mailed = delivery(alert, WEBHOOK), delivery(alert, MAIL)
+    assert (posted.tries, mailed.tries) == (0, 0)
+    assert (posted.claimed_until, mailed.claimed_until) == (None, None)
 
 
 def test_of_two_processes_one_sends(settings: Any) -> None:
-    settings.ALERTING = to("https://example.com/", "a@example.com")
+    an_alert()
+    rows = AlertDelivery.objects.order_by("pk")
+    assert [claims.claim(rows, alerts.CLAIM) is not None for _ in range(3)] == [True, True, False]
+
+
+@pytest.mark.parametrize("moment", ["before it is claimed", "while it is sent"])
+def test_an_alert_that_another_process_resolves_is_told_once_in_each_state(
+    moment: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.ALERTING = to("https://example.com/")
     alert = an_alert()
-    for way, other in (alerts.WAYS, alerts.WAYS[::-1]):
-        assert alerts._claimed(way, alert)
-        assert not alerts._claimed(way, alert)
-        # One that has changed meanwhile is not sent as it was.
-        Alert.objects.update(claimed_until=None, mail_claimed_until=None)
-        alert.state = "resolved"
-        assert not alerts._claimed(way, alert)
-        alert.refresh_from_db()
-        assert alerts._claimed(other, alert)
-        Alert.objects.update(claimed_until=None, mail_claimed_until=None)
+    told: list[str] = []
+
+    def resolve() -> None:
+        watch(alert.seen_at + timedelta(hours=1))
+
+    def send(each: Alert) -> str:
+        if moment == "while it is sent":
+            resolve()
+        told.append(each.state)
+        return ""
+
+    by_claim = claims.by_claim
+
+    def resolve_and_find(row: AlertDelivery) -> QuerySet[AlertDelivery]:
+        if moment == "before it is claimed":
+            resolve()
+        return by_claim(row)
+
+    monkeypatch.setitem(alerts._SEND, WEBHOOK, send)
+    with monkeypatch.context() as patch:
+        patch.setattr(claims, "by_claim", resolve_and_find)
+        alerts.send_news(WEBHOOK)
+    alerts.send_news(WEBHOOK)
+    assert told == (["resolved"] if moment == "before it is claimed" else ["open", "resolved"])
+    assert [each.way for each in alert.deliveries.all()] == [MAIL]
 
 
 def test_a_webhook_reaches_nothing_within_and_follows_no_redirect(settings: Any) -> None:
@@ -341,11 +397,11 @@ def test_a_webhook_reaches_nothing_within_and_follows_no_redirect(settings: Any)
         redirecting = Receiver(lambda _: (307, {"Location": f"{within.url}/metadata"}))
         settings.ALERT_ALLOWED_NETWORKS = [f"127.0.0.1:{redirecting.port}"]
         settings.ALERTING = to(redirecting.url)
-        Alert.objects.update(claimed_until=None)
+        at_once()
         assert sent() == [0, 0]
         redirecting.close()
         assert within.connections == 0
-    assert Alert.objects.get().problem == "HTTP 307"
+    assert AlertDelivery.objects.get(way=WEBHOOK).problem == "HTTP 307"
     for address in (
         "http://example.com/",
         "https://169.254.169.254/",
@@ -353,9 +409,9 @@ def test_a_webhook_reaches_nothing_within_and_follows_no_redirect(settings: Any)
         "https://",
     ):
         settings.ALERTING = to(address)
-        Alert.objects.update(claimed_until=None)
+        at_once()
         assert sent() == [0, 0]
-        assert Alert.objects.get().problem == "the address is refused"
+        assert AlertDelivery.objects.get(way=WEBHOOK).problem == "the address is refused"
 
 
 def test_a_slow_receiver_holds_no_task_and_is_given_up(
@@ -367,7 +423,7 @@ def test_a_slow_receiver_holds_no_task_and_is_given_up(
         settings.ALERTING = to(slow.url)
         alert = an_alert()
         watch_alerts()
-        wait_for(lambda: bool(Alert.objects.get(pk=alert.pk).problem))
+        wait_for(lambda: bool(delivery(alert, WEBHOOK).problem))
     assert slow.connections == 1
 
 
@@ -382,10 +438,11 @@ def test_while_the_ledger_takes_no_entry_what_is_open_is_told(
     receiver = Receiver()
     settings.ALERTING = to(receiver.url)
     quiet = datetime.now(UTC) - QUIET - timedelta(minutes=1)
-    over = an_alert(subject="over", active_key="error_rate over", seen_at=quiet, posted="open")
+    over = an_alert(subject="over", active_key="error_rate over", seen_at=quiet)
+    over.deliveries.all().delete()
     news = an_alert()
     look()
-    wait_for(lambda: Alert.objects.get(pk=news.pk).posted == "open")
+    wait_for(lambda: not news.deliveries.filter(way=WEBHOOK).exists())
     receiver.close()
     assert Alert.objects.get(pk=over.pk).state == "open"
 

@@ -147,7 +147,7 @@ def test_every_entry_comes_once_in_order_and_proves_itself(
             assert event["metadata"]["tenant_uid"] == "wonderland"
     assert {("execution", 1), ("execution", 2), ("tenant", 1), ("note", 1)} <= kinds
     row = AuditExport.objects.get()
-    assert (row.sequence, row.tries, row.holder) == (newest(), 0, "")
+    assert (row.sequence, row.tries, row.claimed_until) == (newest(), 0, None)
 
 
 def test_a_collector_that_was_away_misses_nothing(
@@ -213,13 +213,13 @@ def test_one_exports_at_a_time_and_who_died_with_the_lease_is_followed(
     settings.AUDIT_EXPORT = to("syslog", collector.port, authority)
     AuditExport.objects.create(
         destination=settings.AUDIT_EXPORT.name,
-        holder="another",
-        held_until=datetime.now(UTC) + timedelta(minutes=1),
+        claims=7,
+        claimed_until=datetime.now(UTC) + timedelta(minutes=1),
     )
     assert export_for(0) == 0
     assert collector.connections == 0
-    assert AuditExport.objects.get().holder == "another"
-    AuditExport.objects.update(held_until=datetime.now(UTC) - timedelta(seconds=1))
+    assert AuditExport.objects.get().claims == 7
+    AuditExport.objects.update(claimed_until=datetime.now(UTC) - timedelta(seconds=1))
     assert export_for(0) == newest()
     collector.close()
 
@@ -232,13 +232,13 @@ def test_who_lost_the_lease_while_it_sent_moves_no_cursor(
     settings.AUDIT_EXPORT = to("syslog", collector.port, authority)
 
     def send(*given: Any) -> None:
-        AuditExport.objects.update(holder="another")
+        AuditExport.objects.update(claims=7)
         audit_export.send_syslog(*given)
 
     monkeypatch.setitem(audit_export._SEND, "syslog", send)
     assert export_for(0) == 0
     row = AuditExport.objects.get()
-    assert (row.sequence, row.holder) == (0, "another")
+    assert (row.sequence, row.claims) == (0, 7)
     collector.close()
 
 
@@ -308,7 +308,7 @@ def test_a_slow_collector_holds_neither_the_task_nor_what_is_entered(
     assert newest() == before + 2
     assert silent.connections == 1
     wait_for(lambda: bool(AuditExport.objects.get().problem))
-    wait_for(lambda: AuditExport.objects.get().holder == "")
+    wait_for(lambda: AuditExport.objects.get().claimed_until is None)
     silent.close()
 
 

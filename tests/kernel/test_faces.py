@@ -12,7 +12,7 @@ from tests.kernel.import_graph import PACKAGES, ROOT, graph_of, modules_in
 
 FACES = {
     "executions.kernel": (
-        "audit background bodies bucket coroutines database declarations http presentation "
+        "audit background bodies bucket claims coroutines database declarations http presentation "
         "process_pool storage text"
     ),
     "executions.ledger": "append bindings checkpoints entry erasures models trust verification",

@@ -156,7 +156,7 @@ def test_whoever_lost_the_claim_enters_nothing(
 
     def slow(*arguments: Any) -> Any:
         # Another host begins it anew, while this one writes its last bytes.
-        Report.objects.update(tries=2)
+        Report.objects.update(claims=2)
         return make(*arguments)
 
     monkeypatch.setattr(reports, "make", slow)

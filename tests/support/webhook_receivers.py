@@ -93,7 +93,7 @@ def ended(caller: Caller, url: str, **body: Any) -> WebhookDelivery:
 def tried(delivery: WebhookDelivery, sender: Sender | None = None) -> WebhookDelivery:
     """After one try that is due now."""
     sender = sender or Sender()
-    WebhookDelivery.objects.filter(pk=delivery.pk, state="due").update(next_try_at=Now())
+    WebhookDelivery.objects.filter(pk=delivery.pk, state="due").update(claimed_until=Now())
     assert sender.look()
     wait_for(sender.is_idle)
     delivery.refresh_from_db()
@@ -104,7 +104,7 @@ def tried_of(delivery: WebhookDelivery) -> WebhookDelivery:
     """After a try of this one, before all others."""
     first = timezone.now() - timedelta(hours=1)
     sender = Sender()
-    assert WebhookDelivery.objects.filter(pk=delivery.pk, state="due").update(next_try_at=first)
+    assert WebhookDelivery.objects.filter(pk=delivery.pk, state="due").update(claimed_until=first)
     assert sender.look()
     wait_for(sender.is_idle)
     delivery.refresh_from_db()

@@ -12,7 +12,7 @@ from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
 
 from executions.capabilities.alerts.models import Alert
-from executions.capabilities.alerts.service import acknowledge
+from executions.capabilities.alerts.service import MAIL, WEBHOOK, acknowledge
 from executions.capabilities.observability.models import AuditExport
 from executions.kernel.audit import current_actor
 from providers.admin_pages import ReadOnly
@@ -46,6 +46,9 @@ class AlertAdmin(ReadOnly, _AlertAdmin):
     )
     readonly_fields = fields
 
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Alert]:
+        return super().get_queryset(request).prefetch_related("deliveries")
+
     def has_acknowledge_permission(self, request: HttpRequest) -> bool:
         return bool(request.user.has_perm(ACKNOWLEDGE))
 
@@ -73,6 +76,18 @@ class AlertAdmin(ReadOnly, _AlertAdmin):
     @admin.display(description="message")
     def shown_message(self, alert: Alert) -> str:
         return visible(alert.message)
+
+    @admin.display(description="webhook error")
+    def problem(self, alert: Alert) -> str:
+        return self._problem(alert, WEBHOOK)
+
+    @admin.display(description="email error")
+    def mail_problem(self, alert: Alert) -> str:
+        return self._problem(alert, MAIL)
+
+    def _problem(self, alert: Alert, way: str) -> str:
+        problems = [each.problem for each in alert.deliveries.all() if each.way == way]
+        return visible("".join(problems)) or "-"
 
 
 @admin.register(AuditExport)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from django.db import models
 from django.db.models import Q
 
+from executions.kernel.claims import Claimable
+
 
 class Alert(models.Model):
     """One rule that is not kept, of one subject. Open as long as it is; acknowledged by a person.
 
     `active_key` is the rule and its subject while it is open and null afterwards, so that no two
-    are open of the same. Who mails or posts it has claimed that before, so that of several
-    processes one does.
+    are open of the same.
     """
 
     class Severity(models.TextChoices):
@@ -35,35 +36,6 @@ class Alert(models.Model):
     resolved_at = models.DateTimeField(null=True)
     acknowledged_at = models.DateTimeField(null=True)
     acknowledged_by = models.CharField(max_length=150, blank=True)
-    mailed = models.CharField(
-        max_length=8, blank=True, editable=False, help_text="Last state sent by email."
-    )
-    posted = models.CharField(
-        max_length=8, blank=True, editable=False, help_text="Last state sent to the webhook."
-    )
-    claimed_until = models.DateTimeField(
-        null=True, editable=False, help_text="Webhook delivery in progress until."
-    )
-    tries = models.PositiveIntegerField(
-        default=0, editable=False, help_text="Failed webhook attempts."
-    )
-    problem = models.CharField(
-        "webhook error", max_length=500, blank=True, help_text="Last webhook error."
-    )
-    mail_claimed_until = models.DateTimeField(
-        null=True, editable=False, help_text="Email delivery in progress until."
-    )
-    mail_tries = models.PositiveIntegerField(
-        default=0, db_default=0, editable=False, help_text="Failed email attempts."
-    )
-    mail_problem = models.CharField(
-        "email error",
-        max_length=500,
-        blank=True,
-        default="",
-        db_default="",
-        help_text="Last email error.",
-    )
 
     class Meta:
         ordering = ("-opened_at", "-id")
@@ -87,3 +59,17 @@ class Alert(models.Model):
 
     def __str__(self) -> str:
         return f"{self.rule} {self.subject}".strip()
+
+
+class AlertDelivery(Claimable):
+    """The latest state of an alert that is still to be told in one way."""
+
+    alert = models.ForeignKey(Alert, on_delete=models.CASCADE, related_name="deliveries")
+    way = models.CharField(max_length=8)
+
+    class Meta:
+        default_permissions = ()
+        constraints = (models.UniqueConstraint(fields=("alert", "way"), name="alert_once_per_way"),)
+
+    def __str__(self) -> str:
+        return f"{self.alert} by {self.way}"

@@ -6,7 +6,6 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -15,15 +14,16 @@ from django.conf import settings
 from django.core.mail import EmailMessage, get_connection
 from django.db import Error as DatabaseFailure
 from django.db import IntegrityError, close_old_connections, transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, Q
 from django.db.models.functions import Now
 from django.utils import timezone
 
-from executions.capabilities.alerts.models import Alert
+from executions.capabilities.alerts.models import Alert, AlertDelivery
 from executions.capabilities.alerts.rules import RULES, Found, Rule
 from executions.capabilities.webhooks.service import signed_headers
 from executions.kernel import http
 from executions.kernel.background import run_once_in_background
+from executions.kernel.claims import by_claim, claim
 from executions.kernel.database import delete_in_batches
 from executions.ledger.append import append
 from executions.runs.models import Process
@@ -34,7 +34,7 @@ from providers.remote.receiver import Receiver
 from providers.threads import Loop
 
 
-def post(alert: Alert) -> str:
+def _post(alert: Alert) -> str:
     """Why it was not taken; "" when it was."""
     alerting = settings.ALERTING
     body = json.dumps(_content(alert), separators=(",", ":")).encode()
@@ -83,69 +83,6 @@ NEWS = timedelta(days=1)
 AT_ONCE = 20
 
 
-@dataclass(frozen=True)
-class Way:
-    """How somebody is told, and the columns of an alert that say how far that is.
-
-    `send` returns why it was not taken; "" when it was.
-    """
-
-    name: str
-    told: str
-    claimed: str
-    tries: str
-    problem: str
-    is_set: Callable[[], bool]
-    send: Callable[[Alert], str]
-
-
-def send_in_background() -> None:
-    """Begin to send what is due, each way in a thread."""
-    for way in WAYS:
-        if way.is_set():
-            run_once_in_background(f"alerts by {way.name}", partial(send_news, way))
-
-
-def send_news(way: Way) -> int:
-    """Send what is due that way now. How many states of alerts were told."""
-    sent = 0
-    for alert in list(_due(way).order_by("opened_at")[:AT_ONCE]):
-        if _claimed(way, alert):
-            sent += _sent(way, alert)
-    return sent
-
-
-def _due(way: Way) -> QuerySet[Alert]:
-    if not way.is_set():
-        return Alert.objects.none()
-    is_news = Q(state=Alert.State.OPEN) | Q(resolved_at__gte=Now() - NEWS)
-    is_free = Q(**{way.claimed: None}) | Q(**{f"{way.claimed}__lt": Now()})
-    return Alert.objects.filter(~Q(**{way.told: F("state")}), is_news, is_free)
-
-
-def _claimed(way: Way, alert: Alert) -> bool:
-    """Whether it is this process that sends it, in the state that it has here."""
-    mine = _due(way).filter(pk=alert.pk, state=alert.state)
-    if not mine.update(**{way.claimed: Now() + CLAIM}):
-        return False
-    alert.refresh_from_db()
-    return True
-
-
-def _sent(way: Way, alert: Alert) -> bool:
-    problem = way.send(alert)
-    tries = getattr(alert, way.tries) + 1 if problem else 0
-    wait = min(RETRY * 2 ** min(tries, 10), LONGEST_RETRY)
-    told = {} if problem else {way.told: alert.state}
-    # Another state, or another sender, has its own claim by now.
-    mine = Alert.objects.filter(pk=alert.pk, **{way.claimed: getattr(alert, way.claimed)})
-    again = {way.claimed: Now() + wait if problem else None}
-    mine.update(**told, **again, **{way.tries: tries, way.problem: problem[:500]})
-    if problem:
-        logger.warning("an alert could not be sent by %s: %s", way.name, problem)
-    return not problem
-
-
 def _mail(alert: Alert) -> str:
     alerting = settings.ALERTING
     word = "Resolved" if alert.state == Alert.State.RESOLVED else str(alert.severity).capitalize()
@@ -163,17 +100,39 @@ def _mail(alert: Alert) -> str:
     return ""
 
 
-WEBHOOK = Way(
-    *("webhook", "posted", "claimed_until", "tries", "problem"),
-    is_set=lambda: bool(settings.ALERTING.webhook_url),
-    send=post,
-)
-MAIL = Way(
-    *("mail", "mailed", "mail_claimed_until", "mail_tries", "mail_problem"),
-    is_set=lambda: bool(settings.ALERTING.emails),
-    send=_mail,
-)
-WAYS = (WEBHOOK, MAIL)
+WEBHOOK, MAIL = "webhook", "mail"
+_SEND: dict[str, Callable[[Alert], str]] = {WEBHOOK: _post, MAIL: _mail}
+
+
+def send_in_background() -> None:
+    """Begin to send what is due, each way in a thread."""
+    for way in _SEND:
+        run_once_in_background(f"alerts by {way}", partial(send_news, way))
+
+
+def send_news(way: str) -> int:
+    """Send what is due that way now. How many states of alerts were told."""
+    alerting = settings.ALERTING
+    if not (alerting.webhook_url if way == WEBHOOK else alerting.emails):
+        return 0
+    is_news = Q(alert__resolved_at=None) | Q(alert__resolved_at__gte=Now() - NEWS)
+    due = AlertDelivery.objects.filter(is_news, way=way).select_related("alert").order_by("pk")
+    sent = 0
+    for _ in range(AT_ONCE):
+        if (delivery := claim(due, CLAIM, tries=F("tries") + 1)) is None:
+            break
+        sent += _sent(delivery)
+    return sent
+
+
+def _sent(delivery: AlertDelivery) -> bool:
+    if problem := _SEND[delivery.way](delivery.alert):
+        wait = min(RETRY * 2 ** min(delivery.tries, 10), LONGEST_RETRY)
+        by_claim(delivery).update(claimed_until=Now() + wait, problem=problem[:500])
+        logger.warning("an alert could not be sent by %s: %s", delivery.way, problem)
+    else:
+        by_claim(delivery).delete()
+    return not problem
 
 
 # An alert stays open so long after it held last: what comes and goes is one alert, told once.
@@ -241,6 +200,7 @@ def _note(rule: Rule, found: Found, now: datetime) -> bool:
                 opened_at=now,
                 **seen,
             )
+            _tell(alert)
             _enter(alert, "opened")
     except IntegrityError:
         # Somebody else saw it in the same moment.
@@ -253,12 +213,17 @@ def _resolve(alert: Alert, now: datetime) -> None:
     with transaction.atomic():
         mine = Alert.objects.filter(pk=alert.pk, active_key__isnull=False, seen_at=alert.seen_at)
         values = {"state": Alert.State.RESOLVED, "active_key": None, "resolved_at": now}
-        # It is news at once, however often the former state was told in vain.
-        anew = {way.claimed: None for way in WAYS} | {way.tries: 0 for way in WAYS}
-        if not mine.update(**values, **anew):
+        if not mine.update(**values):
             return
+        _tell(alert)
         _enter(alert, "resolved")
     logger.info("alert resolved: %s", alert, extra={"alert": alert.rule, "subject": alert.subject})
+
+
+def _tell(alert: Alert) -> None:
+    """Have its state told in each way at once, however often the former one was told in vain."""
+    alert.deliveries.all().delete()
+    AlertDelivery.objects.bulk_create(AlertDelivery(alert=alert, way=way) for way in _SEND)
 
 
 def _enter(alert: Alert, action: str) -> None:

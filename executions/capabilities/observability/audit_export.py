@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import socket
 import ssl
@@ -18,14 +17,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
-from uuid import uuid4
 
 from django.conf import settings
-from django.db.models import DateTimeField, ExpressionWrapper, Q, QuerySet
+from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
 from executions.capabilities.observability.models import AuditExport
 from executions.kernel import http
+from executions.kernel.claims import by_claim, claim
 from executions.ledger.entry import parse
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
@@ -271,13 +270,15 @@ def export_for(seconds: float | None = None) -> int:
     destination = settings.AUDIT_EXPORT
     if destination is None:
         return 0
-    me = f"{socket.gethostname()[:24]} {os.getpid()} {uuid4().hex[:12]}"
     AuditExport.objects.get_or_create(destination=destination.name)
+    row = claim(AuditExport.objects.filter(destination=destination.name), LEASE)
+    if row is None:
+        return 0
     ends = time.monotonic() + (TURN_SECONDS if seconds is None else seconds)
     sent = 0
     try:
-        while _holds(destination, me):
-            arrived = _export_batch(destination, me)
+        while by_claim(row).update(claimed_until=Now() + LEASE):
+            arrived = _export_batch(destination, by_claim(row))
             sent += arrived
             left = ends - time.monotonic()
             if left <= 0 or draining.is_draining():
@@ -285,30 +286,13 @@ def export_for(seconds: float | None = None) -> int:
             if not arrived:
                 time.sleep(min(LOOK_SECONDS, left))
     finally:
-        _rows(destination).filter(holder=me).update(holder="", held_until=None)
+        by_claim(row).update(claimed_until=None)
     return sent
 
 
-def _rows(destination: AuditDestination) -> QuerySet[AuditExport]:
-    return AuditExport.objects.filter(destination=destination.name)
-
-
-def _from_now(span: timedelta) -> ExpressionWrapper[Any]:
-    """By the database's clock, which all hosts share."""
-    return ExpressionWrapper(Now() + span, output_field=DateTimeField())
-
-
-def _holds(destination: AuditDestination, me: str) -> bool:
-    """Take the lease, or renew it; False while another has it."""
-    is_free = Q(holder=me) | Q(held_until=None) | Q(held_until__lt=Now())
-    rows = _rows(destination).filter(is_free)
-    return bool(rows.update(holder=me, held_until=_from_now(LEASE)))
-
-
-def _export_batch(destination: AuditDestination, me: str) -> int:
+def _export_batch(destination: AuditDestination, mine: QuerySet[AuditExport]) -> int:
     """How many have arrived: none where there are none, or the collector is to be left alone."""
-    is_time = Q(retry_at=None) | Q(retry_at__lte=Now())
-    row = _rows(destination).filter(is_time).first()
+    row = mine.filter(Q(retry_at=None) | Q(retry_at__lte=Now())).first()
     if row is None:
         return 0
     entries = _next(row.sequence)
@@ -320,14 +304,13 @@ def _export_batch(destination: AuditDestination, me: str) -> int:
             row.sequence + 1,
             extra={"alert": "ledger_gap"},
         )
-    mine = _rows(destination).filter(holder=me, sequence=row.sequence)
     try:
         _SEND[destination.kind](entries, destination)
     except Exception as error:
         # Whatever it is, also an entry that somebody has made unreadable, is told and tried again.
         wait = min(timedelta(seconds=2 ** min(row.tries, 10)), LONGEST_RETRY)
         problem = f"{type(error).__name__}: {error}"[:500]
-        mine.update(tries=row.tries + 1, retry_at=_from_now(wait), problem=problem)
+        mine.update(tries=row.tries + 1, retry_at=Now() + wait, problem=problem)
         logger.warning("the collector of the ledger has not taken a batch: %s", problem)
         return 0
     moved = mine.update(

@@ -6,15 +6,16 @@ from django.db import models
 from django.db.models import Q
 from django.utils import timezone
 
+from executions.kernel.claims import Claimable
 from executions.kernel.text import uuid7
 
 
-class Report(models.Model):
+class Report(Claimable):
     """One report that somebody asked for. `capabilities.reports` makes it.
 
-    Whoever makes it has claimed it by the number of `tries`, and says so again until
-    `claimed_until`; a report whose maker is silent is begun anew. What is in the files is proven by
-    their signatures, and their hashes are an entry of the ledger.
+    Whoever makes it has claimed it, and says so again; a report whose maker is silent is begun
+    anew. What is in the files is proven by their signatures, and their hashes are an entry of the
+    ledger.
     """
 
     class State(models.TextChoices):
@@ -46,9 +47,7 @@ class Report(models.Model):
     state = models.CharField(max_length=8, choices=State.choices, default=State.WAITING)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     started_at = models.DateTimeField(null=True, editable=False)
-    claimed_until = models.DateTimeField(null=True, editable=False)
     finished_at = models.DateTimeField(null=True, editable=False)
-    tries = models.PositiveSmallIntegerField(default=0, editable=False)
     progress = models.CharField(max_length=200, blank=True, editable=False)
     runs = models.PositiveIntegerField(default=0, editable=False)
     truncated = models.BooleanField(default=False, editable=False)
@@ -56,7 +55,6 @@ class Report(models.Model):
     ledger_sequence = models.BigIntegerField(null=True, editable=False)
     json_hash = models.CharField("JSON hash", max_length=71, blank=True, editable=False)
     pdf_hash = models.CharField("PDF hash", max_length=71, blank=True, editable=False)
-    problem = models.CharField(max_length=500, blank=True, editable=False)
     files_removed_at = models.DateTimeField(null=True, editable=False)
 
     class Meta:

@@ -19,7 +19,7 @@ from typing import IO, Any
 from uuid import UUID
 
 from django.db import transaction
-from django.db.models import F, Q, QuerySet
+from django.db.models import F, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 
@@ -38,6 +38,7 @@ from executions.capabilities.reports.signing import (
     sign,
 )
 from executions.kernel.audit import acting_as
+from executions.kernel.claims import by_claim, claim, is_free
 from executions.kernel.storage import REPORTS, file_store
 from executions.ledger.append import append
 from executions.ledger.entry import (
@@ -357,44 +358,38 @@ def make_waiting() -> int:
 
 def make_one(pk: UUID) -> bool:
     """Make it, if nobody else does. What is wrong is told by its row."""
-    with transaction.atomic():
-        claimed = (
-            _to_make()
-            .filter(pk=pk)
-            .update(
-                state=Report.State.MAKING,
-                started_at=Now(),
-                claimed_until=Now() + _CLAIM,
-                tries=F("tries") + 1,
-                progress="",
-            )
-        )
-        if not claimed:
-            return False
-        report = Report.objects.get(pk=pk)
-    mine = Report.objects.filter(pk=pk, state=Report.State.MAKING, tries=report.tries)
+    report = claim(
+        _to_make().filter(pk=pk),
+        _CLAIM,
+        state=Report.State.MAKING,
+        started_at=Now(),
+        tries=F("tries") + 1,
+        progress="",
+    )
+    if report is None:
+        return False
     if report.tries > MOST_TRIES:
         _fail(
-            mine,
+            report,
             f"It was started {MOST_TRIES} times and never completed. Request a smaller report.",
         )
         return False
     try:
-        return _make(report, mine)
+        return _make(report)
     except Superseded:
         logger.warning("report %s is made by another process", pk)
     except LedgerUnavailable as error:
-        _fail(mine, error.message)
+        _fail(report, error.message)
     except OSError as error:
         logger.exception("report %s could not be written", pk)
-        _fail(mine, f"The report could not be written: {error.strerror or type(error).__name__}")
+        _fail(report, f"The report could not be written: {error.strerror or type(error).__name__}")
     except Exception:
         logger.exception("report %s could not be made", pk)
-        _fail(mine, "The report could not be made; see the log.")
+        _fail(report, "The report could not be made; see the log.")
     return False
 
 
-def _make(report: Report, mine: QuerySet[Report]) -> bool:
+def _make(report: Report) -> bool:
     storage = file_store(REPORTS)
     last = monotonic() - _SAY_EVERY
 
@@ -404,12 +399,12 @@ def _make(report: Report, mine: QuerySet[Report]) -> bool:
         if now - last < _SAY_EVERY:
             return
         last = now
-        if not mine.update(progress=progress, claimed_until=Now() + _CLAIM):
+        if not by_claim(report).update(progress=progress, claimed_until=Now() + _CLAIM):
             raise Superseded
 
     def confirm() -> None:
         # Whoever claims it now waits until it is entered.
-        if not mine.update(claimed_until=Now() + _CLAIM):
+        if not by_claim(report).update(claimed_until=Now() + _CLAIM):
             raise Superseded
 
     with acting_as(lambda: report.made_by):
@@ -423,7 +418,7 @@ def _make(report: Report, mine: QuerySet[Report]) -> bool:
             confirm,
         )
     return bool(
-        mine.update(
+        by_claim(report).update(
             state=Report.State.READY,
             finished_at=timezone.now(),
             claimed_until=None,
@@ -493,12 +488,12 @@ def remove_old() -> int:
 
 
 def _to_make() -> QuerySet[Report]:
-    silent = Q(state=Report.State.MAKING, claimed_until__lt=Now())
-    return Report.objects.filter(Q(state=Report.State.WAITING) | silent).order_by("pk")
+    states = (Report.State.WAITING, Report.State.MAKING)
+    return Report.objects.filter(is_free(), state__in=states).order_by("pk")
 
 
-def _fail(mine: QuerySet[Report], problem: str) -> None:
-    mine.update(
+def _fail(report: Report, problem: str) -> None:
+    by_claim(report).update(
         state=Report.State.FAILED,
         problem=problem[:500],
         finished_at=timezone.now(),

@@ -123,7 +123,7 @@ class WebhookDeliveryAdmin(ReadOnly, WebhookDeliveryModelAdmin):
 
     list_display = (
         *("created_at", "state", "shown_receiver", "tenant", "shown_execution", "event"),
-        *("tries", "last_answer", "next_try_at"),
+        *("tries", "last_answer", "claimed_until"),
     )
     list_filter = (SessionTenantFilter, "event", "state")
     ordering = ("-id",)
@@ -135,7 +135,7 @@ class WebhookDeliveryAdmin(ReadOnly, WebhookDeliveryModelAdmin):
     actions = ("send_again",)
     fields = (
         *("id", "tenant", "shown_execution", "event", "shown_receiver", "state", "tries"),
-        *("last_status", "last_problem", "created_at", "next_try_at", "give_up_at", "ended_at"),
+        *("last_status", "problem", "created_at", "claimed_until", "give_up_at", "ended_at"),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[WebhookDelivery]:
@@ -150,7 +150,7 @@ class WebhookDeliveryAdmin(ReadOnly, WebhookDeliveryModelAdmin):
 
     @admin.display(description="last response")
     def last_answer(self, delivery: WebhookDelivery) -> str:
-        return visible(delivery.last_problem) or str(delivery.last_status or "-")
+        return visible(delivery.problem) or str(delivery.last_status or "-")
 
     @admin.display(description="execution")
     def shown_execution(self, delivery: Any) -> SafeString:

@@ -6,6 +6,7 @@ from django.db import models, transaction
 from django.db.models import Q
 from django.utils import timezone
 
+from executions.kernel.claims import Claimable
 from executions.kernel.text import uuid7
 from executions.runs.models import Execution
 from executions.tenants.models import Tenant
@@ -35,7 +36,7 @@ class WebhookSecret(models.Model):
             super().save(*args, **kwargs)
 
 
-class WebhookDelivery(models.Model):
+class WebhookDelivery(Claimable):
     """That an execution has ended, to be told to the URL that its request named.
 
     The row is there from the request on. It becomes due in the transaction that ends the execution,
@@ -65,12 +66,10 @@ class WebhookDelivery(models.Model):
         max_length=32, choices=Event.choices, default=Event.FINISHED, db_default=Event.FINISHED
     )
     state = models.CharField(max_length=16, choices=State.choices, default=State.WAITING)
-    tries = models.PositiveSmallIntegerField("attempts", default=0)
     last_status = models.PositiveSmallIntegerField(
         null=True, help_text="HTTP status of the last response; the body is not stored."
     )
-    last_problem = models.CharField("last error", max_length=100, blank=True, default="")
-    next_try_at = models.DateTimeField("next attempt at", null=True)
+    claimed_until = models.DateTimeField("next attempt at", null=True)
     give_up_at = models.DateTimeField("last attempt at the latest", null=True)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     ended_at = models.DateTimeField(null=True)
@@ -82,7 +81,7 @@ class WebhookDelivery(models.Model):
         indexes = [
             # From one tenant with something due to the next, and of each the first.
             models.Index(
-                fields=("tenant_slug", "next_try_at"),
+                fields=("tenant_slug", "claimed_until"),
                 name="webhook_due",
                 condition=Q(state="due"),
             ),
@@ -95,8 +94,8 @@ class WebhookDelivery(models.Model):
         ]
         constraints = [
             models.CheckConstraint(
-                condition=Q(state="due", next_try_at__isnull=False, give_up_at__isnull=False)
-                | Q(~Q(state="due"), next_try_at=None),
+                condition=Q(state="due", claimed_until__isnull=False, give_up_at__isnull=False)
+                | Q(~Q(state="due"), claimed_until=None),
                 name="webhook_due_has_a_time",
             ),
             models.CheckConstraint(

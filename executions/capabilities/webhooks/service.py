@@ -24,12 +24,13 @@ from typing import Any
 from uuid import UUID
 
 from django.db import connection, transaction
-from django.db.models import DateTimeField, ExpressionWrapper, F, Q, QuerySet
+from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
 
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
+from executions.kernel import claims
 from executions.kernel.background import Shares
 from executions.kernel.database import NOW, delete_in_batches
 from executions.kernel.declarations import refuse
@@ -143,7 +144,7 @@ WITH RECURSIVE tenants (slug) AS (
 )
 SELECT tenants.slug FROM tenants WHERE tenants.slug IS NOT NULL AND EXISTS (
     SELECT 1 FROM {_TABLE}
-    WHERE state = 'due' AND tenant_slug = tenants.slug AND next_try_at <= {{now}}
+    WHERE state = 'due' AND tenant_slug = tenants.slug AND claimed_until <= {{now}}
 )
 """  # noqa: S608
 
@@ -182,7 +183,7 @@ def come_due(execution_id: UUID) -> None:
     """
     untold = Q(state=State.WAITING) | Q(event=Event.WAITING_FOR_APPROVAL)
     WebhookDelivery.objects.filter(untold, execution=execution_id).update(
-        event=Event.FINISHED, tries=0, **_due_now()
+        event=Event.FINISHED, **_due_now()
     )
 
 
@@ -203,17 +204,9 @@ def claim(order: Callable[[list[str]], list[str]]) -> WebhookDelivery | None:
         cursor.execute(_TENANTS.format(now=NOW[connection.vendor]), [])
         tenants = [slug for (slug,) in cursor.fetchall()]
     for slug in order(tenants):
-        due = WebhookDelivery.objects.filter(
-            state=State.DUE, tenant_slug=slug, next_try_at__lte=Now()
-        )
-        found = due.order_by("next_try_at").annotate(now=Now()).defer("url").first()
-        if found is None:
-            continue
-        # The same try of the same event: neither was begun anew meanwhile.
-        mine = due.filter(pk=found.pk, event=found.event, tries=found.tries)
-        until = found.now + CLAIM
-        if mine.update(next_try_at=until, tries=F("tries") + 1):
-            found.next_try_at, found.tries = until, found.tries + 1
+        due = WebhookDelivery.objects.filter(state=State.DUE, tenant_slug=slug)
+        rows = due.order_by("claimed_until").defer("url")
+        if found := claims.claim(rows, CLAIM, tries=F("tries") + 1):
             return found
     return None
 
@@ -223,23 +216,20 @@ def note_answer(delivery: WebhookDelivery, status: int | None, problem: str = ""
     now = WebhookDelivery.objects.filter(pk=delivery.pk).values_list(Now(), flat=True).first()
     if now is None:
         return
-    values: dict[str, Any] = {"last_status": status, "last_problem": problem[:100]}
+    values: dict[str, Any] = {"last_status": status, "problem": problem[:500]}
     if status is not None and 200 <= status < 300:
-        values |= {"state": State.DELIVERED, "next_try_at": None, "ended_at": now}
+        values |= {"state": State.DELIVERED, "claimed_until": None, "ended_at": now}
     else:
         following = now + timedelta(seconds=wait_after(delivery.tries))
         if status == _GONE or delivery.give_up_at is None or following > delivery.give_up_at:
-            values |= {"state": State.FAILED, "next_try_at": None, "ended_at": now}
+            values |= {"state": State.FAILED, "claimed_until": None, "ended_at": now}
         else:
-            values["next_try_at"] = following
-    if delivery.event == Event.WAITING_FOR_APPROVAL and values["next_try_at"] is None:
+            values["claimed_until"] = following
+    if delivery.event == Event.WAITING_FOR_APPROVAL and values["claimed_until"] is None:
         # Told or given up: the end is to be told all the same.
         values |= {"event": Event.FINISHED, "state": State.WAITING, "tries": 0}
         values |= {"give_up_at": None, "ended_at": None}
-    # Whoever claims it later, or sends it again, sets another time.
-    WebhookDelivery.objects.filter(
-        pk=delivery.pk, state=State.DUE, next_try_at=delivery.next_try_at
-    ).update(**values)
+    claims.by_claim(delivery).update(**values)
 
 
 def wait_after(tries: int) -> float:
@@ -251,12 +241,13 @@ def wait_after(tries: int) -> float:
 def send_again(delivery: WebhookDelivery) -> bool:
     """Begin anew with one that is over. False where it is not."""
     over = WebhookDelivery.objects.filter(pk=delivery.pk, state__in=(State.DELIVERED, State.FAILED))
-    return bool(over.update(tries=0, ended_at=None, **_due_now()))
+    return bool(over.update(ended_at=None, **_due_now()))
 
 
 def _due_now() -> dict[str, Any]:
-    give_up_at = ExpressionWrapper(Now() + GIVE_UP, output_field=DateTimeField())
-    return {"state": State.DUE, "next_try_at": Now(), "give_up_at": give_up_at}
+    """The values of a delivery that is to be tried at once, and is nobody's any more."""
+    begin = {"claimed_until": Now(), "claims": F("claims") + 1, "tries": 0}
+    return {**begin, "state": State.DUE, "give_up_at": Now() + GIVE_UP}
 
 
 MOST = 16
