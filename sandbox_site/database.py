@@ -9,7 +9,7 @@ from sandbox_site.environment import PROJECT, StrictEnv
 
 _SQLITE = "django.db.backends.sqlite3"
 _POSTGRES = ("django.db.backends.postgresql", "django.db.backends.postgresql_psycopg2")
-_BOUNDED_POSTGRES = "sandbox_site.postgresql"
+_BOUNDED_POSTGRES = "executions.kernel.postgresql"
 
 # What is kept of the write-ahead log once it was written into the database.
 JOURNAL_BYTES = 16 * 1024 * 1024

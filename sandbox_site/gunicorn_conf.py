@@ -22,10 +22,11 @@ from typing import Any
 from gunicorn import glogging
 from gunicorn.arbiter import Arbiter
 
+from executions.kernel.postgresql import expect_answers_within
+from executions.kernel.processes import die_with_parent, give_back_large_blocks
+from executions.runs import standby
 from providers import draining
-from sandbox_site import settings, standby
-from sandbox_site.postgresql import expect_answers_within
-from sandbox_site.processes import die_with_parent, give_back_large_blocks
+from sandbox_site import settings
 
 # The worker's class reads settings before the application is loaded.
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "sandbox_site.settings")

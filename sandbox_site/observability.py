@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 import environ
 from django.core.exceptions import ImproperlyConfigured
 
+from executions.capabilities.observability.destinations import AuditDestination, Telemetry
 from sandbox_site.environment import PROJECT, StrictEnv, declaration
 
 # What is guessed in a minute is no token.
@@ -111,21 +112,6 @@ def _is_signing_secret(secret: str) -> bool:
     return len(key) >= LEAST_TOKEN_LENGTH
 
 
-@dataclass(frozen=True)
-class Telemetry:
-    """The collector of traces and metrics: OTLP over HTTP. `seconds` is what a request may take."""
-
-    endpoint: str
-    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    service: str = "cofferdam"
-    instance: str = ""
-    seconds: int = 10
-
-    def address(self, signal: str) -> str:
-        """Where `traces` or `metrics` go."""
-        return f"{self.endpoint.rstrip('/')}/v1/{signal}"
-
-
 def telemetry(env: StrictEnv, instance: str) -> Telemetry | None:
     """Where OTEL_EXPORTER_OTLP_ENDPOINT leads; None where it is not set, or OTEL_SDK_DISABLED is.
 
@@ -182,23 +168,6 @@ def _otel_headers(env: StrictEnv) -> tuple[tuple[str, str], ...]:
             raise ImproperlyConfigured("OTEL_EXPORTER_OTLP_HEADERS: not name=value, by commas")
         found.append((name.strip().lower(), unquote(value.strip())))
     return tuple(found)
-
-
-@dataclass(frozen=True)
-class AuditDestination:
-    """The collector that has every entry of the ledger sent. `headers` are of OTLP alone."""
-
-    kind: str = ""
-    host: str = ""
-    port: int = 0
-    path: str = ""
-    ca: str = field(default="", repr=False)
-    headers: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-
-    @property
-    def name(self) -> str:
-        """What it is called by in the database and on pages."""
-        return f"{self.kind} {self.host}:{self.port}{self.path}"[:200]
 
 
 def audit_destination(env: StrictEnv) -> AuditDestination | None:

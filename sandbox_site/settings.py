@@ -27,7 +27,7 @@ from sandbox_site import (
     storage_settings,
     task_queue,
 )
-from sandbox_site.database import databases, files_of
+from sandbox_site.database import JOURNAL_BYTES, databases, files_of
 from sandbox_site.pool_settings import *
 from sandbox_site.private_files import write_privately
 
@@ -161,6 +161,7 @@ TEMPLATES = [
 
 DATABASE_WAIT_SECONDS = env.number("DATABASE_WAIT_SECONDS")
 DATABASES = databases(env, DATA_DIR, DATABASE_WAIT_SECONDS)
+SQLITE_JOURNAL_BYTES = JOURNAL_BYTES
 # Every process reads this before it writes anything.
 write_privately(DATA_DIR, *files_of(DATABASES))
 # Artifacts, large queued requests and the ledger's checkpoints: what every host needs.

@@ -23,12 +23,12 @@ from django.db.models.functions import Now
 from executions.kernel.background import run_once_in_background
 from executions.runs import active_runs
 from executions.runs.models import Execution, Process
+from executions.runs.standby import Standby
 from providers import draining
 from providers.manager import loaded
 from providers.remote.reclaim import process_tag
 from providers.services.health import NUMBERS, figures_of
 from providers.threads import reset_after_fork, start_thread
-from sandbox_site.standby import Standby
 
 logger = logging.getLogger(__name__)
 

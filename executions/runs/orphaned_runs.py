@@ -38,9 +38,9 @@ from executions.runs.journal import waiting_ids
 from executions.runs.models import Approval, Execution, Process
 from executions.runs.queue import requeue
 from executions.runs.record import close_record, error_changes, log_execution
+from executions.runs.standby import HELD_SECONDS
 from providers.errors import UNAVAILABLE
 from providers.remote.reclaim import has_ended_here, lives_here
-from sandbox_site.standby import HELD_SECONDS
 
 logger = logging.getLogger(__name__)
 

@@ -23,6 +23,7 @@ from django_q.tasks import async_task
 
 from executions.kernel.coroutines import run_sync
 from executions.kernel.database import nothing_ran, problem_of
+from executions.kernel.postgresql import expect_answers_within
 from executions.runs import active_runs, extensions, heartbeat, journal, payloads
 from executions.runs.event_log import EventLog
 from executions.runs.models import Execution, Process
@@ -38,7 +39,6 @@ from providers.errors import ProviderUnavailable, SandboxError
 from providers.languages import normalize_language
 from providers.services.preload import start_ahead
 from providers.threads import start_thread
-from sandbox_site.postgresql import expect_answers_within
 
 logger = logging.getLogger(__name__)
 

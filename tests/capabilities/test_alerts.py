@@ -27,6 +27,7 @@ from executions.capabilities.alerts.service import (
     watch_without_workers,
 )
 from executions.capabilities.observability.counters import FAULT, LATENCY, OUTCOME, bucket_of
+from executions.capabilities.observability.destinations import AuditDestination
 from executions.capabilities.observability.models import (
     AuditExport,
 )
@@ -41,7 +42,7 @@ from executions.tasks import watch_alerts
 from executions.tenants.models import Tenant
 from executions.tenants.service import ADMINISTRATOR, AUDITOR, OPERATOR
 from providers.models import CircuitBreaker, ProviderCheckCount, ProviderConfig, ProviderHealth
-from sandbox_site.observability import Alerting, AuditDestination
+from sandbox_site.observability import Alerting
 from tests.capabilities.alerts import open_alerts
 from tests.capabilities.collectors import Receiver, SmtpServer
 from tests.conftest import Caller

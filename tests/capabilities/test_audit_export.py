@@ -16,6 +16,7 @@ from django.db.models import Max
 
 from executions.capabilities.observability import audit_export
 from executions.capabilities.observability.audit_export import event_of, export_for
+from executions.capabilities.observability.destinations import AuditDestination
 from executions.capabilities.observability.models import AuditExport
 from executions.ledger.append import append
 from executions.ledger.entry import is_signed_by, signed_bytes
@@ -24,7 +25,6 @@ from executions.ledger.trust import trusted_keys
 from executions.runs.models import Execution
 from executions.runs.record import close_record
 from executions.tasks import export_ledger
-from sandbox_site.observability import AuditDestination
 from tests.capabilities.collectors import Receiver, Silent, SyslogCollector
 from tests.conftest import Caller
 from tests.support.certificates import Authority

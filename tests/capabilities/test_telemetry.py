@@ -16,6 +16,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from executions.capabilities.observability import capability
+from executions.capabilities.observability.destinations import Telemetry
 from executions.capabilities.observability.metrics import collect
 from executions.capabilities.observability.otlp import Traces, send
 from executions.runs import active_runs
@@ -23,7 +24,6 @@ from executions.runs.models import Execution
 from executions.tasks import export_metrics
 from sandbox_site import observability
 from sandbox_site.environment import StrictEnv
-from sandbox_site.observability import Telemetry
 from tests.capabilities.collectors import Receiver
 from tests.conftest import Caller
 from tests.support.ended_runs import ended

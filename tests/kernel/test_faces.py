@@ -12,15 +12,16 @@ from tests.kernel.import_graph import PACKAGES, ROOT, graph_of, modules_in
 
 FACES = {
     "executions.kernel": (
-        "audit background bodies bucket claims coroutines database declarations http presentation "
-        "process_pool storage text"
+        "audit background bodies bucket claims coroutines database declarations http postgresql "
+        "presentation process_pool processes storage text"
     ),
     "executions.ledger": "append bindings checkpoints entry erasures models trust verification",
     "executions.tenants": "keys models quotas service",
     "executions.runs": (
         "active_runs admission artifacts event_log event_stream extensions heartbeat journal "
         "ledger_checks models orphaned_runs payloads provider_calls "
-        "queue record requests results rights routing service shapes statistics tool_schemas worker"
+        "queue record requests results rights routing service shapes standby statistics "
+        "tool_schemas worker"
     ),
     "executions.sessions": (
         "background_commands capacity cell_order cells control ending file_events files "
@@ -37,7 +38,9 @@ FACES = {
     "executions.capabilities.alerts": "models service",
     "executions.capabilities.dashboard": "admin service",
     "executions.capabilities.fetching": "filenames service",
-    "executions.capabilities.observability": "audit_export capability counters metrics models otlp",
+    "executions.capabilities.observability": (
+        "audit_export capability counters destinations metrics models otlp"
+    ),
     "executions.capabilities.playground": "admin service",
     "executions.capabilities.policies": "approvals models service",
     "executions.capabilities.reports": "models reading service signing",

@@ -23,11 +23,11 @@ from executions.runs.journal import Ended, record_waiting
 from executions.runs.models import Execution, Process
 from executions.runs.orphaned_runs import KEPT, Watcher, end_stale_executions, forget_ended
 from executions.runs.record import close_record
+from executions.runs.standby import HELD_SECONDS
 from executions.sessions.ending import abort_unfinished
 from executions.sessions.models import Session
 from providers.process_liveness import birth
 from providers.remote.reclaim import process_tag
-from sandbox_site.standby import HELD_SECONDS
 from tests.conftest import Caller
 from tests.support import sessions
 from tests.support.held import opened

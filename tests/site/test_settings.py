@@ -175,7 +175,7 @@ def test_https_only_turns_on_what_needs_https(tmp_path: Path) -> None:
 def test_the_database_may_be_moved_out(tmp_path: Path) -> None:
     url = "postgres://user:p%40ss@db.example:5433/records"
     moved = load(tmp_path, "DATABASES", DATABASE_URL=url)["default"]
-    assert moved["ENGINE"] == "sandbox_site.postgresql"
+    assert moved["ENGINE"] == "executions.kernel.postgresql"
     assert (moved["HOST"], moved["PORT"], moved["PASSWORD"]) == ("db.example", 5433, "p@ss")
     assert "init_command" not in moved["OPTIONS"]
     assert (moved["OPTIONS"]["connect_timeout"], moved["OPTIONS"]["tcp_user_timeout"]) == (

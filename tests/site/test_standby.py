@@ -15,11 +15,12 @@ from django.conf import settings
 from django.db import connection
 from django.db.models.functions import Now
 
+from executions.runs import standby
 from executions.runs.heartbeat import Heartbeat
 from executions.runs.models import Process
-from sandbox_site import gunicorn_conf, standby
-from sandbox_site.standby import Standby
-from sandbox_site.standby_process import raise_beats
+from executions.runs.standby import Standby
+from executions.runs.standby_process import raise_beats
+from sandbox_site import gunicorn_conf
 from tests.support.processes import ROOT
 from tests.support.sandboxes import children, command, wait_until_gone
 from tests.support.waiting import wait_until
@@ -154,7 +155,7 @@ PARENT = """
 import json, os, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
-from sandbox_site import standby
+from executions.runs import standby
 from sandbox_site.logs import configuration
 standby.SILENCE_SECONDS = 0.05
 beside = standby.Standby(json.loads(sys.argv[1]), configuration("INFO", "json"), 10)
@@ -178,7 +179,7 @@ def test_a_standby_whose_database_refuses_says_so_as_the_service_does_and_goes_o
         lines = [json.loads(parent.stderr.readline()) for _ in range(2)]
         parent.kill()
     for line in lines:
-        assert (line["level"], line["logger"]) == ("warning", "sandbox_site.standby")
+        assert (line["level"], line["logger"]) == ("warning", "executions.runs.standby")
         assert "cannot send the lease's heartbeat: no such table" in line["message"]
 
 
@@ -209,4 +210,4 @@ def ignores(pid: int, number: signal.Signals) -> bool:
 
 
 def standbys_of(pid: int) -> list[int]:
-    return [child for child in children(pid) if "sandbox_site.standby_process" in command(child)]
+    return [child for child in children(pid) if "executions.runs.standby_process" in command(child)]

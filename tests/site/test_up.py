@@ -39,7 +39,7 @@ IDLE = {
     "gunicorn": 2,
     "qcluster": 3,
     "pool": 1,
-    "sandbox_site.standby_process": 3,
+    "executions.runs.standby_process": 3,
 }
 # Of whoever does not end by itself, which is waited for.
 IMPATIENT = """

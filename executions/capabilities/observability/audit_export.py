@@ -22,6 +22,7 @@ from django.conf import settings
 from django.db.models import Q, QuerySet
 from django.db.models.functions import Now
 
+from executions.capabilities.observability.destinations import AuditDestination
 from executions.capabilities.observability.models import AuditExport
 from executions.kernel import http
 from executions.kernel.claims import by_claim, claim
@@ -31,7 +32,6 @@ from executions.runs.models import Execution
 from providers import draining
 from providers.addresses import Allowed, Rules
 from providers.remote.receiver import Receiver
-from sandbox_site.observability import AuditDestination
 
 logger = logging.getLogger(__name__)
 

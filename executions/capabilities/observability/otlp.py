@@ -36,9 +36,9 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
+from executions.capabilities.observability.destinations import Telemetry
 from executions.capabilities.observability.metrics import Family, collect
 from executions.runs.models import Execution
-from sandbox_site.observability import Telemetry
 
 REQUEST, ADMISSION, EXECUTION = "request", "admission", "execution"
 QUEUE, ATTEMPT, START, RUN, CLOSE = (

@@ -47,7 +47,6 @@ from executions.tenants.models import ApiKey, Tenant
 from providers.services.guarded_rows import NotAllowed, keep_versions
 from providers.services.history import SYSTEM
 from providers.services.row_changes import collecting
-from sandbox_site.database import JOURNAL_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -447,7 +446,7 @@ def give_space_back(most_seconds: float = MOST_SECONDS) -> int:
         connection.connection.executescript(f"PRAGMA incremental_vacuum({pages})")
         free -= pages
         time.sleep(PAUSE_SECONDS)
-    if before.log_bytes > JOURNAL_BYTES or before.free_pages > SPARE_PAGES:
+    if before.log_bytes > settings.SQLITE_JOURNAL_BYTES or before.free_pages > SPARE_PAGES:
         _shorten_log()
     after = sizes()
     pages_freed = max(0, before.pages - after.pages)

@@ -17,13 +17,13 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connection
 
+from executions.kernel.processes import ProcessGroup, die_with_parent
 from providers import draining
 from providers.checks import BEFORE_WORK
 from providers.errors import ProviderUnavailable
 from providers.runtime.service import unix_socket
 from providers.runtime.service.docker_check import Docker, find_docker
 from sandbox_site.private_files import tighten
-from sandbox_site.processes import ProcessGroup, die_with_parent
 
 logger = logging.getLogger(__name__)
 

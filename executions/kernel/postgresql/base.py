@@ -14,7 +14,7 @@ from typing import Any
 import psycopg
 from django.db.backends.postgresql import base
 
-from sandbox_site.postgresql import answer_within
+from executions.kernel.postgresql import answer_within
 
 
 class DatabaseWrapper(base.DatabaseWrapper):

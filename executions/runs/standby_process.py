@@ -1,4 +1,4 @@
-"""The program of a standby (`sandbox_site.standby`): it waits, and beats while it hears nothing.
+"""The program of a standby (`executions.runs.standby`): it waits, and beats while it hears nothing.
 
 Every process that serves has one, so it loads what it needs to beat only when it has to. Arguments:
 the process beside it, and after how many seconds of silence to beat. On standard input it has how
@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from sandbox_site.processes import die_with_parent
+from executions.kernel.processes import die_with_parent
 
 # How long a process that lives may show no beat of its own before it counts as dead.
 HELD_SECONDS = 150.0
@@ -65,7 +65,7 @@ def _beat_of(line: str) -> Callable[[str], None]:
         from django.conf import settings
         from django.db import Error, connection
 
-        from sandbox_site.postgresql import expect_answers_within
+        from executions.kernel.postgresql import expect_answers_within
 
         if not is_ready:
             first = json.loads(line)
@@ -77,7 +77,7 @@ def _beat_of(line: str) -> Callable[[str], None]:
             with connection.cursor() as cursor:
                 cursor.execute(_BEAT, [lease])
         except Error as problem:
-            logger = logging.getLogger("sandbox_site.standby")
+            logger = logging.getLogger("executions.runs.standby")
             logger.warning("the standby process cannot send the lease's heartbeat: %s", problem)
         finally:
             connection.close()

@@ -17,15 +17,15 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
-from sandbox_site import standby_process
-from sandbox_site.environment import PROJECT
-from sandbox_site.standby_process import HELD_SECONDS
+from executions.runs import standby_process
+from executions.runs.standby_process import HELD_SECONDS
 
 __all__ = ["HELD_SECONDS", "SILENCE_SECONDS", "Standby"]
 
-logger = logging.getLogger("sandbox_site.standby")
+logger = logging.getLogger(__name__)
 
 # A beat of the process is due every two seconds. A watcher waits for ten.
 SILENCE_SECONDS = 3.0
@@ -88,7 +88,7 @@ class Standby:
         arguments = [standby_process.__name__, str(os.getpid()), str(SILENCE_SECONDS)]
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *arguments], cwd=PROJECT, stdin=reads
+                [sys.executable, "-m", *arguments], cwd=Path(__file__).parents[2], stdin=reads
             )
         finally:
             os.close(reads)
