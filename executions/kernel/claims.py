@@ -14,7 +14,7 @@ class Claimable(models.Model):
     """A row that one process at a time works on.
 
     It is free where `claimed_until`, the end of a claim or the time of the next attempt, is null or
-    past. `claims` is the number of the latest claim. It only grows, and whoever had an earlier one
+    past. `claims` grows with each claim and with each end of one. Whoever has an earlier number
     changes nothing.
     """
 
@@ -49,3 +49,11 @@ def claim(rows: QuerySet[Row], span: timedelta, **values: Any) -> Row | None:
 def by_claim(row: Row) -> QuerySet[Row]:
     """Return the row, or none where a later claim took it."""
     return type(row)._default_manager.filter(pk=row.pk, claims=row.claims)
+
+
+def end(row: Claimable, **values: Any) -> bool:
+    """End the claim with these values. False where a later claim took the row.
+
+    Whoever has just read the row as one to be worked on, and claims it now, does not get it.
+    """
+    return bool(by_claim(row).update(**{"claimed_until": None, "claims": F("claims") + 1} | values))

@@ -39,7 +39,7 @@ from providers.runtime.pool.settings import (
     default_memory,
     module_names,
 )
-from providers.runtime.pool.sharing_level import ChosenLevel
+from providers.runtime.pool.sharing_level import ChosenLevel, choose_level
 from providers.runtime.pool.template import Template
 from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.sandbox_registry import LAUNCHERS, PLATFORMS
@@ -346,8 +346,10 @@ class LocalSandbox(Sandbox):
 
 
 async def _choose_launcher(config: Mapping[str, Any]) -> tuple[Launcher, ChosenLevel]:
-    """Return the first launcher that starts a sandbox here, and its level. Raises
-    ProviderUnavailable with the remedy."""
+    """Return the first launcher that starts a sandbox here, and its level.
+
+    Raises ProviderUnavailable with the remedy: where that one does not have the level, too.
+    """
     wanted = config["launcher"]
     best_first: tuple[str, ...] = ("gvisor", "bubblewrap") if wanted == "auto" else (wanted,)
     may_be_none = meets(NONE, settings.MINIMUM_ISOLATION)
@@ -364,7 +366,7 @@ async def _choose_launcher(config: Mapping[str, Any]) -> tuple[Launcher, ChosenL
         best_first=best_first,
     )
     try:
-        kind, launcher, chosen = await choice.open(ServiceSettings(isolation=config["isolation"]))
+        kind, launcher, _ = await choice.open(ServiceSettings())
     except ProviderUnavailable as failure:
         if not settings.SANDBOX_LOCAL_UNISOLATED or may_be_none:
             raise
@@ -375,7 +377,11 @@ async def _choose_launcher(config: Mapping[str, Any]) -> tuple[Launcher, ChosenL
         ) from failure
     if kind == "none":
         logger.warning("SANDBOX_LOCAL_UNISOLATED is set: code runs without any isolation")
-    return launcher, chosen
+    try:
+        return launcher, await choose_level(launcher, config["isolation"])
+    except BaseException:
+        launcher.close()
+        raise
 
 
 async def _close_pool(pool: Pool, launcher: Launcher) -> None:

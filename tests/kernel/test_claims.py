@@ -7,11 +7,11 @@ from datetime import timedelta
 
 import pytest
 from django.db import connection, connections
-from django.db.models import F
+from django.db.models import F, QuerySet
 from django.db.models.functions import Now
 
 from executions.capabilities.observability.models import AuditExport
-from executions.kernel.claims import by_claim, claim
+from executions.kernel.claims import by_claim, claim, end
 from tests.support.sessions import in_thread
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -63,8 +63,28 @@ def test_a_claim_that_was_lost_cannot_be_renewed_or_finished() -> None:
     assert second.tries == 2
     assert by_claim(first).update(claimed_until=Now() + MINUTE) == 0
     assert by_claim(first).update(claimed_until=None, problem="of the first") == 0
-    assert by_claim(second).update(claimed_until=None) == 1
+    assert end(second)
     assert AuditExport.objects.get().problem == ""
+
+
+def test_one_that_is_finished_while_another_reads_it_is_not_claimed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its state may be another now, which the other has not seen."""
+    row()
+    late = claimed()
+    assert late is not None
+    end_lease()
+    first = QuerySet.first
+
+    def finished_meanwhile(rows: QuerySet[AuditExport]) -> AuditExport | None:
+        found = first(rows)
+        end(late, sequence=7)
+        return found
+
+    monkeypatch.setattr(QuerySet, "first", finished_meanwhile)
+    assert claim(AuditExport.objects.filter(sequence=0), MINUTE) is None
+    assert AuditExport.objects.values_list("sequence", "claims").get() == (7, 2)
 
 
 def test_a_row_is_left_alone_until_its_next_attempt() -> None:

@@ -56,6 +56,18 @@ def test_the_form_refuses_a_level_that_this_machine_cannot_have(
         LocalProvider.check_config({"isolation": "tenant-kernel"})
 
 
+def test_a_level_that_is_missing_is_named_and_no_other_launcher_is_tried_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    require("runsc")
+    monkeypatch.setattr(CgroupParent, "create", classmethod(lambda cls: None))
+    config = LocalProvider.check_config({"launcher": "auto", "isolation": "tenant-kernel"})
+    with pytest.raises(ProviderUnavailable, match="needs a cgroup") as raised:
+        LocalProvider().initialize(config)
+    assert raised.value.field == "isolation"
+    assert "POOL_LAUNCHER" not in raised.value.message
+
+
 def test_gvisor_without_a_cgroup_is_fresh_for_every_run_and_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

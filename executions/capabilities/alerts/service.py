@@ -23,7 +23,7 @@ from executions.capabilities.alerts.rules import RULES, Found, Rule
 from executions.capabilities.webhooks.service import signed_headers
 from executions.kernel import http
 from executions.kernel.background import run_once_in_background
-from executions.kernel.claims import by_claim, claim
+from executions.kernel.claims import by_claim, claim, end
 from executions.kernel.database import delete_in_batches
 from executions.ledger.append import append
 from executions.runs.models import Process
@@ -128,7 +128,7 @@ def send_news(way: str) -> int:
 def _sent(delivery: AlertDelivery) -> bool:
     if problem := _SEND[delivery.way](delivery.alert):
         wait = min(RETRY * 2 ** min(delivery.tries, 10), LONGEST_RETRY)
-        by_claim(delivery).update(claimed_until=Now() + wait, problem=problem[:500])
+        end(delivery, claimed_until=Now() + wait, problem=problem[:500])
         logger.warning("an alert could not be sent by %s: %s", delivery.way, problem)
     else:
         by_claim(delivery).delete()

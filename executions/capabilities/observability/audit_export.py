@@ -25,7 +25,7 @@ from django.db.models.functions import Now
 from executions.capabilities.observability.destinations import AuditDestination
 from executions.capabilities.observability.models import AuditExport
 from executions.kernel import http
-from executions.kernel.claims import by_claim, claim
+from executions.kernel.claims import by_claim, claim, end
 from executions.ledger.entry import parse
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
@@ -286,7 +286,7 @@ def export_for(seconds: float | None = None) -> int:
             if not arrived:
                 time.sleep(min(LOOK_SECONDS, left))
     finally:
-        by_claim(row).update(claimed_until=None)
+        end(row)
     return sent
 
 

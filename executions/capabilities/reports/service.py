@@ -38,7 +38,7 @@ from executions.capabilities.reports.signing import (
     sign,
 )
 from executions.kernel.audit import acting_as
-from executions.kernel.claims import by_claim, claim, is_free
+from executions.kernel.claims import by_claim, claim, end, is_free
 from executions.kernel.storage import REPORTS, file_store
 from executions.ledger.append import append
 from executions.ledger.entry import (
@@ -417,18 +417,16 @@ def _make(report: Report) -> bool:
             said,
             confirm,
         )
-    return bool(
-        by_claim(report).update(
-            state=Report.State.READY,
-            finished_at=timezone.now(),
-            claimed_until=None,
-            runs=made.runs,
-            truncated=made.truncated,
-            findings=made.findings,
-            json_hash=made.json_hash,
-            pdf_hash=made.pdf_hash,
-            ledger_sequence=made.ledger_sequence,
-        )
+    return end(
+        report,
+        state=Report.State.READY,
+        finished_at=timezone.now(),
+        runs=made.runs,
+        truncated=made.truncated,
+        findings=made.findings,
+        json_hash=made.json_hash,
+        pdf_hash=made.pdf_hash,
+        ledger_sequence=made.ledger_sequence,
     )
 
 
@@ -493,9 +491,9 @@ def _to_make() -> QuerySet[Report]:
 
 
 def _fail(report: Report, problem: str) -> None:
-    by_claim(report).update(
+    end(
+        report,
         state=Report.State.FAILED,
         problem=problem[:500],
         finished_at=timezone.now(),
-        claimed_until=None,
     )

@@ -229,7 +229,7 @@ def note_answer(delivery: WebhookDelivery, status: int | None, problem: str = ""
         # Told or given up: the end is to be told all the same.
         values |= {"event": Event.FINISHED, "state": State.WAITING, "tries": 0}
         values |= {"give_up_at": None, "ended_at": None}
-    claims.by_claim(delivery).update(**values)
+    claims.end(delivery, **values)
 
 
 def wait_after(tries: int) -> float:

@@ -192,5 +192,5 @@ def test_a_single_run_imports_nothing_of_this(guests: Guests) -> None:
     assert "_cofferdam.python_runner" in loaded
     assert not any(
         name in loaded
-        for name in ("kept", "keeping", "context", "cell", "trees", "texts", "protocol")
+        for name in ("kept", "keeping", "context", "cell", "trees", "texts", "stream", "protocol")
     )
