@@ -105,7 +105,8 @@ def test_who_follows_for_long_holds_no_more_than_at_first(log: EventLog) -> None
     assert changed.done()
 
 
-@pytest.mark.django_db
+# The thread that looks for the end sees what is committed.
+@pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("where", ["elsewhere", "here", "without a thread"])
 def test_who_looks_again_and_again_leaves_nothing_for_each_look(
     where: str, alice: Caller, log: EventLog, monkeypatch: pytest.MonkeyPatch
