@@ -43,6 +43,7 @@ from providers.runtime.pool.sharing_level import ChosenLevel, choose_level
 from providers.runtime.pool.template import Template
 from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.sandbox_registry import LAUNCHERS, PLATFORMS
+from providers.runtime.service.settings import FIELDS as SERVICE_FIELDS
 from providers.runtime.service.settings import ServiceSettings
 from providers.sandbox import KeptSandbox, Sandbox
 from providers.schema import ConfigField
@@ -133,15 +134,7 @@ class LocalProvider(SandboxProvider):
             description="Idle and busy, per server process. More callers are queued.",
             group=POOL,
         ),
-        "queue_timeout": ConfigField(
-            "integer",
-            "Queue timeout (seconds)",
-            default=10,
-            min=1,
-            max=300,
-            description="Queued callers get SB008 after this time.",
-            group=POOL,
-        ),
+        "queue_timeout": SERVICE_FIELDS["queue_timeout"],
         "timeout": ConfigField(
             "integer",
             "Execution Timeout (seconds)",

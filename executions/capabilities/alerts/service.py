@@ -106,14 +106,13 @@ _SEND: dict[str, Callable[[Alert], str]] = {WEBHOOK: _post, MAIL: _mail}
 
 def send_in_background() -> None:
     """Begin to send what is due, each way in a thread."""
-    for way in _SEND:
+    for way in filter(_is_set, _SEND):
         run_once_in_background(f"alerts by {way}", partial(send_news, way))
 
 
 def send_news(way: str) -> int:
     """Send what is due that way now. How many states of alerts were told."""
-    alerting = settings.ALERTING
-    if not (alerting.webhook_url if way == WEBHOOK else alerting.emails):
+    if not _is_set(way):
         return 0
     is_news = Q(alert__resolved_at=None) | Q(alert__resolved_at__gte=Now() - NEWS)
     due = AlertDelivery.objects.filter(is_news, way=way).select_related("alert").order_by("pk")
@@ -123,6 +122,11 @@ def send_news(way: str) -> int:
             break
         sent += _sent(delivery)
     return sent
+
+
+def _is_set(way: str) -> bool:
+    alerting = settings.ALERTING
+    return bool(alerting.webhook_url if way == WEBHOOK else alerting.emails)
 
 
 def _sent(delivery: AlertDelivery) -> bool:

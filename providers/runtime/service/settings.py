@@ -36,9 +36,6 @@ MEMORY_SIZES = ("128m", "256m", "512m", "1g", "2g")
 
 IMAGE_FIELDS = {language: f"base_{language}_image" for language in OURS}
 
-# The engine is never told to pull one, so that none of these makes it ask another host.
-_IMAGE_HINT = "Empty: the image from manage.py build_images."
-
 _MOST_BY_MEMORY = 32
 _RUNTIME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 _IMAGE = re.compile(r"[\w][\w.:/@-]*", re.ASCII)
@@ -99,6 +96,22 @@ def parse_span(text: str) -> float:
 def _setting(declared: PoolField) -> Any:
     return field(
         default_factory=lambda: declared.read(declared.default), metadata={"declared": declared}
+    )
+
+
+def _image(label: str) -> Any:
+    """The engine is never told to pull an image, so that no name makes it ask another host."""
+    return _setting(
+        PoolField(
+            "string",
+            label,
+            max=300,
+            address=False,
+            description="Empty: the image from manage.py build_images.",
+            group=IMAGES,
+            renews="launcher",
+            read=lambda image: image or "",
+        )
     )
 
 
@@ -262,42 +275,9 @@ class ServiceSettings:
             renews="sandboxes",
         )
     )
-    base_python_image: str = _setting(
-        PoolField(
-            "string",
-            "Python image",
-            max=300,
-            address=False,
-            description=_IMAGE_HINT,
-            group=IMAGES,
-            renews="launcher",
-            read=lambda image: image or "",
-        )
-    )
-    base_nodejs_image: str = _setting(
-        PoolField(
-            "string",
-            "Node.js image",
-            max=300,
-            address=False,
-            description=_IMAGE_HINT,
-            group=IMAGES,
-            renews="launcher",
-            read=lambda image: image or "",
-        )
-    )
-    base_bash_image: str = _setting(
-        PoolField(
-            "string",
-            "Shell image",
-            max=300,
-            address=False,
-            description=_IMAGE_HINT,
-            group=IMAGES,
-            renews="launcher",
-            read=lambda image: image or "",
-        )
-    )
+    base_python_image: str = _image("Python image")
+    base_nodejs_image: str = _image("Node.js image")
+    base_bash_image: str = _image("Shell image")
     templates: Mapping[str, tuple[str, str]] = _setting(
         PoolField(
             "string",
