@@ -246,9 +246,10 @@ class SandboxProvider(ABC):
             )
 
     def pool_figures(self) -> Mapping[str, Any]:
-        """What its pool in this process has now, where it has one here: from memory, at once.
+        """What its pool on this host has now, where it has one here.
 
-        As `health_check` has it in its details; empty where the pool, if any, is a service's.
+        As `health_check` has it in its details; empty where the pool, if any, is a service's that
+        other hosts share. Asked behind every beat of a process, so it must not take long.
         """
         return {}
 

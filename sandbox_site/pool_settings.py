@@ -32,6 +32,7 @@ _packages_python = PACKAGES_DIR / "bin" / "python"
 SANDBOX_LOCAL_PYTHON = env.str(
     "SANDBOX_LOCAL_PYTHON", default=str(_packages_python) if _packages_python.exists() else ""
 )
+SANDBOX_LOCAL_UNISOLATED = env.bool("SANDBOX_LOCAL_UNISOLATED")
 
 # Calls of providers that are clients of a service, waited for at once in a web process.
 PROVIDER_WAITS = env.number("PROVIDER_MAX_INFLIGHT")
@@ -43,6 +44,7 @@ PROVIDER_PLAIN_HTTP = env.networks("PROVIDER_PLAIN_HTTP")
 POOL_HOST = env.str("POOL_HOST")
 POOL_PORT = env.number("POOL_PORT")
 POOL_TOKEN = env.secret("POOL_TOKEN")
+POOL_AUTOSTART = env.bool("POOL_AUTOSTART")
 POOL_ALLOWED_ADDRESSES = env.networks("POOL_ALLOWED_ADDRESSES")
 POOL_LAUNCHER = env.choice("POOL_LAUNCHER")
 POOL_GVISOR_PLATFORM = env.choice("POOL_GVISOR_PLATFORM")

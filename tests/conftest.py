@@ -23,9 +23,11 @@ from executions.ledger import entry
 from executions.runs import heartbeat
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import ApiKey, Tenant
+from providers.local import service as local_service
 from providers.services import probing, trial
 from providers.services.settings_cache import forget_all
 from sandbox_site import strangers
+from tests.support import service_here
 from tests.support.emptying import empty_database
 from tests.support.required import require as require
 from tests.support.site import MANAGE, kept_folder
@@ -156,6 +158,15 @@ def django_db_setup(django_db_setup: None, django_db_blocker: Any) -> None:
 def _pages() -> None:
     """As in a web process, whatever a test asks for first: the URLs register the admin's pages."""
     import_module("sandbox_site.urls")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _services_here() -> Iterator[None]:
+    """The pool service of the provider `local` is in this process, where a test can look into it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_service, "start", service_here.start_here)
+        yield
+    service_here.close_all()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -8,7 +8,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -62,6 +62,17 @@ reset_after_fork(_forget)
 def process_figures() -> dict[str, Any]:
     """`host` and `pools`, by provider. Asks memory, the kernel and each provider."""
     return {"host": host_figures(), "pools": _pools()}
+
+
+def pools_of(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[Mapping[str, Any], str, Any]]:
+    """Each pool of the processes' figures once for each host, whose processes share it: the row,
+    the provider and what its pool has. Rows have `instance` and `figures`; the first one counts."""
+    seen: set[tuple[str, str]] = set()
+    for row in rows:
+        for provider, found in sorted(((row["figures"] or {}).get("pools") or {}).items()):
+            if (row["instance"], provider) not in seen:
+                seen.add((row["instance"], provider))
+                yield row, provider, found
 
 
 def host_figures() -> dict[str, float]:

@@ -1,12 +1,12 @@
-"""Runs code on this machine in single-use sandboxes kept warm by an in-process pool."""
+"""Runs code on this machine, in sandboxes of the pool service of this installation."""
 
 from __future__ import annotations
 
-import logging
+import itertools
 import os
+import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +17,30 @@ from providers.errors import (
     InvalidConfiguration,
     NotInitialized,
     ProviderUnavailable,
+    SandboxError,
     before_the_code,
 )
 from providers.isolation import FIELD, NONE, meets, of_runtime
-from providers.languages import normalize_language, offered_names
+from providers.languages import normalize_language
 from providers.local.packages import look
+from providers.local.service import Connection, LocalService
 from providers.local.sessions import LocalSessions
 from providers.runtime.launchers.oci import find_runsc
 from providers.runtime.pool.background import BackgroundLoop
 from providers.runtime.pool.cgroup import machine_memory
-from providers.runtime.pool.launcher import Launcher
-from providers.runtime.pool.pool import Pool, PoolSettings
-from providers.runtime.pool.requests import check_job, check_spec, make_template
-from providers.runtime.pool.sandbox import Sandbox as WarmSandbox
+from providers.runtime.pool.requests import check_spec
 from providers.runtime.pool.settings import (
     FIELDS,
     ISOLATION,
+    LAUNCHERS,
+    PLATFORMS,
     POOL,
     SANDBOX,
     default_capacity,
     default_memory,
     module_names,
 )
-from providers.runtime.pool.sharing_level import ChosenLevel, choose_level
-from providers.runtime.pool.template import Template
-from providers.runtime.service.launchers import LauncherChoice
-from providers.runtime.service.sandbox_registry import LAUNCHERS, PLATFORMS
 from providers.runtime.service.settings import FIELDS as SERVICE_FIELDS
-from providers.runtime.service.settings import ServiceSettings
 from providers.sandbox import KeptSandbox, Sandbox
 from providers.schema import ConfigField
 from providers.values import (
@@ -57,23 +53,23 @@ from providers.values import (
 )
 from providers.waiting import carried_out
 
-logger = logging.getLogger(__name__)
-
 MEMORY_SIZES = {"128m": 128, "256m": 256, "512m": 512, "1g": 1024, "2g": 2048}
 
-
-# Of the pools on one machine the web server's and one other are taken to be full at once.
-_POOLS = 2
 _MOST_BY_MEMORY = 16
+# One of two may be kept. It goes to sleep for the next one while it is unused.
+_FEWEST = 2
+
+# What the pool service has of our configuration.
+_OF_THE_POOL = (
+    *("pool_size", "max_sandboxes", "queue_timeout", "max_memory", "isolation", "preload"),
+)
+
+_numbers = itertools.count(1)
 
 
-# Half of which may be kept. One that is unused goes to sleep for the next one, so few are enough.
-_FEWEST_WITH_SESSIONS = 4
-
-
-def by_machine(config: Mapping[str, Any], total_bytes: int, *, fewest: int = 1) -> dict[str, Any]:
-    """The configuration with the number, from `fewest` on, and the memory of sandboxes that nobody
-    has chosen, for a machine with so much memory."""
+def by_machine(config: Mapping[str, Any], total_bytes: int) -> dict[str, Any]:
+    """The configuration with the number and the memory of sandboxes that nobody has chosen, for a
+    machine with so much memory."""
     memory = config["max_memory"] or f"{default_memory(total_bytes) >> 20}m"
     size, most = config["pool_size"], config["max_sandboxes"]
     if most:
@@ -81,12 +77,8 @@ def by_machine(config: Mapping[str, Any], total_bytes: int, *, fewest: int = 1) 
     else:
         memory_bytes = MEMORY_SIZES[memory] << 20
         bound = max(_MOST_BY_MEMORY, size)
-        most = max(fewest, default_capacity(total_bytes, memory_bytes, most=bound, pools=_POOLS))
+        most = max(_FEWEST, default_capacity(total_bytes, memory_bytes, most=bound))
     return {**config, "max_memory": memory, "max_sandboxes": most, "pool_size": min(size, most)}
-
-
-def _sessions_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    return by_machine(config, machine_memory(), fewest=_FEWEST_WITH_SESSIONS)
 
 
 class LocalProvider(SandboxProvider):
@@ -131,7 +123,7 @@ class LocalProvider(SandboxProvider):
             min=1,
             max=512,
             placeholder="by memory, up to 16",
-            description="Idle and busy, per server process. More callers are queued.",
+            description="Idle and busy, also those of sessions. More callers are queued.",
             group=POOL,
         ),
         "queue_timeout": SERVICE_FIELDS["queue_timeout"],
@@ -158,14 +150,12 @@ class LocalProvider(SandboxProvider):
 
     def __init__(self) -> None:
         self._loop: BackgroundLoop | None = None
-        self._launcher: Launcher | None = None
-        self._pool: Pool | None = None
-        self._limits = SandboxLimits()
-        self._lent: dict[str, WarmSandbox] = {}
-        self._capacity = 0
-        self._timeout: float | None = None
-        self._why = ""
+        self._service: LocalService | None = None
         self._sessions: LocalSessions | None = None
+        self._runtime = ""
+        self._languages: list[str] = []
+        self._limits = SandboxLimits()
+        self._timeout: float | None = None
         self._reason = "not initialized"
 
     def validate_config(self, config: Mapping[str, Any]) -> tuple[bool, str | None]:
@@ -175,41 +165,34 @@ class LocalProvider(SandboxProvider):
         return True, None
 
     def initialize(self, config: Mapping[str, Any]) -> bool:
-        sessions = _sessions_of(config)
-        config = by_machine(config, machine_memory())
-        limits = SandboxLimits(memory_bytes=MEMORY_SIZES[config["max_memory"]] << 20)
-        pool_settings = PoolSettings(
-            size=config["pool_size"],
-            capacity=config["max_sandboxes"],
-            patience=config["queue_timeout"],
-        )
-        modules = module_names(config["preload"])
-        loop = BackgroundLoop("local-pool")
-        try:
-            launcher, chosen = loop.call(_choose_launcher(config))
-            templates = {
-                name: make_template(name, name, launcher, limits, modules)
-                for name in launcher.languages()
-            }
-            pool_settings = replace(pool_settings, isolation=chosen.level)
-            pool = loop.call(_open_pool(launcher, templates, pool_settings))
-        except BaseException:
-            loop.stop()
-            raise
-        self._loop, self._launcher, self._pool = loop, launcher, pool
-        self._limits = limits
-        self._timeout = config["timeout"]
-        self._sessions = LocalSessions(sessions, launcher.runtime)
-        self._capacity = pool_settings.capacity
-        self._why = chosen.why
-        return True
+        return self._open(config, is_trial=False)
 
     def initialize_apart(self, config: Mapping[str, Any]) -> bool:
-        return self.initialize({**config, "pool_size": 1})
+        return self._open(config, is_trial=True)
 
     def initialize_to_attach(self, config: Mapping[str, Any]) -> bool:
         self._timeout = config["timeout"]
-        self._sessions = LocalSessions(_sessions_of(config), "")
+        self._sessions = LocalSessions(_pool_of(by_machine(config, machine_memory())), "")
+        return True
+
+    def _open(self, config: Mapping[str, Any], *, is_trial: bool) -> bool:
+        config = by_machine(config, machine_memory())
+        pool = _pool_of(config)
+        loop = BackgroundLoop("local-pool")
+        service = LocalService(pool, is_trial=is_trial)
+        try:
+            held = loop.call(service.hold())
+        except BaseException as error:
+            loop.call(service.close())
+            loop.stop()
+            if isinstance(error, ProviderUnavailable):
+                _explain_unisolated(error)
+            raise
+        self._loop, self._service = loop, service
+        self._runtime, self._languages = held["runtime"], held["languages"]
+        self._limits = SandboxLimits(memory_bytes=MEMORY_SIZES[config["max_memory"]] << 20)
+        self._timeout = config["timeout"]
+        self._sessions = LocalSessions(pool, self._runtime)
         return True
 
     def open(self, spec: SandboxSpec, owner: str) -> Sandbox:
@@ -221,22 +204,20 @@ class LocalProvider(SandboxProvider):
         return self._kept().attach(ref)
 
     def submit_open(self, spec: SandboxSpec, owner: str) -> Future[Sandbox]:
-        loop, pool = self._opened()
+        loop, service = self._opened()
         if spec.kept:
             return super().submit_open(spec, owner)
         check_spec(spec, self._limits)
-        return loop.submit(self._take(pool, normalize_language(spec.template), owner))
+        return loop.submit(self._take(service, normalize_language(spec.template), owner))
 
-    async def _take(self, pool: Pool, template: str, owner: str) -> Sandbox:
-        warm = await pool.acquire(template, owner)
+    async def _take(self, service: LocalService, template: str, owner: str) -> Sandbox:
+        connection, told = await service.take(template, owner)
         metadata = {
-            "runtime": warm.runtime,
-            "isolation": of_runtime(warm.runtime),
-            "sharing": warm.sharing,
+            "runtime": told["runtime"],
+            "isolation": of_runtime(told["runtime"]),
+            "sharing": told["sharing"],
         }
-        ref = f"local-{os.getpid()}-{warm.number}"
-        self._lent[ref] = warm
-        return LocalSandbox(self, ref, metadata)
+        return LocalSandbox(self, connection, metadata)
 
     @property
     def network(self) -> str:
@@ -248,147 +229,136 @@ class LocalProvider(SandboxProvider):
 
     @property
     def isolation(self) -> str:
-        return of_runtime(self._launcher.runtime) if self._launcher else ""
+        return of_runtime(self._runtime) if self._runtime else ""
 
     def is_full(self) -> bool:
-        return len(self._lent) >= self._capacity
+        return self._service is not None and self._service.is_full
 
-    def begin(self, ref: str, job: Job, emit: Emit | None) -> Future[ExecutionResult]:
-        """Have the sandbox of this name run it. Raises SandboxError; nothing has run then."""
+    def begin(self, connection: Connection, job: Job, emit: Emit | None) -> Future[ExecutionResult]:
+        """Have the connection's sandbox run it. Raises SandboxError; nothing has run then."""
         with before_the_code():
-            loop, _ = self._opened()
-            warm = self._lent.get(ref)
-            if warm is None:
-                raise ProviderUnavailable(f"There is no sandbox {ref!r}.")
+            loop, service = self._opened()
             self.check_timeout(job)
-            check_job(job, warm.template)
-        return loop.submit(warm.run(job, emit))
+        return loop.submit(service.run(connection, job, emit))
 
-    def take_back(self, ref: str) -> bool:
-        """End the sandbox of this name, with nobody waiting for it. False when it was not there."""
-        warm = self._lent.pop(ref, None)
-        if warm is None or self._loop is None or self._pool is None:
+    def end(self, connection: Connection) -> bool:
+        """End the connection's sandbox, with nobody waiting for it. False when we have none."""
+        if self._loop is None:
             return False
-        self._loop.start(self._pool.release(warm))
+        self._loop.start(_abort(connection))
         return True
 
     def health_check(self) -> Health:
-        if self._pool is None:
+        if self._loop is None or self._service is None:
             return Health(False, self._reason)
-        stats = self._pool.stats()
-        if self._why:
-            stats["enforced_by"] = {"isolation level": self._why, **stats["enforced_by"]}
+        try:
+            stats = self._loop.call(self._service.stats())
+        except SandboxError as error:
+            return Health(False, error.message)
         healthy = stats["idle"] + stats["busy"] > 0 or not stats["failing"]
         return Health(healthy, "" if healthy else "sandboxes cannot be started", stats)
 
     def pool_figures(self) -> Mapping[str, Any]:
-        pool = self._pool
-        return {} if pool is None else pool.stats()
+        service = self._service
+        health = self.health_check() if service is not None and service.is_held else None
+        return health.details if health else {}
 
     def get_supported_languages(self) -> list[str]:
-        if self._launcher is None:
-            return []
-        return offered_names(self._launcher.languages())
+        return list(self._languages)
 
     def get_packages(self) -> Packages | None:
         python = settings.SANDBOX_LOCAL_PYTHON
         return look(Path(python).parent.parent) if python else None
 
     def close(self) -> None:
-        loop, pool, launcher = self._loop, self._pool, self._launcher
+        loop, service = self._loop, self._service
         sessions, self._sessions = self._sessions, None
         if sessions is not None:
             sessions.close()
-        if loop is None or pool is None or launcher is None:
-            return
-        # First, because what still runs ends now, and would hand back what is being destroyed.
-        self._loop = self._pool = self._launcher = None
-        self._reason = "closed"
-        loop.call(_close_pool(pool, launcher))
-        loop.stop()
+        # First, because what still runs ends now, and would be told to us.
+        self._loop = self._service = None
+        self._reason, self._runtime, self._languages = "closed", "", []
+        if loop is not None and service is not None:
+            loop.call(service.close())
+            loop.stop()
 
     def _kept(self) -> LocalSessions:
         if self._sessions is None:
             raise NotInitialized(f"The local provider is {self._reason}.")
         return self._sessions
 
-    def _opened(self) -> tuple[BackgroundLoop, Pool]:
-        if self._loop is None or self._pool is None:
+    def _opened(self) -> tuple[BackgroundLoop, LocalService]:
+        if self._loop is None or self._service is None:
             raise NotInitialized(f"The local provider is {self._reason}.")
-        return self._loop, self._pool
+        return self._loop, self._service
 
 
 class LocalSandbox(Sandbox):
-    """A sandbox of the pool, lent for one run."""
+    """A sandbox of the service's pool, lent for one run."""
 
-    def __init__(self, provider: LocalProvider, ref: str, metadata: dict[str, Any]) -> None:
-        self.ref, self.metadata = ref, metadata
+    def __init__(
+        self, provider: LocalProvider, connection: Connection, metadata: dict[str, Any]
+    ) -> None:
+        self.ref, self.metadata = f"local-{os.getpid()}-{next(_numbers)}", metadata
         self._provider = provider
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._is_used = self._has_ended = self._is_closed = False
 
     def run(self, job: Job, emit: Emit | None = None) -> ExecutionResult:
         return self.submit_run(job, emit).result()
 
     def submit_run(self, job: Job, emit: Emit | None = None) -> Future[ExecutionResult]:
-        return self._provider.begin(self.ref, job, emit)
+        with before_the_code(), self._lock:
+            if self._is_closed:
+                raise ProviderUnavailable(f"There is no sandbox {self.ref!r}.")
+            if self._is_used:
+                raise ProviderUnavailable(f"The sandbox {self.ref!r} has had its one run.")
+            result = self._provider.begin(self._connection, job, emit)
+            self._is_used = True
+        result.add_done_callback(self._end_run)
+        return result
+
+    def _end_run(self, result: Future[ExecutionResult]) -> None:
+        error = None if result.cancelled() else result.exception()
+        with self._lock:
+            if isinstance(error, SandboxError) and error.nothing_ran:
+                self._is_used = False
+            else:
+                # It ended with its run, and its connection may have another one now.
+                self._has_ended = True
 
     def close(self) -> bool:
-        return self._provider.take_back(self.ref)
+        with self._lock:
+            if self._is_closed:
+                return False
+            self._is_closed = True
+            return self._has_ended or self._provider.end(self._connection)
 
     def submit_close(self) -> Future[bool]:
         return carried_out(self.close)
 
 
-async def _choose_launcher(config: Mapping[str, Any]) -> tuple[Launcher, ChosenLevel]:
-    """Return the first launcher that starts a sandbox here, and its level.
+async def _abort(connection: Connection) -> None:
+    connection.abort()
 
-    Raises ProviderUnavailable with the remedy: where that one does not have the level, too.
-    """
-    wanted = config["launcher"]
-    best_first: tuple[str, ...] = ("gvisor", "bubblewrap") if wanted == "auto" else (wanted,)
-    may_be_none = meets(NONE, settings.MINIMUM_ISOLATION)
-    if settings.SANDBOX_LOCAL_UNISOLATED and may_be_none:
-        best_first += ("none",)
-    choice = LauncherChoice(
-        "auto",
-        settings.DATA_DIR,
-        "local",
-        config["gvisor_platform"],
-        # What isolates less is refused at the run, with the name of the setting.
-        NONE,
-        settings.SANDBOX_LOCAL_PYTHON,
-        best_first=best_first,
-    )
-    try:
-        kind, launcher, _ = await choice.open(ServiceSettings())
-    except ProviderUnavailable as failure:
-        if not settings.SANDBOX_LOCAL_UNISOLATED or may_be_none:
-            raise
+
+def _pool_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "launcher": config["launcher"],
+        "gvisor_platform": config["gvisor_platform"],
+        "settings": {name: config[name] for name in _OF_THE_POOL},
+    }
+
+
+def _explain_unisolated(error: ProviderUnavailable) -> None:
+    """Say why a setting that would let code run here has no effect."""
+    if settings.SANDBOX_LOCAL_UNISOLATED and not meets(NONE, settings.MINIMUM_ISOLATION):
         raise ProviderUnavailable(
-            f"{failure.message} SANDBOX_LOCAL_UNISOLATED takes effect only with "
+            f"{error.message} SANDBOX_LOCAL_UNISOLATED takes effect only with "
             f"MINIMUM_ISOLATION=none; it is {settings.MINIMUM_ISOLATION}.",
             field=FIELD,
-        ) from failure
-    if kind == "none":
-        logger.warning("SANDBOX_LOCAL_UNISOLATED is set: code runs without any isolation")
-    try:
-        return launcher, await choose_level(launcher, config["isolation"])
-    except BaseException:
-        launcher.close()
-        raise
-
-
-async def _close_pool(pool: Pool, launcher: Launcher) -> None:
-    """In their own loop, where tenants' kernels live too."""
-    await pool.close()
-    launcher.close()
-
-
-async def _open_pool(
-    launcher: Launcher, templates: Mapping[str, Template], pool_settings: PoolSettings
-) -> Pool:
-    pool = Pool(launcher, templates, pool_settings)
-    pool.open()
-    return pool
+        ) from error
 
 
 def _check_gvisor(launcher: str) -> None:

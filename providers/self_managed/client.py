@@ -182,21 +182,21 @@ class PoolClient:
             raise answer.error
         return True
 
-    def keep(self, spec: SandboxSpec, owner: str, apart: Mapping[str, Any] | None) -> Any:
+    def keep(self, spec: SandboxSpec, owner: str, pool: Mapping[str, Any] | None) -> Any:
         """What the service says of a new kept sandbox. Raises SandboxError; nothing has run then.
 
-        `apart` has it made by other settings than ours.
+        It is of this `pool`, or of the one that has our settings.
         """
         body: dict[str, Any] = {
             "template": spec.template,
             "owner": owner,
             "environment": dict(spec.environment),
             "limits": vars(spec.limits) if spec.limits else None,
-            "apart": apart,
+            "pool": pool,
         }
         if spec.seconds is not None:
             body["seconds"] = spec.seconds
-        headers = {} if apart else {messages.SETTINGS_HEADER: self._digest}
+        headers = {} if pool else {messages.SETTINGS_HEADER: self._digest}
         return self._retried(
             "POST", "/v1/sandboxes", body, seconds=self._longest_wait, headers=headers
         )

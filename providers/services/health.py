@@ -184,7 +184,7 @@ def _look_at(
             health = provider.health_check()
         finally:
             provider.close()
-        # One that has its pool in each process says here what a pool made for the look has.
+        # What a pool of each host has is told by the processes of the host.
         own = {} if provider.pool_figures() else figures_of(health.details)
         figures = own | region_of(provider_class.config_fields, config)
         if health:

@@ -350,6 +350,13 @@ POOL: Group = Group(
             "the same.",
             is_common=True,
         ),
+        flag(
+            "POOL_AUTOSTART",
+            "A process that needs the pool service for the provider `local`, and finds none in "
+            "`DATA_DIR`, starts it. It ends some seconds after its last use. Set to `false` "
+            "where something else starts it, as `manage.py up` and the systemd units do.",
+            default=True,
+        ),
         addresses(
             "POOL_ALLOWED_ADDRESSES",
             "Networks that may connect, separated by commas. Others are disconnected before a "

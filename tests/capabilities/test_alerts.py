@@ -140,12 +140,12 @@ def test_what_tenants_bring_about_opens_nothing(alice: Caller) -> None:
     assert watch() == 0
 
 
-def test_one_process_with_room_is_no_exhausted_pool_and_few_runs_are_no_rate(
+def test_one_host_with_room_is_no_exhausted_pool_and_few_runs_are_no_rate(
     alice: Caller,
 ) -> None:
-    for pid, busy in ((1, 4), (2, 3)):
+    for host, busy in (("h", 4), ("i", 3)):
         figures = {"pools": {"local": {"busy": busy, "capacity": 4}}}
-        Process.objects.create(instance="h", kind="web", pid=pid, figures=figures)
+        Process.objects.create(instance=host, kind="web", pid=1, figures=figures)
     Process.objects.create(
         instance="dead", kind="web", pid=3, ended_at=NOW, figures={"host": {"memory_bytes": 9}}
     )

@@ -245,6 +245,8 @@ def test_providers_pools_and_hosts_are_told_by_whoever_is_asked(settings: Any) -
     here = {"provider": "local", "process": "h web 2"}
     assert value(samples, "cofferdam_pool_sandboxes", **here, state="busy") == 3
     assert value(samples, "cofferdam_pool_started_total", **here) == 7
+    # The processes of a host share it.
+    assert [each for each in samples if "h web 1" in str(each)] == []
     at = {"provider": "self_managed", "region": "eu-1"}
     assert value(samples, "cofferdam_provider_healthy", **at) == 0
     name = "cofferdam_provider_checks_total"

@@ -71,7 +71,7 @@ FACES = {
     ),
     "providers.runtime.launchers": "bubblewrap docker oci unisolated",
     "providers.runtime.service": (
-        "command docker_check launchers messages operations pool_manager sandbox_registry settings unix_socket"
+        "command docker_check launchers messages operations pool_manager settings unix_socket"
     ),
     "providers.runtime.guest": (
         "advice archive child display kept kernel lanes names notebook paths "

@@ -34,6 +34,7 @@ from tests.support.notebook import Notebook
 from tests.support.remote_providers import aliyun_config, e2b_config
 from tests.support.routing import last_execution, make_route
 from tests.support.running import run
+from tests.support.service_here import services
 from tests.support.wire_server import WireServer
 
 pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
@@ -174,7 +175,7 @@ def test_what_was_collected_before_a_failure_is_kept(world: World, alice: Caller
 
 
 def test_a_sandbox_that_dies_before_the_code_costs_nothing(
-    world: World, alice: Caller, monkeypatch: pytest.MonkeyPatch
+    world: World, alice: Caller, monkeypatch: pytest.MonkeyPatch, settings: Any
 ) -> None:
     make_route("local", "e2b")
     with lease_of("local") as lease:
@@ -184,10 +185,11 @@ def test_a_sandbox_that_dies_before_the_code_costs_nothing(
 
         def create_and_kill(*args: Any, **options: Any) -> Any:
             future = create(*args, **options)
-            sandbox = provider._lent[future.result(60).ref]
+            future.result(60)
+            service = services[settings.DATA_DIR]
+            (sandbox,) = service.pool._busy
             os.kill(sandbox._guest._process.pid, signal.SIGKILL)  # type: ignore[attr-defined]
-            assert provider._loop is not None
-            provider._loop.call(_ended(sandbox))
+            service.loop.call(_ended(sandbox))
             return future
 
         monkeypatch.setattr(provider, "submit_open", create_and_kill)

@@ -13,7 +13,7 @@ from executions.ledger.verification import verify
 from executions.runs.models import Execution
 from executions.sessions.models import Session
 from providers.leases import close_all, lease_of_version
-from providers.local.provider import LocalProvider
+from providers.local.provider import LocalProvider, _pool_of
 from providers.local.sessions import LocalSessions
 from providers.manager import manager
 from providers.services.configuration import save_config
@@ -126,7 +126,7 @@ def test_a_service_with_open_sessions_ends_without_a_complaint(
     require("bwrap")
     settings.DATA_DIR = tmp_path
     with sessions_service(tmp_path, tmp_path / "log") as service:
-        sessions = LocalSessions(LocalProvider.check_config(LOCAL), "bubblewrap")
+        sessions = LocalSessions(_pool_of(LocalProvider.check_config(LOCAL)), "bubblewrap")
         sandbox = sessions.keep(SandboxSpec(kept=True), "alice")
         assert sandbox.run(Job("print(1)")).stdout == "1\n"
         service.process.terminate()

@@ -17,7 +17,7 @@ from executions.sessions.ending import release
 from executions.sessions.models import Session
 from providers.leases import close_all
 from providers.manager import manager
-from providers.runtime.service.unix_socket import answers, socket_path
+from providers.runtime.service.unix_socket import answers, runs_path, socket_path
 from tests.support.processes import ROOT, Service, clean_environment, free_port, started
 from tests.support.required import require
 from tests.support.running import LOCAL, activate
@@ -54,7 +54,8 @@ def shared_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def kept_by(service: Path, data_dir: Path) -> Iterator[None]:
     """The local provider, active, with its sessions in that service and its own `data_dir`."""
     (data_dir / "run").mkdir(mode=0o700, exist_ok=True)
-    socket_path(data_dir).symlink_to(socket_path(service))
+    for path in (socket_path, runs_path):
+        path(data_dir).symlink_to(path(service))
     activate("local", LOCAL)
     if not _serves(service):
         manager.close()

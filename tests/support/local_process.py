@@ -24,12 +24,18 @@ def main() -> None:
     settings.configure(
         DATA_DIR=Path(config.pop("data_dir")),
         MINIMUM_ISOLATION="none" if config.get("unisolated") else "namespaces",
+        POOL_AUTOSTART=True,
+        POOL_TOKEN="",
         SANDBOX_LOCAL_PYTHON="",
         SANDBOX_LOCAL_UNISOLATED=config.pop("unisolated", False),
     )
     # Before the user changes: the project may lie where only the first one can read.
     from providers.errors import SandboxError
+    from providers.local import service
     from providers.local.provider import LocalProvider
+    from tests.support import service_here
+
+    service.start = service_here.start_here
 
     owner = config.pop("owner", "")
     if uid := config.pop("uid", None):
@@ -42,6 +48,7 @@ def main() -> None:
         provider.initialize(LocalProvider.check_config(config))
     except SandboxError as error:
         tell(error=error.code, message=error.message)
+        service_here.close_all()
         return
     tell(ready=True)
     for line in sys.stdin:
@@ -62,6 +69,7 @@ def main() -> None:
             metadata=result.metadata,
         )
     provider.close()
+    service_here.close_all()
 
 
 def tell(**facts: Any) -> None:

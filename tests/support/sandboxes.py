@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from django.test import override_settings
 
 from providers.leases import close_all
 from providers.local.provider import LocalProvider
@@ -21,6 +23,7 @@ from providers.manager import manager
 from providers.runtime.pool.background import BackgroundLoop
 from providers.values import ExecutionResult
 from tests.conftest import require
+from tests.support.service_here import ServiceHere
 from tests.support.waiting import wait_until
 
 T = TypeVar("T")
@@ -35,11 +38,19 @@ class Local:
     def __init__(self, launcher: str, **config: Any) -> None:
         self.launcher = launcher
         self.provider = LocalProvider()
+        # A service of its own, so that its processes are told from those of others.
+        self._folder = tempfile.TemporaryDirectory()
+        data_dir = Path(self._folder.name)
+        self.service = ServiceHere(data_dir)
         chosen = {"launcher": launcher, "gvisor_platform": "ptrace", "queue_timeout": 60, **config}
-        self.provider.initialize(LocalProvider.check_config(chosen))
+        try:
+            with override_settings(DATA_DIR=data_dir):
+                self.provider.initialize(LocalProvider.check_config(chosen))
+        except BaseException:
+            self.service.close()
+            raise
         self.runtime: str = self.stats()["runtime"]
-        assert self.provider._loop is not None
-        self._thread = thread_of(self.provider._loop)
+        self._thread = thread_of(self.service.loop)
 
     def run(
         self, code: str, language: str = "python", *, timeout: float = 10, **options: Any
@@ -105,7 +116,13 @@ class Local:
         tools = self.tools()
         running = tools.union(*map(family, tools))
         self.provider.close()
+        self.service.close()
+        self._folder.cleanup()
         wait_until_gone(running)
+
+    def is_running(self) -> bool:
+        """Whether a program runs in one of its sandboxes."""
+        return any(each.running for each in list(self.service.pool._busy))
 
 
 class LocalProcess:

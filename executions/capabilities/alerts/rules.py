@@ -26,6 +26,7 @@ from executions.kernel.text import first_uuid7
 from executions.ledger.checkpoints import checkpoint_store, newest_line
 from executions.ledger.entry import LedgerUnavailable
 from executions.ledger.models import LedgerCheck, LedgerEntry
+from executions.runs.heartbeat import pools_of
 from executions.runs.ledger_checks import first_without_checkpoint, last_result
 from executions.runs.models import Execution, Process, hour_of
 from executions.runs.queue import WAITS_FOR_APPROVAL, queue_state
@@ -269,13 +270,10 @@ def _slow(now: datetime, most: float) -> Iterator[Found]:
 
 
 def _pools(now: datetime, _: float) -> Iterator[Found]:
-    """Of a pool in each process, all of them together."""
+    """Of a pool on each host, all of them together."""
     pools: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-    figures = [
-        (provider, found)
-        for (row,) in Process.objects.filter(ended_at=None).values_list("figures")
-        for provider, found in ((row or {}).get("pools") or {}).items()
-    ]
+    rows = Process.objects.filter(ended_at=None).order_by("-id").values("instance", "figures")
+    figures = [(provider, found) for _, provider, found in pools_of(rows)]
     figures += [
         (provider, found or {})
         for provider, found in ProviderHealth.objects.values_list("provider_id", "figures")

@@ -27,6 +27,7 @@ from executions.capabilities.observability.counters import (
 )
 from executions.capabilities.observability.models import AuditExport
 from executions.ledger.models import LedgerEntry
+from executions.runs.heartbeat import pools_of
 from executions.runs.models import Execution, Process, hour_of
 from executions.runs.statistics import ALL_TIME, TENANT, Statistic, rows_since
 from executions.sessions.models import Session
@@ -102,7 +103,7 @@ _STATES = ("busy", "idle", "kept", "creating", "ending")
 
 
 def of_pools(processes: list[dict[str, Any]], health: list[dict[str, Any]]) -> Iterator[Family]:
-    """`process` is who has the pool: empty for a service's, which all processes share."""
+    """`process` is who tells of a host's pool: empty for a service's, which all hosts share."""
     capacity = Family("cofferdam_pool_capacity", "gauge", "Maximum number of sandboxes of a pool.")
     sandboxes = Family("cofferdam_pool_sandboxes", "gauge", "Sandboxes of a pool, by state.")
     waiting = Family("cofferdam_pool_waiting", "gauge", "Callers that wait for a sandbox.")
@@ -140,10 +141,8 @@ def of_pools(processes: list[dict[str, Any]], health: list[dict[str, Any]]) -> I
 def _pools(
     processes: list[dict[str, Any]], health: list[dict[str, Any]]
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    for row in processes:
-        pools = (row["figures"] or {}).get("pools", {})
-        for provider, found in sorted(pools.items()):
-            yield provider, f"{row['instance']} {row['kind']} {row['pid']}", found
+    for row, provider, found in pools_of(processes):
+        yield provider, f"{row['instance']} {row['kind']} {row['pid']}", found
     for row in health:
         if "capacity" in (row["figures"] or {}):
             yield row["provider_id"], "", row["figures"]

@@ -126,6 +126,11 @@ class Pool:
         self._refill()
         self._keep_house()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a caller has to wait until another one has done."""
+        return len(self._busy) >= self._settings.capacity
+
     def stats(self) -> dict[str, Any]:
         """What the pool holds now, in all and per template."""
         return {

@@ -13,6 +13,10 @@ from providers.schema import ConfigField
 Level = Literal["execution", "tenant", "tenant-kernel"]
 Isolation = Literal["auto", "execution", "tenant", "tenant-kernel"]
 
+# What the provider `local` may have, and the platforms of gVisor.
+LAUNCHERS = ("bubblewrap", "gvisor")
+PLATFORMS = ("systrap", "ptrace", "kvm")
+
 # The headings of the forms.
 CONNECTION, POOL, SANDBOX, ISOLATION, IMAGES = (
     *("Connection", "Pool", "Sandbox", "Isolation", "Images"),

@@ -9,12 +9,13 @@ from typing import Any, Protocol
 
 from providers.addresses import is_loopback
 from providers.errors import InvalidConfiguration
+from providers.isolation import NONE, meets
 from providers.launcher_names import KINDS
 from providers.options import Options, use_options
 from providers.runtime.pool.state_store import StateStore
 from providers.runtime.service.http import AllowedAddresses
 from providers.runtime.service.launchers import LauncherChoice
-from providers.runtime.service.serve import ServiceOptions, serve
+from providers.runtime.service.serve import UNUSED_SECONDS, ServiceOptions, serve
 from providers.runtime.service.settings import (
     IMAGE_FIELDS,
     ServiceSettings,
@@ -68,6 +69,9 @@ class PoolOptions(Options, Protocol):
     def SANDBOX_LOCAL_PYTHON(self) -> str: ...
 
     @property
+    def SANDBOX_LOCAL_UNISOLATED(self) -> bool: ...
+
+    @property
     def SHUTDOWN_GRACE_SECONDS(self) -> int: ...
 
 
@@ -91,9 +95,14 @@ def add_arguments(parser: ArgumentParser, settings: PoolOptions) -> None:
     parser.add_argument(
         "--socket",
         action="store_true",
-        help="also listen on a socket in the data directory, for the local provider's sessions",
+        help="also listen on a socket in the data directory, for the local provider",
     )
     parser.add_argument("--no-port", action="store_true", help="listen only on that socket")
+    parser.add_argument(
+        "--until-unused",
+        action="store_true",
+        help=f"end after {UNUSED_SECONDS} seconds in which no process has used it",
+    )
 
 
 def run(settings: PoolOptions, arguments: Mapping[str, Any], say: Callable[[str], None]) -> None:
@@ -113,6 +122,8 @@ def run(settings: PoolOptions, arguments: Mapping[str, Any], say: Callable[[str]
         settings.MINIMUM_ISOLATION,
         settings.SANDBOX_LOCAL_PYTHON,
         StateStore(settings.DATA_DIR, pool_id),
+        allow_unisolated=settings.SANDBOX_LOCAL_UNISOLATED
+        and meets(NONE, settings.MINIMUM_ISOLATION),
     )
     options = ServiceOptions(
         host,
@@ -123,6 +134,7 @@ def run(settings: PoolOptions, arguments: Mapping[str, Any], say: Callable[[str]
         _token(settings, arguments["token_file"]),
         settings.SHUTDOWN_GRACE_SECONDS,
         socket_path(settings.DATA_DIR) if arguments["socket"] or no_port else None,
+        arguments["until_unused"],
     )
     serve(options, lambda address: say(f"Pool: {address} (Ctrl-C ends it)"))
 

@@ -23,15 +23,13 @@ from providers.errors import (
 from providers.runtime.service import messages, operations, ragflow
 from providers.runtime.service.kept import KeptHandlers, settings_unknown
 from providers.runtime.service.pool_manager import PoolManager
-from providers.runtime.service.relay import relay_run, relayed
+from providers.runtime.service.relay import in_thread_if_large, relay_run, relayed, result_text
 from providers.runtime.service.settings import ServiceSettings, settings_digest
 
 logger = logging.getLogger(__name__)
 
 LARGEST_BODY = 128 * 1024 * 1024
 
-# Beyond this size JSON and base64 are left to a thread: everybody else would wait for them.
-LARGE = 256 * 1024
 READ_AT_ONCE = 2
 
 OPEN_PATHS = ("/", "/healthz")
@@ -70,7 +68,7 @@ class Service:
 
     async def _read(self, text: bytes, work: Callable[[], Any]) -> Any:
         """What the work makes of a request's body: of a large one on a thread, a few at once."""
-        if len(text) <= LARGE:
+        if len(text) <= messages.LARGE:
             return work()
         async with self._reading:
             return await asyncio.to_thread(work)
@@ -162,9 +160,7 @@ class Service:
             # Callers run it elsewhere on our word.
             error.started = error.started or not error.nothing_ran
             raise
-        size = sum(len(artifact.content) for artifact in result.artifacts) + len(result.stdout)
-        answer = await _large(size, lambda: messages.dumps(messages.result_to_json(result)))
-        return web.Response(body=answer, content_type="application/json")
+        return web.Response(body=await result_text(result), content_type="application/json")
 
     async def destroy(self, request: web.Request) -> web.Response:
         instance_id = request.match_info["id"]
@@ -189,7 +185,7 @@ class Service:
             logger.exception("a run failed inside the service")
             return _json(ragflow.unhandled())
         size = sum(len(artifact.content) for artifact in result.artifacts) + len(result.stdout)
-        answer = await _large(size, lambda: messages.dumps(ragflow.answer(result)))
+        answer = await in_thread_if_large(size, lambda: messages.dumps(ragflow.answer(result)))
         return web.Response(body=answer, content_type="application/json")
 
 
@@ -229,10 +225,6 @@ def _as_object(value: Any, name: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise InvalidConfiguration(f"{name}: Must be a JSON object.", field=name)
     return value
-
-
-async def _large(size: int, work: Callable[[], Any]) -> Any:
-    return await asyncio.to_thread(work) if size > LARGE else work()
 
 
 def _json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

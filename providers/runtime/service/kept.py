@@ -22,7 +22,7 @@ from providers.runtime.pool.sessions import LEASE_SECONDS, Session, lease
 from providers.runtime.service import messages, operations
 from providers.runtime.service.pool_manager import PoolManager
 from providers.runtime.service.relay import Incoming, Relay, relay_run, relayed
-from providers.runtime.service.sandbox_registry import Apart
+from providers.runtime.service.sandbox_registry import PoolSpec
 
 logger = logging.getLogger(__name__)
 
@@ -54,14 +54,14 @@ class KeptHandlers:
         template, owner = body.get("template", "python"), body.get("owner", "")
         if not isinstance(template, str) or not isinstance(owner, str) or not owner:
             raise InvalidConfiguration("template and owner must be strings.", field="owner")
-        apart = body.get("apart")
+        pool = body.get("pool")
         session = await self._keeping.keep(
             template,
             owner,
             lease(body.get("seconds", LEASE_SECONDS)),
             operations.environment(body.get("environment") or {}),
             operations.sandbox_limits(body.get("limits")),
-            None if apart is None else Apart.from_json(apart),
+            None if pool is None else PoolSpec.from_json(pool),
         )
         answer = _json(_described(session), 201)
         try:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from providers.errors import ProviderUnavailable, RateLimited, SandboxError
-from providers.isolation import NAMESPACES, IsolationUnmet, meets, of_runtime
+from providers.isolation import NAMESPACES, NONE, IsolationUnmet, meets, of_runtime
 from providers.launcher_names import KINDS
 from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
 from providers.runtime.launchers.oci import GvisorLauncher, RuncLauncher
@@ -44,6 +44,26 @@ class LauncherChoice:
     python: str = ""
     memory: StateStore | None = None
     best_first: tuple[str, ...] = KINDS[1:]
+    allow_unisolated: bool = False
+    # Whether a launcher without the level of sharing is passed over for the next one.
+    passes_over_level: bool = True
+
+    def for_local(self, launcher: str, gvisor_platform: str) -> LauncherChoice:
+        """The choice for the provider `local`, whose own is one launcher or `auto`."""
+        best_first: tuple[str, ...] = (
+            ("gvisor", "bubblewrap") if launcher == "auto" else (launcher,)
+        )
+        if self.allow_unisolated:
+            best_first += ("none",)
+        return replace(
+            self,
+            kind="auto",
+            gvisor_platform=gvisor_platform,
+            # What isolates less is refused at the run, with the name of the setting.
+            minimum_isolation=NONE,
+            best_first=best_first,
+            passes_over_level=False,
+        )
 
     async def open(self, settings: ServiceSettings) -> tuple[str, Launcher, ChosenLevel]:
         """A launcher that is ready, its kind, and the level to have with it.
@@ -67,6 +87,8 @@ class LauncherChoice:
             except SandboxError as error:
                 launcher.close()
                 _log_change(kind, error.message)
+                if error.field == "isolation" and not self.passes_over_level:
+                    raise
                 failures.append(error)
                 if is_ready and kind in _proven:
                     break

@@ -25,6 +25,8 @@ LONGEST_TIMEOUT = 86_400.0
 MOST_FILES = 1000
 # Of code, at most.
 MOST_TEXT_BYTES = 64 * 1024 * 1024
+# Beyond so many bytes JSON and base64 are left to a thread: everybody else would wait for them.
+LARGE = 256 * 1024
 _SMALL = Bounds(1024 * 1024, 10_000)
 
 _LIMITS = tuple(each.name for each in fields(RunLimits))

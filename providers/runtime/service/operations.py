@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any, cast, get_args
 
-from providers.errors import InvalidConfiguration, ProviderUnavailable
+from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxError
 from providers.runtime.guest import wire
 from providers.runtime.guest.protocol import CHOSEN_BYTES, NAME_BYTES
 from providers.runtime.pool.channel import Frame
@@ -85,8 +85,9 @@ def parts_of(received: Frame) -> list[tuple[str, bytes]]:
     return list(parts.items())
 
 
-def run_to_frame(job: Job, *, detach: bool) -> bytes:
-    """A run, as the first frame of a request. Raises InvalidConfiguration."""
+def run_to_frame(job: Job, **how: object) -> bytes:
+    """A run, as the first frame of a request; `how` are fields beside the job's. Raises
+    InvalidConfiguration."""
     header = {
         "op": "run",
         "context": job.context,
@@ -95,7 +96,7 @@ def run_to_frame(job: Job, *, detach: bool) -> bytes:
         "entrypoint": job.entrypoint,
         "environment": dict(job.environment),
         "limits": asdict(job.limits),
-        "detach": detach,
+        **how,
         # What knows of no tools refuses a run with some, and no other.
         **({"tools": list(job.tools)} if job.tools else {}),
     }
@@ -124,12 +125,14 @@ def run_from_frame(received: Frame) -> Job:
         )
     context, entrypoint = header.get("context", ""), header.get("entrypoint", "auto")
     run = header.get("run", "")
-    if not isinstance(context, str) or not isinstance(run, str):
-        raise InvalidConfiguration("context and run must be strings.", field="context")
+    language = header.get("language", "python")
+    if not all(isinstance(each, str) for each in (context, run, language)):
+        raise InvalidConfiguration("context, run and language must be strings.", field="context")
     if entrypoint not in get_args(Entrypoint):
         raise InvalidConfiguration("entrypoint: Unknown entrypoint.", field="entrypoint")
     return Job(
         code=_text(parts, "code"),
+        language=cast(str, language),
         timeout=float(cast(float, timeout)),
         arguments=_arguments(parts),
         entrypoint=cast("Entrypoint", entrypoint),
@@ -139,8 +142,8 @@ def run_from_frame(received: Frame) -> Job:
             if name.startswith("file:")
         ],
         limits=replace(RunLimits(), **_numbers(header.get("limits", {}), _RUN_LIMITS)),
-        context=context,
-        run=run,
+        context=cast(str, context),
+        run=cast(str, run),
         environment=environment(header.get("environment", {})),
         tools=_tools(header.get("tools", [])),
     )
@@ -184,7 +187,7 @@ def frame(header: Mapping[str, object], parts: Parts = ()) -> bytes:
 
 _RUN_FIELDS = frozenset(
     ("op", "parts", "context", "run", "timeout", "entrypoint", "environment", "limits", "detach")
-) | {"tools"}
+) | {"tools", "language", "stream"}
 _RUN_LIMITS = frozenset(each.name for each in fields(RunLimits))
 _SANDBOX_LIMITS = frozenset(each.name for each in fields(SandboxLimits))
 
@@ -253,17 +256,22 @@ def checked(frames: Iterator[Frame], *, also_alive: bool = False) -> Iterator[Fr
             for _ in frames:
                 continue
         if event == "error":
-            error = messages.error_from_json(messages.loads(parts.get("error", b"")))
-            if error is None:
-                raise ProviderUnavailable("The pool service gave no reason.", started=True)
-            error.answered = "proof"
-            error.nothing_ran = not error.started
-            raise error
+            raise error_of(parts)
         if event != "alive" or also_alive:
             yield header, parts
         if event == "done":
             return
     raise unfinished()
+
+
+def error_of(parts: Mapping[str, bytes]) -> SandboxError:
+    """The error that a frame tells of."""
+    error = messages.error_from_json(messages.loads(parts.get("error", b"")))
+    if error is None:
+        return ProviderUnavailable("The pool service gave no reason.", started=True)
+    error.answered = "proof"
+    error.nothing_ran = not error.started
+    return error
 
 
 def unfinished() -> ProviderUnavailable:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Coroutine, Hashable
+from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -24,7 +24,7 @@ from providers.runtime.service.revisions import (
     open_line,
     why_not_opened,
 )
-from providers.runtime.service.sandbox_registry import Apart, SandboxRegistry
+from providers.runtime.service.sandbox_registry import PoolSpec, SandboxRegistry
 from providers.runtime.service.settings import ServiceSettings
 from providers.values import Emit, ExecutionResult, Job
 
@@ -36,10 +36,6 @@ UNUSED_SECONDS = 10.0
 
 # How often it is looked whether the processes live that instances were lent to.
 CLIENTS_SECONDS = 5.0
-
-# A pool apart stays warm for so long after its last sandbox: a new session is not to wait for a
-# launcher. Another one that is asked for takes its place.
-REST_SECONDS = 600.0
 
 # The ids of so many instances that have run are remembered: a request that somebody on the way has
 # sent twice must not be told that nothing ran.
@@ -57,7 +53,7 @@ class PoolManager:
         self._failure: SandboxError | None = None
         self._instances: dict[str, Instance] = {}
         self.keeping = SandboxRegistry(self, choice.memory)
-        self._apart: dict[Hashable, Revision] = {}
+        self._pools: dict[Hashable, Revision] = {}
         self._creating = 0
         self._spent: dict[str, None] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -70,15 +66,15 @@ class PoolManager:
     def settings(self) -> ServiceSettings:
         return self._settings
 
-    def open(self, *, is_apart: bool = False) -> None:
+    def open(self, *, has_settings: bool = True) -> None:
         """Start warming up, and keep trying while the isolation tool cannot be used.
 
-        `is_apart` has no settings in force: only what is made by settings of its own can be had.
+        Without `has_settings` none are in force: only the pools of a PoolSpec can be had.
         """
-        if is_apart:
-            self._failure = ProviderUnavailable("This service only keeps sandboxes for sessions.")
-        else:
+        if has_settings:
             self._spawn(self._open_until_it_works())
+        else:
+            self._failure = ProviderUnavailable("This service is for the provider local alone.")
         self._spawn(self._end_what_the_dead_left())
         self._spawn(self.keeping.reap())
         self._spawn(self.keeping.find_again(self._choice.minimum_isolation))
@@ -94,9 +90,7 @@ class PoolManager:
                 self._line = await open_line(self._choice, settings)
                 self._ready.set()
             elif settings.sandbox_key == self._line.settings.sandbox_key:
-                self._line.settings = settings
-                self._line.chosen = await choose_level(self._line.launcher, settings.isolation)
-                await self._line.pool.resize(settings.pool_settings(self._line.chosen.level))
+                await _resize(self._line, settings)
             else:
                 former, self._line = self._line, await open_line(self._choice, settings, self._line)
                 self.keeping.move_what_was_found(former, self._line)
@@ -126,7 +120,6 @@ class PoolManager:
         """One of this pool's sandboxes, handed out; `alone` shares nothing with other runs."""
         name = normalize_language(template)
         line.instances += 1
-        line.lent += 1
         self._creating += 1
         try:
             sandbox = await line.pool.acquire(name, owner, alone=alone)
@@ -136,6 +129,7 @@ class PoolManager:
             raise
         finally:
             self._creating -= 1
+        line.tell_full()
         return self._hold(Instance(secrets.token_urlsafe(12), name, sandbox, line))
 
     def take_over(self, line: Revision, kept: Kept, owner: str) -> Instance:
@@ -143,6 +137,7 @@ class PoolManager:
         sandbox = kept.sandbox
         line.instances += 1
         line.pool.take_over(sandbox, owner)
+        line.tell_full()
         name = sandbox.template.name
         token = secrets.token_urlsafe(12)
         return self._hold(Instance(token, name, sandbox, line, used=True, kept=kept))
@@ -161,22 +156,68 @@ class PoolManager:
             instance.sandbox.closed.remove_done_callback(instance.forget)
         instance.line.pool.let_go(instance.sandbox)
 
-    async def line_apart(self, apart: Apart) -> Revision:
-        """A pool for kept sandboxes made by these settings. It ends a while after the last."""
+    async def hold(
+        self, spec: PoolSpec, tell_full: Callable[[bool], None], *, is_trial: bool = False
+    ) -> Revision:
+        """The pool of the spec, open until it is left and nothing of it is lent.
+
+        `tell_full` is told whenever it becomes full or is no longer. A trial leaves the sizes of an
+        open pool as they are, and opens one with a single idle sandbox. Raises SandboxError.
+        """
+        if is_trial:
+            line = await self.pool_of(replace(spec, settings=replace(spec.settings, pool_size=1)))
+        else:
+            line = await self.pool_of(spec)
+        line.holders.append(tell_full)
+        if line.was_full:
+            tell_full(True)
+        if not is_trial and line.settings != spec.settings:
+            try:
+                await _resize(line, spec.settings)
+            except BaseException:
+                self.leave(line, tell_full)
+                raise
+        return line
+
+    def leave(self, line: Revision, tell_full: Callable[[bool], None]) -> None:
+        """Hold it no longer."""
+        line.holders.remove(tell_full)
+        self.close_if_unused(line)
+
+    def pool_named(self, name: str) -> Revision:
+        """The pool of this name that somebody holds. Raises ProviderUnavailable."""
+        self._refuse_when_draining()
+        for line in self._pools.values():
+            if line.name == name:
+                return line
+        raise ProviderUnavailable("The pool service has no such pool.")
+
+    async def pool_of(self, spec: PoolSpec) -> Revision:
+        """The pool of the spec. It ends with its last sandbox, unless somebody holds it."""
         self._refuse_when_draining()
         async with self._changing:
-            line = self._apart.get(apart.key)
-            if line is None or line not in self._retired:
-                choice = replace(
-                    self._choice, kind=apart.launcher, gvisor_platform=apart.gvisor_platform
-                )
-                line = await open_line(choice, apart.settings)
+            line = self._pools.get(spec.key)
+            if line is None:
+                choice = self._choice.for_local(spec.launcher, spec.gvisor_platform)
+                line = await open_line(choice, spec.settings)
+                if line.kind == "none":
+                    logger.warning(
+                        "SANDBOX_LOCAL_UNISOLATED is set: code runs without any isolation"
+                    )
                 line.retired = True
                 self._retired.add(line)
-                for other in list(self._apart.values()):
-                    self._close_if_rested(other, other.lent)
-                self._apart[apart.key] = line
+                self._pools[spec.key] = line
             return line
+
+    @property
+    def is_used(self) -> bool:
+        """Whether somebody holds a pool, or something is lent or about to be."""
+        return bool(
+            self._creating
+            or self._instances
+            or self._changing.locked()
+            or any(line.holders for line in self._pools.values())
+        )
 
     async def run(self, instance_id: str, job: Job, emit: Emit | None = None) -> ExecutionResult:
         """Run the instance's one job, and tell `emit` of it while it runs. When this ends, in
@@ -193,10 +234,18 @@ class PoolManager:
                     started=instance is not None or instance_id in self._spent,
                 )
             check_job(job, instance.sandbox.template)
-        instance.used = True
         self._spent[instance_id] = None
         if len(self._spent) > SPENT_REMEMBERED:
             del self._spent[next(iter(self._spent))]
+        return await self.run_in(instance, job, emit)
+
+    async def run_in(
+        self, instance: Instance, job: Job, emit: Emit | None = None
+    ) -> ExecutionResult:
+        """As `run`, for who has the instance itself."""
+        with before_the_code():
+            check_job(job, instance.sandbox.template)
+        instance.used = True
         try:
             return await instance.sandbox.run(job, emit)
         finally:
@@ -233,11 +282,8 @@ class PoolManager:
     def stats(self) -> dict[str, Any]:
         """The pool's own figures, what they are about, and what is in force."""
         line = self._line
-        known = line.pool.stats() if line else {}
-        if line and line.chosen.why:
-            known["enforced_by"] = {"isolation level": line.chosen.why, **known["enforced_by"]}
         return {
-            **known,
+            **(self.stats_of(line) if line else {}),
             "healthy": not self.problem(),
             "problem": self.problem(),
             "launcher": line.kind if line else "",
@@ -247,6 +293,13 @@ class PoolManager:
             "sessions": len(self.keeping.sessions.all()),
             "retired_pools": len(self._retired),
         }
+
+    def stats_of(self, line: Revision) -> dict[str, Any]:
+        """The figures of one pool."""
+        known = line.pool.stats()
+        if line.chosen.why:
+            known["enforced_by"] = {"isolation level": line.chosen.why, **known["enforced_by"]}
+        return known
 
     def drain(self) -> None:
         """Hand out nothing more. What was handed out may still be used."""
@@ -340,19 +393,10 @@ class PoolManager:
         if self._closing:
             # Whoever closes all of them closes this one.
             return
-        if not self._draining and line in self._apart.values():
-            loop = asyncio.get_running_loop()
-            loop.call_later(REST_SECONDS, self._close_if_rested, line, line.lent)
-        else:
-            self._close_if_rested(line, line.lent)
-
-    def _close_if_rested(self, line: Revision, lent: int) -> None:
-        """End it where nothing is lent of it, nor was in the meantime."""
-        if self._closing or line.lent != lent:
-            return
-        if line.retired and line.instances == 0 and line in self._retired:
+        is_unused = line.retired and line.instances == 0 and not line.holders
+        if is_unused and line in self._retired:
             self._retired.discard(line)
-            self._apart = {key: each for key, each in self._apart.items() if each is not line}
+            self._pools = {key: each for key, each in self._pools.items() if each is not line}
             self._spawn(self._close_line(line))
 
     async def _close_line(self, line: Revision) -> None:
@@ -376,9 +420,17 @@ class PoolManager:
         except Exception:
             logger.exception("instance %s could not be destroyed", instance.instance_id)
         instance.line.instances -= 1
+        instance.line.tell_full()
         self.close_if_unused(instance.line)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _resize(line: Revision, settings: ServiceSettings) -> None:
+    """Have a pool work by settings that its sandboxes fit too."""
+    line.chosen = await choose_level(line.launcher, settings.isolation)
+    line.settings = settings
+    await line.pool.resize(settings.pool_settings(line.chosen.level))

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from aiohttp import StreamReader, web
 
@@ -67,6 +67,10 @@ class Outbox:
                 continue
             self._changed.clear()
             await self._changed.wait()
+
+
+class Sender(Protocol):
+    async def send(self, header: Mapping[str, object], parts: Parts = ()) -> None: ...
 
 
 class Relay:
@@ -150,7 +154,7 @@ async def relayed(
 
 
 async def relay_run(
-    relay: Relay, run: Callable[[OnFrame], Coroutine[Any, Any, ExecutionResult]]
+    relay: Sender, run: Callable[[OnFrame], Coroutine[Any, Any, ExecutionResult]]
 ) -> None:
     """A run with its events as they come, and its result. It is cancelled when its client leaves,
     or does not read."""
@@ -177,8 +181,18 @@ async def relay_run(
     finally:
         running.cancel()
         sending.cancel()
-    text = messages.dumps(messages.result_to_json(result))
-    await relay.send({"event": "done"}, [("result", text)])
+    await relay.send({"event": "done"}, [("result", await result_text(result))])
+
+
+async def result_text(result: ExecutionResult) -> bytes:
+    """Return a result as JSON. A large one is written on a thread."""
+    size = sum(len(artifact.content) for artifact in result.artifacts) + len(result.stdout)
+    return await in_thread_if_large(size, lambda: messages.dumps(messages.result_to_json(result)))
+
+
+async def in_thread_if_large(size: int, work: Callable[[], bytes]) -> bytes:
+    """Leave work on so many bytes to a thread where everybody else would wait for it."""
+    return await asyncio.to_thread(work) if size > messages.LARGE else work()
 
 
 class Incoming:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.runtime.pool.kept import Kept
@@ -33,8 +34,19 @@ class Revision:
     chosen: ChosenLevel
     instances: int = 0
     retired: bool = False
-    # How many were ever lent out of it.
-    lent: int = 0
+    # How clients name it.
+    name: str = field(default_factory=lambda: secrets.token_urlsafe(12))
+    # Who needs it open, and is told when it becomes full and when it is no longer.
+    holders: list[Callable[[bool], None]] = field(default_factory=list)
+    was_full: bool = False
+
+    def tell_full(self) -> None:
+        """Tell the holders whether a caller would have to wait now, where that has changed."""
+        is_full = self.pool.is_full
+        if is_full != self.was_full:
+            self.was_full = is_full
+            for tell in self.holders:
+                tell(is_full)
 
 
 async def open_line(

@@ -8,16 +8,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from providers.errors import ConnectionFailed, InvalidConfiguration, KeptSandboxLost
 from providers.runtime.pool.kept import Kept
 from providers.runtime.pool.requests import check_limits
 from providers.runtime.pool.sessions import Session, Sessions
+from providers.runtime.pool.settings import LAUNCHERS, PLATFORMS
 from providers.runtime.pool.state_store import SandboxRecord, StateStore, now
 from providers.runtime.service.durable import DurableSandboxes, adopt_all, lasting, new_marker
-from providers.runtime.service.settings import ServiceSettings, settings_digest
+from providers.runtime.service.settings import ServiceSettings
 from providers.values import SandboxLimits
 
 if TYPE_CHECKING:
@@ -52,15 +53,15 @@ class SandboxRegistry:
         seconds: float,
         environment: Mapping[str, str],
         limits: SandboxLimits | None,
-        apart: Apart | None = None,
+        spec: PoolSpec | None = None,
     ) -> Session:
         """A sandbox that stays with this owner for so long, and for longer if it is renewed.
 
-        `apart` has it made by other settings than those in force. Raises SandboxError; nothing has
+        It is of the pool of `spec`, or of the one in force. Raises SandboxError; nothing has
         run then.
         """
         keeper = self._keeper
-        line = await (keeper.current() if apart is None else keeper.line_apart(apart))
+        line = await (keeper.current() if spec is None else keeper.pool_of(spec))
         instance, reserved = None, False
         try:
             self.sessions.reserve(line, owner, line.settings.most_kept)
@@ -182,38 +183,34 @@ class SandboxRegistry:
         self._keeper.end(self._instances.pop(session.kept))
 
 
-LAUNCHERS = ("bubblewrap", "gvisor")
-PLATFORMS = ("systrap", "ptrace", "kvm")
-
-
 @dataclass(frozen=True)
-class Apart:
-    """The local provider's sandboxes: its settings, and which of its launchers."""
+class PoolSpec:
+    """The pool of a local provider: its settings, and which of its launchers."""
 
     settings: ServiceSettings
     launcher: str
     gvisor_platform: str
-    key: Hashable
+
+    @property
+    def key(self) -> Hashable:
+        """Those with the same key can share a pool."""
+        return self.launcher, self.gvisor_platform, repr(self.settings.sandbox_key)
 
     @classmethod
-    def from_json(cls, given: object) -> Apart:
+    def from_json(cls, given: object) -> PoolSpec:
         """Raises InvalidConfiguration naming the field at fault."""
         if not isinstance(given, Mapping):
-            raise InvalidConfiguration("apart: Must be an object.", field="apart")
+            raise InvalidConfiguration("pool: Must be an object.", field="pool")
         config: Any = given.get("settings")
         launcher, platform = given.get("launcher"), given.get("gvisor_platform")
         if not isinstance(config, Mapping):
             raise InvalidConfiguration("settings: Must be an object.", field="settings")
-        if launcher not in LAUNCHERS:
+        if launcher not in ("auto", *LAUNCHERS):
             raise InvalidConfiguration(
-                f"launcher: Must be one of: {', '.join(LAUNCHERS)}.", field="launcher"
+                f"launcher: Must be one of: auto, {', '.join(LAUNCHERS)}.", field="launcher"
             )
         if platform not in PLATFORMS:
             raise InvalidConfiguration(
                 f"gvisor_platform: Must be one of: {', '.join(PLATFORMS)}.", field="gvisor_platform"
             )
-        settings = ServiceSettings.from_config(config)
-        if settings.isolation in ("auto", "tenant-kernel"):
-            # No session is ever in a tenant's kernel.
-            settings = replace(settings, isolation="execution")
-        return cls(settings, launcher, platform, (launcher, platform, settings_digest(config)))
+        return cls(ServiceSettings.from_config(config), launcher, platform)

@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from providers.runtime.service import unix_socket
 from providers.runtime.service.http import AllowedAddresses, Gate, Service
 from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.pool_manager import PoolManager
+from providers.runtime.service.runs import RunConnection
 from providers.runtime.service.settings import ServiceSettings
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ DRAIN_SECONDS = 1.5
 CLOSE_SECONDS = 2.0
 EXIT_SECONDS = 4.5
 LOOK_SECONDS = 0.05
+# A service that somebody has started for himself ends when nobody has used it for so long.
+UNUSED_SECONDS = 10
 
 # Longer than clients keep a connection that they do not use, so that it is they who close it.
 KEEPALIVE_SECONDS = 600.0
@@ -43,7 +47,8 @@ class ServiceOptions:
     """Where to listen and to whom, what to run with, and the settings to begin with.
 
     `socket` is where it listens for the processes of this installation, besides `port`, or alone
-    where that is 0: then it only keeps sandboxes that are made by settings of their own.
+    where that is 0: then it is for the provider `local`. With `until_unused` it ends when nobody
+    has needed it for a while.
     """
 
     host: str
@@ -55,6 +60,7 @@ class ServiceOptions:
     # Seconds in which what was lent may be used after SIGTERM.
     grace: float = 0.0
     socket: Path | None = None
+    until_unused: bool = False
 
 
 def check_options(options: ServiceOptions) -> None:
@@ -75,7 +81,8 @@ def serve(options: ServiceOptions, announce: Callable[[str], None]) -> None:
     address that cannot be listened on.
     """
     check_options(options)
-    asyncio.run(_serve(options, announce))
+    with unix_socket.alone(options.socket) if options.socket else nullcontext():
+        asyncio.run(_serve(options, announce))
 
 
 async def _serve(options: ServiceOptions, announce: Callable[[str], None]) -> None:
@@ -101,16 +108,19 @@ async def _serve(options: ServiceOptions, announce: Callable[[str], None]) -> No
     listeners: list[asyncio.Server] = []
     try:
         if options.socket is not None:
-            listeners.append(await _listen_at(runner, options.socket))
+            listeners += await listen_at(runner, keeper, options.socket)
         if options.port:
             listeners.append(await _listen(runner, options))
-        keeper.open(is_apart=not options.port)
+        keeper.open(has_settings=bool(options.port))
         # What is loaded now stays. To walk it in a full collection would hold every run for 50 ms.
         gc.collect()
         gc.freeze()
         shown = f"[{options.host}]" if ":" in options.host else options.host
         announce(f"http://{shown}:{options.port}" if options.port else str(options.socket))
-        await stop.wait()
+        if options.until_unused:
+            await _wait_until_unused(keeper, stop)
+        else:
+            await stop.wait()
         keeper.drain()
         await _let_finish(keeper, now, options.grace)
         _exit_in_time()
@@ -143,10 +153,25 @@ def _exit_in_time() -> None:
     timer.start()
 
 
-async def _listen_at(runner: web.AppRunner, path: Path) -> asyncio.Server:
+async def _wait_until_unused(keeper: PoolManager, stop: asyncio.Event) -> None:
+    unused = 0
+    while unused < UNUSED_SECONDS and not stop.is_set():
+        with suppress(TimeoutError):
+            async with asyncio.timeout(1):
+                await stop.wait()
+        unused = 0 if keeper.is_used else unused + 1
+
+
+async def listen_at(runner: web.AppRunner, keeper: PoolManager, path: Path) -> list[asyncio.Server]:
+    """Listen for HTTP at `path` and for single runs beside it, as the only service there."""
     assert runner.server is not None  # noqa: S101  the runner was set up
-    listener = unix_socket.listen(path)
-    return await asyncio.get_running_loop().create_unix_server(runner.server, sock=listener)
+    loop = asyncio.get_running_loop()
+    http = unix_socket.listen(path)
+    runs = unix_socket.listen(unix_socket.runs_path(path.parent.parent))
+    return [
+        await loop.create_unix_server(runner.server, sock=http),
+        await loop.create_unix_server(lambda: RunConnection(keeper), sock=runs),
+    ]
 
 
 async def _listen(runner: web.AppRunner, options: ServiceOptions) -> asyncio.Server:

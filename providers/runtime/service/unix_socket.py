@@ -5,6 +5,7 @@ Its folder belongs to whoever runs them, so that nobody else reaches it and no t
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 from collections.abc import Iterator
@@ -19,20 +20,45 @@ LONGEST_PATH = 100
 
 
 def socket_path(data_dir: Path) -> Path:
+    """The service's HTTP."""
     return data_dir / "run" / "pool.sock"
 
 
-def listen(path: Path) -> socket.socket:
-    """A listening socket at `path`. Raises InvalidConfiguration where one is in use, or for want
-    of rights."""
-    if answers(path):
-        raise InvalidConfiguration(f"socket: Another service listens at {path}.", field="socket")
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+def runs_path(data_dir: Path) -> Path:
+    """Single runs, as `runs` has them."""
+    return data_dir / "run" / "runs.sock"
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Be the only service that listens at `path`. Raises InvalidConfiguration where there is one,
+    or for want of rights."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # A file of its own, which stays: who removes a lock may remove that of another.
+        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _cannot_listen(path, error) from None
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InvalidConfiguration(
+                f"socket: Another service listens at {path}.", field="socket"
+            ) from None
+        yield
+    finally:
+        os.close(lock)
+
+
+def listen(path: Path) -> socket.socket:
+    """A listening socket at `path`, for who is `alone` there. Raises InvalidConfiguration for want
+    of rights."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
         # What a service has left that was killed.
         path.unlink(missing_ok=True)
-        with _address(path) as address:
+        with address_of(path) as address:
             before = os.umask(0o177)
             try:
                 listener.bind(address)
@@ -42,9 +68,7 @@ def listen(path: Path) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise InvalidConfiguration(
-            f"socket: Cannot listen at {path}: {error.strerror or error}.", field="socket"
-        ) from None
+        raise _cannot_listen(path, error) from None
     return listener
 
 
@@ -53,7 +77,7 @@ def connect(path: Path, timeout: float | None = None) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(timeout)
-        with _address(path) as address:
+        with address_of(path) as address:
             connection.connect(address)
     except BaseException:
         connection.close()
@@ -71,7 +95,7 @@ def answers(path: Path) -> bool:
 
 
 @contextmanager
-def _address(path: Path) -> Iterator[str]:
+def address_of(path: Path) -> Iterator[str]:
     if len(os.fsencode(path)) <= LONGEST_PATH:
         yield str(path)
         return
@@ -80,3 +104,9 @@ def _address(path: Path) -> Iterator[str]:
         yield f"/proc/self/fd/{folder}/{path.name}"
     finally:
         os.close(folder)
+
+
+def _cannot_listen(path: Path, error: OSError) -> InvalidConfiguration:
+    return InvalidConfiguration(
+        f"socket: Cannot listen at {path}: {error.strerror or error}.", field="socket"
+    )

@@ -59,7 +59,7 @@ class Command(BaseCommand):
         _refuse_taken_port(host, port)
         tighten(settings.DATA_DIR)
         bind = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        environment = os.environ | {"HOST": host, "PORT": str(port)}
+        environment = os.environ | {"HOST": host, "PORT": str(port), "POOL_AUTOSTART": "false"}
         manage = str(settings.BASE_DIR / "manage.py")
         _check([sys.executable, manage, "check", *(f"--tag={tag}" for tag in BEFORE_WORK)])
         has_environment = packages and self._make_environment()
@@ -67,16 +67,16 @@ class Command(BaseCommand):
             if has_environment:
                 processes.start_helper([sys.executable, manage, "packages"], environment)
             pool = [sys.executable, manage, "pool"]
-            sessions = [] if unix_socket.answers(_socket()) else ["--socket"]
+            local = [] if unix_socket.answers(_socket()) else ["--socket"]
             launcher = _launcher()
             has_pool = bool(launcher) and not _is_listening()
             if has_pool:
-                processes.start("pool", [*pool, "--launcher", launcher, *sessions], environment)
+                processes.start("pool", [*pool, "--launcher", launcher, *local], environment)
                 _wait_until_listening()
+            elif local:
+                processes.start("pool", [*pool, "--no-port"], environment)
             processes.start("web", _web_server(bind), environment)
             processes.start("worker", [sys.executable, manage, "qcluster"], environment)
-            if sessions and not has_pool:
-                processes.start("pool", [*pool, "--no-port"], environment)
             self._say(f"Cofferdam: http://{bind}/ (Ctrl-C to stop)")
             ended = processes.wait()
             self._stop(processes, in_order=ended is None)

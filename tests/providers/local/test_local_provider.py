@@ -110,7 +110,7 @@ def test_destroying_an_instance_ends_what_runs_in_it(local: Local) -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    wait_until(lambda: any(each.running for each in list(provider._pool._busy)), seconds=60)  # type: ignore[union-attr]
+    wait_until(local.is_running, seconds=60)
     assert provider.destroy_instance(instance.instance_id)
     thread.join(60)
     assert [type(error) for error in errors] == [ProviderUnavailable]
@@ -249,9 +249,9 @@ def test_it_is_full_while_every_sandbox_is_taken(own: Local) -> None:
     provider = own.provider
     assert not provider.is_full()
     instances = [provider.create_instance("python").instance_id for _ in range(2)]
-    assert provider.is_full()
+    wait_until(provider.is_full, seconds=60)
     provider.destroy_instance(instances[0])
-    assert not provider.is_full()
+    wait_until(lambda: not provider.is_full(), seconds=60)
 
 
 @pytest.mark.parametrize("own", [{"max_sandboxes": 1, "queue_timeout": 1}], indirect=True)
@@ -281,7 +281,7 @@ def test_a_zygote_that_is_killed_during_a_run_is_told(own: Local) -> None:
     instance = own.provider.create_instance("python")
 
     def end_once_it_runs() -> None:
-        wait_until(lambda: any(each.running for each in list(own.provider._pool._busy)), seconds=60)  # type: ignore[union-attr]
+        wait_until(own.is_running, seconds=60)
         end_bubblewrap(own)
 
     ending = threading.Thread(target=end_once_it_runs)

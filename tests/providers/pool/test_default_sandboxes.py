@@ -33,10 +33,10 @@ UNSET: dict[str, Any] = validate(LocalProvider.config_fields, {})
 @pytest.mark.parametrize(
     ("total", "number", "memory", "warm"),
     [
-        (512, 1, "128m", 1),
-        (1024, 1, "256m", 1),
-        (2048, 2, "256m", 2),
-        (4096, 6, "256m", 4),
+        (512, 2, "128m", 2),
+        (1024, 2, "256m", 2),
+        (2048, 5, "256m", 4),
+        (4096, 13, "256m", 4),
         (65_536, 16, "256m", 4),
     ],
 )

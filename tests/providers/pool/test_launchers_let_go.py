@@ -14,8 +14,6 @@ import pytest
 
 from providers.errors import ProviderUnavailable
 from providers.launcher_names import KINDS
-from providers.local import provider as local
-from providers.local.provider import LocalProvider
 from providers.runtime.launchers import host_programs
 from providers.runtime.launchers.oci import GvisorLauncher
 from providers.runtime.pool import guest_files
@@ -176,8 +174,8 @@ def test_a_trial_that_is_given_up_leaves_no_sandbox(monkeypatch: pytest.MonkeyPa
     asyncio.run(scenario())
 
 
-def test_the_local_provider_closes_one_that_cannot_be_prepared(
-    monkeypatch: pytest.MonkeyPatch,
+def test_what_the_local_provider_asked_for_is_closed_if_it_cannot_be_prepared(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     closed = []
 
@@ -187,5 +185,9 @@ def test_the_local_provider_closes_one_that_cannot_be_prepared(
     monkeypatch.setattr(GvisorLauncher, "prepare", prepare)
     monkeypatch.setattr(GvisorLauncher, "close", lambda launcher: closed.append(launcher))
     with pytest.raises(OSError, match="No space"):
-        asyncio.run(local._choose_launcher(LocalProvider.check_config({"launcher": "gvisor"})))
+        asyncio.run(
+            LauncherChoice("auto", tmp_path, "x")
+            .for_local("gvisor", "ptrace")
+            .open(ServiceSettings())
+        )
     assert len(closed) == 1

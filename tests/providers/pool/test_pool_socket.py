@@ -21,7 +21,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def test_only_its_own_user_reaches_it(path: Path) -> None:
-    with unix_socket.listen(path):
+    with unix_socket.alone(path), unix_socket.listen(path):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         assert unix_socket.answers(path)
@@ -29,23 +29,30 @@ def test_only_its_own_user_reaches_it(path: Path) -> None:
 
 
 def test_a_second_service_is_refused_and_the_first_goes_on(path: Path) -> None:
-    with unix_socket.listen(path):
-        with pytest.raises(InvalidConfiguration, match="Another service listens"):
+    with unix_socket.alone(path), unix_socket.listen(path):
+        with (
+            pytest.raises(InvalidConfiguration, match="Another service listens"),
+            unix_socket.alone(path),
+        ):
             unix_socket.listen(path)
         assert unix_socket.answers(path)
+    with unix_socket.alone(path):
+        assert not unix_socket.answers(path)
 
 
 def test_what_a_killed_service_has_left_is_replaced(path: Path) -> None:
-    unix_socket.listen(path).close()
+    with unix_socket.alone(path):
+        unix_socket.listen(path).close()
     assert path.exists()
-    with unix_socket.listen(path):
+    with unix_socket.alone(path), unix_socket.listen(path):
         assert unix_socket.answers(path)
 
 
 def test_a_folder_that_cannot_be_had_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(InvalidConfiguration, match="Cannot listen"):
-        unix_socket.listen(tmp_path / "file" / "pool.sock")
+    path = tmp_path / "file" / "pool.sock"
+    with pytest.raises(InvalidConfiguration, match="Cannot listen"), unix_socket.alone(path):
+        unix_socket.listen(path)
 
 
 def test_a_client_without_a_service_is_told_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 
-from providers.local.provider import LocalProvider
-from providers.local.sessions import _OWN, LocalSessions
+from providers.local.provider import LocalProvider, _pool_of
 from providers.runtime.launchers.unisolated import UnisolatedLauncher
 from providers.runtime.pool import sandbox
 from providers.runtime.pool.launcher import Launcher
 from providers.runtime.pool.settings import PoolField
 from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.pool_manager import PoolManager
-from providers.runtime.service.sandbox_registry import Apart
+from providers.runtime.service.sandbox_registry import PoolSpec
 from providers.runtime.service.settings import FIELDS, ServiceSettings
 from providers.schema import ConfigField, validate
 
@@ -99,12 +98,18 @@ def test_a_template_s_image_and_its_language_count() -> None:
     )
 
 
-@pytest.mark.parametrize("name", [name for name in LocalProvider.config_fields if name not in _OWN])
-def test_a_session_of_a_changed_local_setting_is_in_another_pool(name: str) -> None:
+# What changes the sandboxes of the provider `local`. With all else that is changed its pool stays.
+LOCAL_RENEWING = {"launcher", "gvisor_platform", "max_memory", "isolation", "preload"}
+
+
+@pytest.mark.parametrize("name", LocalProvider.config_fields)
+def test_a_changed_local_setting_has_another_pool_where_it_needs_other_sandboxes(name: str) -> None:
     declared = LocalProvider.config_fields[name]
-    config = validate(LocalProvider.config_fields, {"max_sandboxes": 4, "max_memory": "256m"})
+    given = {"max_sandboxes": 40, "max_memory": "256m", "timeout": 30}
+    config = validate(LocalProvider.config_fields, given)
     changed = {**config, name: _another(declared, config[name])}
-    assert _session_key(config) != _session_key(changed)
+    is_another = _pool_key(config) != _pool_key(changed)
+    assert is_another == (name in LOCAL_RENEWING)
 
 
 def _another(declared: ConfigField, value: object) -> object:
@@ -113,9 +118,8 @@ def _another(declared: ConfigField, value: object) -> object:
     return value + 1 if isinstance(value, int) else "json"
 
 
-def _session_key(config: Mapping[str, Any]) -> object:
-    launcher = "bubblewrap" if config["launcher"] == "auto" else config["launcher"]
-    return Apart.from_json(LocalSessions(config, launcher)._apart).key
+def _pool_key(config: Mapping[str, Any]) -> object:
+    return PoolSpec.from_json(_pool_of(config)).key
 
 
 class _Unisolated(LauncherChoice):
