@@ -223,8 +223,6 @@ def test_a_session_of_two_hosts_is_reached_from_both(tmp_path: Path) -> None:
         assert settings.count(there) == 1
         settings = settings.replace(there, value)
     drop_in = next(b.text for b in blocks_of(PAGES / "two-hosts.md") if "pool-network" in b.text)
-    drop_in, mask = drop_in.splitlines()
-    assert mask.startswith("systemctl mask cofferdam-pool.service")
     script = f"""
 ip address add 10.0.0.11/32 dev lo
 ip address add 10.0.0.12/32 dev lo
@@ -256,8 +254,9 @@ export COFFERDAM_ENV=/etc/cofferdam/host-1.env
 deploy/cofferdam bootstrap
 start_host 1 cofferdam-pool.service cofferdam-web.service cofferdam-worker.service
 wait_for curl --fail --silent -H 'Host: 127.0.0.1' http://10.0.0.11:8000/readyz
-# Without the pool, whose unit is masked there.
-start_host 2 cofferdam-web.service cofferdam-worker.service
+# Its pool is for the provider local alone.
+rm /etc/systemd/system/cofferdam-pool.service.d/pool-network.conf
+start_host 2 cofferdam-pool.service cofferdam-web.service cofferdam-worker.service
 wait_for curl --fail --silent -H 'Host: 127.0.0.1' http://10.0.0.12:8000/readyz
 key=$(sed -n 's/^API_KEY=//p' /var/lib/cofferdam-1/credentials.txt)
 ask() {{

@@ -90,7 +90,8 @@ start_units() {{
             user=$(sed -n 's/^User=//p' $file)
             cd "$(sed -n 's/^WorkingDirectory=//p' $file)"
             sed -n 's/^ExecStartPre=//p' $file | while read -r line; do runuser -u "$user" -- $line; done
-            exec runuser -u "$user" -- $(sed -n 's/^ExecStart=//p' $file $drop_ins | tail -n 1)
+            command=$(sed -n 's/^ExecStart=//p' $file $drop_ins | tail -n 1)
+            exec python3 {root}/tests/support/restricted.py $file $drop_ins -- $command
         ) > {overlays}/$unit.$RANDOM.log 2>&1 &
     done
 }}

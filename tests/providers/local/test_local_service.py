@@ -1,0 +1,275 @@
+"""The pool service of the installation: started by who needs it first, shared, and found again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from providers.errors import ProviderUnavailable, RateLimited, SandboxError
+from providers.local import service as local_service
+from providers.local.provider import LocalProvider
+from providers.local.service import start as start_process
+from providers.runtime.guest import wire
+from providers.runtime.service import operations
+from providers.runtime.service.unix_socket import alone, answers, connect, runs_path, socket_path
+from providers.sandbox import Sandbox
+from providers.values import Event, Job, SandboxSpec
+from tests.conftest import require
+from tests.support.sandboxes import Local, wait_until_gone
+from tests.support.waiting import wait_until
+
+CONFIG = {"launcher": "bubblewrap", "pool_size": 1, "max_sandboxes": 3, "queue_timeout": 60}
+
+
+@pytest.fixture
+def data_dir(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """One of its own, whose service is a process."""
+    require("bwrap")
+    settings.DATA_DIR = tmp_path
+    monkeypatch.setattr(local_service, "start", start_process)
+    yield tmp_path
+    if (process := local_service._started.pop(runs_path(tmp_path), None)) is not None:
+        process.terminate()
+        process.wait(60)
+
+
+@contextmanager
+def opened(**config: Any) -> Iterator[LocalProvider]:
+    provider = LocalProvider()
+    provider.initialize(LocalProvider.check_config({**CONFIG, **config}))
+    with closing(provider):
+        yield provider
+
+
+def take(provider: LocalProvider, owner: str = "alice") -> Sandbox:
+    return provider.open(SandboxSpec("python"), owner)
+
+
+def run(provider: LocalProvider, code: str = "print(1)") -> str:
+    sandbox = take(provider)
+    try:
+        return sandbox.run(Job(code)).stdout
+    finally:
+        sandbox.close()
+
+
+def process_of(data_dir: Path) -> subprocess.Popen[bytes]:
+    return local_service._started[runs_path(data_dir)]
+
+
+def busy(provider: LocalProvider) -> int:
+    found: int = provider.health_check().details["busy"]
+    return found
+
+
+def test_who_needs_it_first_starts_it_and_all_others_share_it(data_dir: Path) -> None:
+    with opened() as first, opened() as second:
+        sandbox = take(first)
+        assert sandbox.run(Job("print('ran')")).stdout == "ran\n"
+        kept = second.open(SandboxSpec("python", kept=True), "bob")
+        assert busy(first) == busy(second) == 1
+        with pytest.raises(RateLimited), opened(queue_timeout=1) as third, ExitStack() as stack:
+            for _ in range(3):
+                stack.callback(take(third).close)
+        kept.close()
+        lock = process_of(data_dir)
+    assert lock.poll() is None
+
+
+def test_one_that_was_killed_is_started_again_for_the_next_run(data_dir: Path) -> None:
+    with opened() as provider:
+        assert run(provider) == "1\n"
+        killed = process_of(data_dir)
+        killed.kill()
+        killed.wait(60)
+        assert run(provider, "print(2)") == "2\n"
+        assert process_of(data_dir).pid != killed.pid
+
+
+def test_what_ran_in_one_that_was_killed_may_have_run(data_dir: Path) -> None:
+    has_begun = threading.Event()
+
+    def tell(event: Event) -> None:
+        has_begun.set()
+
+    with opened() as provider:
+        sandbox = take(provider)
+        code = "import time\nprint(1, flush=True)\ntime.sleep(600)"
+        result = sandbox.submit_run(Job(code, timeout=900), tell)
+        assert has_begun.wait(60)
+        process_of(data_dir).kill()
+        with pytest.raises(ProviderUnavailable, match="ended during the run") as caught:
+            result.result(60)
+        assert caught.value.started
+        assert not caught.value.nothing_ran
+
+
+def test_it_ends_after_its_last_use_and_not_before(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened() as provider:
+        assert run(provider) == "1\n"
+    assert process_of(data_dir).wait(120) == 0
+    assert not answers(socket_path(data_dir))
+    assert "Traceback" not in (data_dir / "run/pool.log").read_text()
+
+
+def test_one_that_does_not_start_is_told_with_its_log(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_service, "START_SECONDS", 0.5)
+    with (
+        alone(socket_path(data_dir)),
+        pytest.raises(ProviderUnavailable, match=r"pool\.log says why"),
+        opened(),
+    ):
+        pass
+
+
+def test_where_something_else_starts_it_it_is_waited_for(
+    data_dir: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.POOL_AUTOSTART = False
+    monkeypatch.setattr(local_service, "START_SECONDS", 0.5)
+    with pytest.raises(ProviderUnavailable, match=r"manage.py pool --no-port"), opened():
+        pass
+    assert runs_path(data_dir) not in local_service._started
+    monkeypatch.setattr(local_service, "START_SECONDS", 60)
+    later = threading.Timer(0.2, start_process, [runs_path(data_dir)])
+    later.start()
+    with opened() as provider:
+        assert run(provider) == "1\n"
+    later.join()
+
+
+def test_a_client_that_dies_gives_back_what_it_has(own: Local) -> None:
+    """Also while its program runs."""
+    connection = Raw(own)
+    taken = connection.take()
+    wait_until(lambda: own.stats()["busy"] == 1, seconds=60)
+    job = Job("import time\ntime.sleep(600)", timeout=900)
+    connection.send(operations.run_to_frame(job, language="python", stream=False))
+    wait_until(own.is_running, seconds=60)
+    connection.close()
+    own.assert_nothing_is_left()
+    assert taken["runtime"] == "bubblewrap"
+
+
+class Raw:
+    """A connection to the service, for what no client of ours sends."""
+
+    def __init__(self, local: Local) -> None:
+        path = Path(local._folder.name)
+        self.socket: socket.socket = connect(runs_path(path), 60)
+        self._parser = wire.Parser(wire.REQUEST_LIMIT)
+        self._frames: list[Any] = []
+        self._pool = next(iter(local.service.manager._pools.values())).name
+
+    def send(self, frame: bytes) -> None:
+        self.socket.sendall(frame)
+
+    def receive(self) -> dict[str, Any]:
+        """The next frame's header; {} when the service has ended the connection."""
+        while not self._frames:
+            data = self.socket.recv(1 << 16)
+            if not data:
+                return {}
+            self._frames += self._parser.feed(data)
+        header, parts = self._frames.pop(0)
+        if header["event"] == "error":
+            return {**header, **json.loads(parts["error"])["error"]}
+        return dict(header)
+
+    def ask(self, **header: Any) -> dict[str, Any]:
+        self.send(operations.frame(header))
+        return self.receive()
+
+    def take(self) -> dict[str, Any]:
+        return self.ask(op="take", pool=self._pool, template="python", owner="alice")
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+@pytest.mark.parametrize(
+    ("header", "message"),
+    [
+        ({"op": "destroy"}, "Unknown operation"),
+        ({}, "Unknown operation"),
+        ({"op": "take", "pool": "x", "template": "python"}, "no such pool"),
+        ({"op": "stats"}, "no such pool"),
+        ({"op": "hold"}, "Not JSON"),
+        ({"op": "run"}, "timeout"),
+        ({"op": "run", "timeout": 1, "anything": 1}, "Unknown field"),
+    ],
+)
+def test_what_is_no_request_is_refused_and_the_connection_goes_on(
+    own: Local, header: dict[str, Any], message: str
+) -> None:
+    with closing(Raw(own)) as connection:
+        answer = connection.ask(**header)
+        assert answer["event"] == "error"
+        assert message in answer["message"]
+        assert connection.take()["event"] == "done"
+
+
+def test_a_connection_without_a_sandbox_runs_nothing(own: Local) -> None:
+    with closing(Raw(own)) as connection:
+        connection.send(operations.run_to_frame(Job("print(1)"), language="python"))
+        answer = connection.receive()
+        assert (answer["event"], answer["started"]) == ("error", False)
+
+
+def test_a_sandbox_that_was_not_used_goes_back_when_another_one_is_taken(own: Local) -> None:
+    with closing(Raw(own)) as connection:
+        first, second = connection.take(), connection.take()
+        assert first["sandbox"] != second["sandbox"]
+        wait_until(lambda: own.stats()["busy"] == 1, seconds=60)
+
+
+def test_what_is_no_frame_ends_its_connection_alone(own: Local) -> None:
+    with closing(Raw(own)) as connection:
+        connection.send(b"\xff" * 100)
+        assert connection.receive() == {}
+    assert own.run("print(1)").stdout == "1\n"
+
+
+def test_a_client_that_does_not_read_holds_up_no_other(own: Local) -> None:
+    with closing(Raw(own)) as connection:
+        connection.take()
+        job = Job("import sys\nfor _ in range(100_000): print('x' * 1000)", timeout=60)
+        connection.send(operations.run_to_frame(job, language="python", stream=True))
+        for _ in range(3):
+            assert own.run("print(1)").stdout == "1\n"
+
+
+def test_a_refused_program_leaves_its_sandbox_usable(own: Local) -> None:
+    sandbox = take(own.provider)
+    with pytest.raises(SandboxError) as caught:
+        sandbox.run(Job("1", environment={"A": "b"}))
+    assert caught.value.nothing_ran
+    assert sandbox.run(Job("print(1)")).stdout == "1\n"
+    assert sandbox.close()
+
+
+def test_nothing_of_a_killed_service_is_left(data_dir: Path) -> None:
+    from tests.support.sandboxes import family
+
+    with opened() as provider:
+        assert run(provider) == "1\n"
+        process = process_of(data_dir)
+        running = family(process.pid)
+        assert running
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(60)
+        wait_until_gone(running)
