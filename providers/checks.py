@@ -59,7 +59,7 @@ def check_local_python(**kwargs: Any) -> list[CheckMessage]:
     chosen = settings.SANDBOX_LOCAL_PYTHON
     if chosen in ("", str(Path(settings.PACKAGES_DIR) / "bin" / "python")):
         return []
-    from providers.runtime.pool.guest_files import find_python
+    from providers.runtime.launchers.guest_files import find_python
 
     try:
         find_python(chosen)

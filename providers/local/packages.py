@@ -18,7 +18,7 @@ from importlib import metadata
 from pathlib import Path
 
 from providers.errors import ProviderUnavailable
-from providers.runtime.pool.guest_files import find_python
+from providers.runtime.launchers.guest_files import find_python
 from providers.values import Packages
 
 LOCK_FILE = Path(__file__).with_suffix(".txt")

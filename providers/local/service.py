@@ -19,7 +19,7 @@ from django.conf import settings
 
 from providers.errors import ProviderUnavailable, SandboxError, before_the_code
 from providers.runtime.guest import wire
-from providers.runtime.pool.channel import Frame
+from providers.runtime.pool.protocol import Frame
 from providers.runtime.service import messages, operations
 from providers.runtime.service.unix_socket import address_of, runs_path
 from providers.values import Emit, ExecutionResult, Job

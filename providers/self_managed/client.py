@@ -25,8 +25,7 @@ from providers.remote.receiver import Receiver
 from providers.remote.reclaim import process_tag
 from providers.runtime.guest import wire
 from providers.runtime.guest.protocol import CHUNK_BYTES
-from providers.runtime.pool.channel import Frame
-from providers.runtime.pool.conversation import Parts
+from providers.runtime.pool.protocol import Frame, Parts
 from providers.runtime.service import messages, operations
 from providers.runtime.service.settings import settings_digest
 from providers.runtime.service.unix_socket import connect

@@ -22,8 +22,8 @@ from providers.runtime.guest.protocol import (
     KNOWN_CHARACTERS,
     MOST_CHOSEN,
 )
-from providers.runtime.pool import session_claims
-from providers.runtime.pool.channel import Frame
+from providers.runtime.pool import claims
+from providers.runtime.pool.protocol import Frame
 from providers.runtime.service import messages, operations
 from providers.sandbox import (
     DEFAULT_CONTEXT,
@@ -97,10 +97,10 @@ class ServiceSandbox(KeptSandbox):
         return SandboxState(
             self.contexts.list(),
             self.processes.list(),
-            session_claims.count(header.get("bytes")),
+            claims.count(header.get("bytes")),
             float(used) if isinstance(used, int | float) and 0 <= used < 1e12 else None,
-            session_claims.count(header.get("disk")),
-            session_claims.count(header.get("disk_total")),
+            claims.count(header.get("disk")),
+            claims.count(header.get("disk_total")),
             dict(told),
         )
 
@@ -114,11 +114,11 @@ class ServiceContexts(Contexts):
         if context_id:
             fields["context"] = context_id
         header, _ = self._line.ask("context.create", **fields)
-        return session_claims.one(session_claims.context, header.get("context"))
+        return claims.one(claims.context, header.get("context"))
 
     def list(self) -> Sequence[Context]:
         header, _ = self._line.ask("context.list")
-        return session_claims.several(session_claims.context, header.get("contexts"))
+        return claims.several(claims.context, header.get("contexts"))
 
     def destroy(self, context_id: str) -> bool:
         header, _ = self._line.ask("context.destroy", context=context_id)
@@ -126,7 +126,7 @@ class ServiceContexts(Contexts):
 
     def restart(self, context_id: str) -> Context:
         header, _ = self._line.ask("context.restart", context=context_id)
-        return session_claims.one(session_claims.context, header.get("context"))
+        return claims.one(claims.context, header.get("context"))
 
 
 class ServiceProcesses(Processes):
@@ -147,19 +147,19 @@ class ServiceProcesses(Processes):
         if command.argv:
             fields["argv"] = list(command.argv)
         header, _ = self._line.ask("spawn", **fields)
-        pid = session_claims.one(session_claims.count, header.get("pid"))
+        pid = claims.one(claims.count, header.get("pid"))
         argv = list(command.argv) or ["bash", "-c", command.shell]
         return Process(pid, argv, command.cwd)
 
     def list(self) -> Sequence[Process]:
         header, _ = self._line.ask("process.list")
-        return session_claims.several(session_claims.process, header.get("processes"))
+        return claims.several(claims.process, header.get("processes"))
 
     def follow(self, pid: int, emit: Emit, after: int = 0) -> Process:
         with self._line.follow("follow", pid=pid, after=after) as frames:
             for frame in frames:
                 if frame[0]["event"] == "done":
-                    return session_claims.one(session_claims.process, frame[0].get("process"))
+                    return claims.one(claims.process, frame[0].get("process"))
                 _tell(frame, emit)
         raise AssertionError("unreachable")
 
@@ -187,9 +187,9 @@ def _tell(frame: Frame, emit: Emit | None) -> None:
         emit(Event("stdout", parts.get("data", b"")))
     elif event == "stderr":
         emit(Event("stderr", parts.get("data", b"")))
-    elif event == "output" and (output := session_claims.output(parts)) is not None:
+    elif event == "output" and (output := claims.output(parts)) is not None:
         emit(Event("output", output=output))
-    elif event == "call" and (call := session_claims.call(parts)) is not None:
+    elif event == "call" and (call := claims.call(parts)) is not None:
         emit(Event("tool_call", call=call))
 
 
@@ -220,13 +220,13 @@ class ServiceFiles(Files):
                             field="path",
                         )
                     claimed = messages.loads(data)
-                    found += session_claims.several(session_claims.entry, claimed)
+                    found += claims.several(claims.entry, claimed)
         return sorted(found, key=lambda entry: entry.path)
 
     def stat(self, path: str) -> FileEntry | None:
         header, _ = self._line.ask("file.stat", path=path)
         claimed = header.get("entry")
-        return None if claimed is None else session_claims.one(session_claims.entry, claimed)
+        return None if claimed is None else claims.one(claims.entry, claimed)
 
     def read(self, path: str, offset: int = 0, length: int | None = None) -> Iterator[bytes]:
         return self._pieces("file.read", path=path, offset=offset, length=length)
@@ -243,7 +243,7 @@ class ServiceFiles(Files):
         if metadata:
             fields["metadata"] = dict(metadata)
         header = self._line.write("file.write", content, **fields)
-        return session_claims.one(session_claims.entry, header.get("entry"))
+        return claims.one(claims.entry, header.get("entry"))
 
     def make_directory(self, path: str) -> bool:
         header, _ = self._line.ask("file.mkdir", path=path)
@@ -251,7 +251,7 @@ class ServiceFiles(Files):
 
     def move(self, source: str, target: str) -> FileEntry:
         header, _ = self._line.ask("file.move", path=source, target=target)
-        return session_claims.one(session_claims.entry, header.get("entry"))
+        return claims.one(claims.entry, header.get("entry"))
 
     def remove(self, path: str) -> bool:
         header, _ = self._line.ask("file.remove", path=path)
@@ -264,7 +264,7 @@ class ServiceFiles(Files):
         return changes
 
     def changes(self, mark: str = "", *, thorough: bool = False) -> Changes:
-        if session_claims.mark(mark) is None:
+        if claims.mark(mark) is None:
             # It was not given out.
             mark = ""
         entries: dict[str, FileEntry] = {}
@@ -277,16 +277,16 @@ class ServiceFiles(Files):
                 if size > CHANGES_BYTES:
                     raise _not_an_answer()
                 if header["event"] == "done":
-                    now = session_claims.one(session_claims.mark, header.get("mark"))
+                    now = claims.one(claims.mark, header.get("mark"))
                     is_complete = header.get("complete") is True
-                    unseen = session_claims.one(session_claims.unseen, header.get("unseen", []))
+                    unseen = claims.one(claims.unseen, header.get("unseen", []))
                 elif header["event"] == "entries":
                     for each in _list(data):
-                        entry = session_claims.one(session_claims.workspace_entry, each)
+                        entry = claims.one(claims.workspace_entry, each)
                         entries[entry.path] = entry
                 else:
                     for each in _list(data):
-                        removed.add(session_claims.one(session_claims.workspace_path, each))
+                        removed.add(claims.one(claims.workspace_path, each))
         if removed and (is_complete or not removed.isdisjoint(entries)):
             raise _not_an_answer()
         told = [entries[path] for path in sorted(entries)]
@@ -305,7 +305,7 @@ class ServiceFiles(Files):
 
     def write_archive(self, content: Iterable[bytes], path: str = "") -> int:
         header = self._line.write("file.unpack", content, path=path)
-        return session_claims.one(session_claims.count, header.get("count"))
+        return claims.one(claims.count, header.get("count"))
 
     def _pieces(self, name: str, **fields: Any) -> Iterator[bytes]:
         """The first frame is waited for: what is not there is told before any is taken."""
@@ -354,9 +354,7 @@ class ServiceFiles(Files):
                     is_ready = True
                     yield None
                 elif header["event"] == "changes":
-                    yield from session_claims.several(
-                        session_claims.change, _list(parts.get("data", b""))
-                    )
+                    yield from claims.several(claims.change, _list(parts.get("data", b"")))
 
 
 def _hold(held: IO[bytes], data: bytes) -> None:

@@ -65,11 +65,10 @@ FACES = {
     "providers.e2b": "",
     "providers.aliyun_codeinterpreter": "",
     "providers.runtime.pool": (
-        "background cgroup channel conversation engine_cgroup guest_files hardening kept lanes "
-        "launcher pool requests sandbox seccomp session_claims sessions settings "
-        "sharing_level state_store subordinate_users template"
+        "background cgroup claims hardening kept launcher pool protocol requests sandbox settings "
+        "sharing_level shelf state_store template"
     ),
-    "providers.runtime.launchers": "bubblewrap docker oci unisolated",
+    "providers.runtime.launchers": "bubblewrap docker guest_files oci unisolated",
     "providers.runtime.service": (
         "command docker_check launchers messages operations pool_manager settings unix_socket"
     ),

@@ -23,7 +23,7 @@ REMAINING: frozenset[frozenset[str]] = frozenset(
         (_GUEST, "cell context kept missing paths request"),
         (_GUEST, "display ipython shell"),
         (_LAUNCHERS, "oci warm_images"),
-        (_SERVICE, "durable pool_manager sandbox_registry"),
+        (_SERVICE, "pool_manager registry"),
         ("providers.remote", "base contexts sandbox"),
         ("sandbox_site.web", "connections stopping"),
     )

@@ -16,7 +16,7 @@ from django.core.management.base import SystemCheckError
 
 from providers.checks import BEFORE_WORK, check_local_python
 from providers.errors import ProviderUnavailable
-from providers.runtime.pool.guest_files import find_python
+from providers.runtime.launchers.guest_files import find_python
 from tests.conftest import require
 from tests.support.environments import environment_with
 from tests.support.processes import ROOT, clean_environment

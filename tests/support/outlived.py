@@ -50,8 +50,7 @@ class Place:
         self._starts += 1
         log = self.folder / f"log{self._starts}"
         named = {
-            f"providers.runtime.service.sandbox_registry.{name}": constants[name]
-            for name in constants
+            f"providers.runtime.service.registry.{name}": constants[name] for name in constants
         }
         # What was lent and is not used is not waited for.
         starting = over_docker(self.port, log, named or None, SHUTDOWN_GRACE_SECONDS="0")

@@ -13,8 +13,8 @@ import pytest
 
 from providers.runtime.guest import wire
 from providers.runtime.pool.cgroup import ResourceUsage
-from providers.runtime.pool.channel import GuestChannel
 from providers.runtime.pool.launcher import Guest, Launcher
+from providers.runtime.pool.protocol import GuestChannel
 from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.template import Template
 from providers.values import Job, RunLimits

@@ -7,7 +7,7 @@ import struct
 import subprocess
 from functools import cache
 
-from providers.runtime.pool.guest_files import find_python
+from providers.runtime.launchers.guest_files import find_python
 from tests.support.required import missing
 
 

@@ -1,7 +1,7 @@
 """Tells what changes below a folder: by the kernel's notices, or by looking again and again.
 
 Programs cannot have notices in sandboxes that share a kernel with others, whose count is one for
-all (providers/runtime/pool/seccomp.py); this process has them (notices.py), for the folders of the
+all (launchers/seccomp.py); this process has them (notices.py), for the folders of the
 workspace's own file system. Where there are none, or more folders than are watched, a look at all
 of it is compared with the former one: what came and went between two is not seen.
 """

@@ -1,6 +1,6 @@
 """What a sandbox has of the machine's memory, looked at where no cgroup counts it.
 
-The system call filter (pool/seccomp.py) rules out what belongs to no process and no file.
+The system call filter (launchers/seccomp.py) rules out what belongs to no process and no file.
 What is left is counted here: processes with their page tables, files with their inodes, sockets,
 memory areas and locks. The kernel itself bounds pipes, 64 MiB and two pages for each further one.
 """

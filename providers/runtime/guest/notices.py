@@ -2,7 +2,7 @@
 
 Whoever has such a descriptor may watch every inode that he can open, and some of those are shared
 with other sandboxes. So it is made before system calls are filtered, for process 1 and the process
-that works on files, which no program reads from; programs have none (pool/seccomp.py).
+that works on files, which no program reads from; programs have none (launchers/seccomp.py).
 """
 
 import ctypes

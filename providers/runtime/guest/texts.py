@@ -1,6 +1,6 @@
 """The runners that are no Python modules, as texts: a container has no file of ours.
 
-Whoever packs the guest fills them in (pool/guest_files.py).
+Whoever packs the guest fills them in (launchers/guest_files.py).
 """
 
 TEXTS: "dict[str, str]" = {}

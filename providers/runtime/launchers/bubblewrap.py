@@ -19,9 +19,7 @@ from pathlib import Path
 from providers.errors import ProviderUnavailable
 from providers.runtime.guest import root
 from providers.runtime.guest.wire import EXHAUSTED, STARTED
-from providers.runtime.launchers.host_programs import HostProgramsLauncher
-from providers.runtime.pool.cgroup import memory_keeper
-from providers.runtime.pool.guest_files import (
+from providers.runtime.launchers.guest_files import (
     INSIDE,
     NOTHING,
     boot,
@@ -29,6 +27,10 @@ from providers.runtime.pool.guest_files import (
     program_folders,
     search_path,
 )
+from providers.runtime.launchers.host_programs import HostProgramsLauncher
+from providers.runtime.launchers.seccomp import build_filter
+from providers.runtime.launchers.subordinate_users import SubordinateUsers, remedy_for
+from providers.runtime.pool.cgroup import memory_keeper
 from providers.runtime.pool.launcher import (
     Guest,
     PidfdGuest,
@@ -37,8 +39,6 @@ from providers.runtime.pool.launcher import (
     start_failure,
     start_process,
 )
-from providers.runtime.pool.seccomp import build_filter
-from providers.runtime.pool.subordinate_users import SubordinateUsers, remedy_for
 from providers.runtime.pool.template import WORKSPACE, Template
 
 REMEDY = "Install it (Debian, Ubuntu: apt-get install bubblewrap)."

@@ -34,11 +34,11 @@ from providers.runtime.launchers.docker_settings import (
     sources,
     text_of,
 )
+from providers.runtime.launchers.guest_files import interpreter_options
+from providers.runtime.launchers.seccomp import build_filter
 from providers.runtime.launchers.tenant_kernel import TenantKernels
-from providers.runtime.pool.guest_files import interpreter_options
 from providers.runtime.pool.hardening import GVISOR, RUNC, Hardening
 from providers.runtime.pool.launcher import Guest, Launcher, Starter
-from providers.runtime.pool.seccomp import build_filter
 from providers.runtime.pool.template import WORKSPACE, Template
 from providers.values import SandboxLimits
 

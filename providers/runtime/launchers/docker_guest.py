@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from providers.runtime.launchers.docker_engine import After, Demultiplexer, End, Started
+from providers.runtime.launchers.engine_cgroup import MemoryWatch, find_cgroup, find_process_limit
 from providers.runtime.pool.cgroup import ResourceUsage
-from providers.runtime.pool.channel import GuestChannel
-from providers.runtime.pool.engine_cgroup import MemoryWatch, find_cgroup, find_process_limit
 from providers.runtime.pool.launcher import Guest
+from providers.runtime.pool.protocol import GuestChannel
 
 # How often, and how many times, it is looked for after the end what it was of.
 LOOK_SECONDS, LAST_LOOKS = 0.02, 15

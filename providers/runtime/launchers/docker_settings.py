@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from providers.languages import TABLE
-from providers.runtime.pool.guest_files import INSIDE, PACKAGE, SOURCES
+from providers.runtime.launchers.guest_files import INSIDE, PACKAGE, SOURCES
 from providers.runtime.pool.hardening import Hardening
 from providers.runtime.pool.state_store import StateStore
 

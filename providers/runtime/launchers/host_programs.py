@@ -9,8 +9,7 @@ import tempfile
 from pathlib import Path
 
 from providers.languages import OURS, version_of
-from providers.runtime.pool.cgroup import CgroupParent
-from providers.runtime.pool.guest_files import (
+from providers.runtime.launchers.guest_files import (
     INSIDE,
     PACKAGE,
     find_program,
@@ -18,6 +17,7 @@ from providers.runtime.pool.guest_files import (
     hidden_folders,
     install_guest,
 )
+from providers.runtime.pool.cgroup import CgroupParent
 from providers.runtime.pool.launcher import Launcher
 
 

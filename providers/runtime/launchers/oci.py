@@ -29,18 +29,19 @@ from providers.errors import CreationFailed, ProviderUnavailable
 from providers.runtime.guest.kernel import TERMINALS
 from providers.runtime.guest.processes import read_small
 from providers.runtime.guest.root import HOME, TERMINAL_OPTIONS, group, passwd
-from providers.runtime.launchers.host_programs import HostProgramsLauncher
-from providers.runtime.launchers.tenant_kernel import TenantKernels
-from providers.runtime.launchers.warm_images import WarmImages
-from providers.runtime.pool import guest_files
-from providers.runtime.pool.cgroup import ROOT, Cgroup, ResourceUsage, memory_keeper, own_groups
-from providers.runtime.pool.guest_files import (
+from providers.runtime.launchers import guest_files
+from providers.runtime.launchers.guest_files import (
     INSIDE,
     boot,
     interpreter_options,
     program_folders,
     search_path,
 )
+from providers.runtime.launchers.host_programs import HostProgramsLauncher
+from providers.runtime.launchers.seccomp import build_filter
+from providers.runtime.launchers.tenant_kernel import TenantKernels
+from providers.runtime.launchers.warm_images import WarmImages
+from providers.runtime.pool.cgroup import ROOT, Cgroup, ResourceUsage, memory_keeper, own_groups
 from providers.runtime.pool.hardening import RUNC, Hardening
 from providers.runtime.pool.launcher import (
     OOM_SCORE_ADJ,
@@ -54,7 +55,6 @@ from providers.runtime.pool.launcher import (
     start_failure,
     start_process,
 )
-from providers.runtime.pool.seccomp import build_filter
 from providers.runtime.pool.template import WORKSPACE, Template
 
 Home = Literal["link", "mount", "folder"]

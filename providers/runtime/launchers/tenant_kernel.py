@@ -20,10 +20,10 @@ from typing import Any, Protocol
 
 from providers.errors import CreationFailed, SandboxError
 from providers.runtime.guest import wire
+from providers.runtime.launchers.lanes import Lane, Lanes
 from providers.runtime.pool.cgroup import ResourceUsage
-from providers.runtime.pool.channel import GuestChannel
-from providers.runtime.pool.lanes import Lane, Lanes
 from providers.runtime.pool.launcher import Guest, Starter, start_failure
+from providers.runtime.pool.protocol import GuestChannel
 from providers.runtime.pool.template import WORKSPACE, Template
 
 logger = logging.getLogger(__name__)

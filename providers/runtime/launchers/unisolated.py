@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 
 from providers.languages import OURS, version_of
-from providers.runtime.pool.guest_files import (
+from providers.runtime.launchers.guest_files import (
     PACKAGE,
     boot,
     find_program,

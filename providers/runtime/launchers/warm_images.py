@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING
 
 from providers.errors import CreationFailed, RateLimited, SandboxError
 from providers.runtime.guest import wire
-from providers.runtime.pool.channel import ChannelClosed
 from providers.runtime.pool.launcher import end_of, hurried_when_late
+from providers.runtime.pool.protocol import ChannelClosed
 from providers.runtime.pool.template import Template
 
 if TYPE_CHECKING:

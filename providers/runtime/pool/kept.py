@@ -40,14 +40,14 @@ from providers.runtime.guest.protocol import (
     MOST_OPERATIONS,
     STOP_SECONDS,
 )
-from providers.runtime.pool import session_claims
+from providers.runtime.pool import claims
 from providers.runtime.pool.cgroup import ResourceUsage
-from providers.runtime.pool.channel import Frame
 from providers.runtime.pool.claims import read_answer
-from providers.runtime.pool.conversation import (
+from providers.runtime.pool.protocol import (
     Allowance,
     Conversation,
     ConversationEnded,
+    Frame,
     Operation,
     Parts,
     Refused,
@@ -62,6 +62,14 @@ logger = logging.getLogger(__name__)
 OPERATION_SECONDS = 60.0
 # How long a process may not read its standard input before its writer gives up.
 STDIN_SECONDS = 30.0
+
+# How much later than it must an answer may come before the sandbox is ended: all that it holds
+# would be lost to a machine that was busy.
+GRACE_SECONDS = 5.0
+# When to ask again what a process that ends has left to the next.
+LEFT_RETRY_SECONDS = 2.0
+
+T = TypeVar("T")
 
 _RUN_EVENTS = frozenset({"stdout", "stderr", "output"})
 _CALLS = frozenset({"call"})
@@ -91,7 +99,12 @@ class Kept:
 
     def __init__(self, sandbox: Sandbox, conversation: Conversation) -> None:
         self.sandbox = sandbox
-        self._operations = Operations(sandbox, conversation)
+        # When something was last asked of it or came of that, by time.monotonic().
+        self.used_at = time.monotonic()
+        self._conversation = conversation
+        self._is_left = False
+        self._ended_by_us = ""
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._runs = 0
         self._named: dict[str, Operation] = {}
@@ -129,21 +142,17 @@ class Kept:
                 f"The persistent sandbox could not be started: {reason}."
             ) from error
         except Refused as refused:
-            raise told(refused) from None
+            raise refusal_error(refused) from None
         return kept
 
     def lives_for(self, seconds: float) -> None:
         """Tell one that outlives us until when it may. Nothing where it has ended."""
-        self._operations.conversation.tell({"op": "lease", "seconds": seconds})
+        self._conversation.tell({"op": "lease", "seconds": seconds})
 
     def leave(self) -> None:
         """Let go of it. What was under way ends, for those who asked; it stays for the next."""
-        self._operations.leave()
-
-    @property
-    def used_at(self) -> float:
-        """When something was last asked of it or came of that, by time.monotonic()."""
-        return self._operations.used_at
+        self._is_left = True
+        self.sandbox.leave()
 
     @property
     def alive(self) -> bool:
@@ -152,7 +161,7 @@ class Kept:
     @property
     def busy(self) -> bool:
         """Whether something is under way that somebody waits for, or that runs code."""
-        return bool(self._runs or self._waiting or self._operations.conversation.under_way)
+        return bool(self._runs or self._waiting or self._conversation.under_way)
 
     async def run(self, job: Job, emit: OnFrame, *, detach: bool = False) -> ExecutionResult:
         """Run code in its context, after what runs there now.
@@ -173,7 +182,7 @@ class Kept:
             await turn.acquire()
         finally:
             self._waiting -= 1
-        task = self._operations.spawn(self._run_and_pass_on(job, context, parts, emit, turn))
+        task = self._spawn(self._run_and_pass_on(job, context, parts, emit, turn))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
@@ -187,7 +196,7 @@ class Kept:
             if (operation := self._named.get(run)) is None:
                 self._given_up.note(run)
                 return False
-            self._operations.stop(operation)
+            self._stop(operation)
             return True
         seconds = STOP_SECONDS + GRACE_SECONDS
         header, _ = await self.ask("interrupt", {"target": context}, seconds=seconds)
@@ -197,7 +206,7 @@ class Kept:
         """Answer a call of a tool, with JSON. False where the run is not under way."""
         if (operation := self._named.get(run)) is None:
             return False
-        self._operations.answer(operation, call, answer)
+        self._answer(operation, call, answer)
         return True
 
     async def usage(self) -> dict[str, object]:
@@ -208,10 +217,10 @@ class Kept:
         header, _ = await self.ask("memory", {})
         seen = self.sandbox.guest.memory_bytes()
         return {
-            "bytes": session_claims.count(header.get("bytes")) if seen is None else seen,
+            "bytes": claims.count(header.get("bytes")) if seen is None else seen,
             "cpu_seconds": self.sandbox.guest.evidence().cpu_seconds,
-            "disk": session_claims.count(header.get("disk")),
-            "disk_total": session_claims.count(header.get("disk_total")),
+            "disk": claims.count(header.get("disk")),
+            "disk_total": claims.count(header.get("disk_total")),
         }
 
     async def ask(
@@ -223,21 +232,17 @@ class Kept:
         seconds: float = OPERATION_SECONDS,
     ) -> Frame:
         """An operation that answers once. Raises SandboxError."""
-        with self._operations.failures():
-            return await self._operations.in_time(
-                self._operations.begin(name, fields, parts).answer, seconds
-            )
+        with self._failures():
+            return await self._in_time(self._begin(name, fields, parts).answer, seconds)
 
     async def write_stdin(self, pid: int, data: bytes, *, close: bool) -> None:
         """To a process. Gives up, without an end of anything, where it does not read."""
-        with self._operations.failures():
-            operation = self._operations.begin(
-                "stdin", {"pid": pid, "close": close}, [("data", data)]
-            )
+        with self._failures():
+            operation = self._begin("stdin", {"pid": pid, "close": close}, [("data", data)])
             done, _ = await asyncio.wait([operation.answer], timeout=STDIN_SECONDS)
             if not done:
                 operation.stop()
-            await self._operations.in_time(operation.answer, STOP_SECONDS + GRACE_SECONDS)
+            await self._in_time(operation.answer, STOP_SECONDS + GRACE_SECONDS)
         if not done:
             raise InvalidConfiguration(
                 f"data: The process has not read its input for {STDIN_SECONDS:g} s.", field="data"
@@ -250,44 +255,41 @@ class Kept:
 
         Whoever leaves early has it stopped.
         """
-        with self._operations.failures():
-            operation = self._operations.begin(name, fields, parts, events=STREAMS[name])
+        with self._failures():
+            operation = self._begin(name, fields, parts, events=STREAMS[name])
             patience = None if name in _PATIENT else OPERATION_SECONDS
             try:
-                while (
-                    event := await self._operations.in_time(operation.next_event(), patience)
-                ) is not None:
-                    self._operations.used_at = time.monotonic()
+                while (event := await self._in_time(operation.next_event(), patience)) is not None:
+                    self.used_at = time.monotonic()
                     yield event
                 yield operation.answer.result()
             finally:
-                self._operations.stop(operation)
+                self._stop(operation)
 
     async def write(
         self, name: str, fields: Mapping[str, object], content: AsyncIterator[bytes]
     ) -> Frame:
         """A file or an archive, given in pieces of any size. Raises SandboxError."""
-        with self._operations.failures():
-            operation = self._operations.begin(name, fields, events=_TAKEN)
+        with self._failures():
+            operation = self._begin(name, fields, events=_TAKEN)
             sent = 0
             try:
                 async for piece in content:
                     for start in range(0, len(piece), CHUNK_BYTES):
                         room = operation.room(sent - AHEAD + 1)
-                        await self._operations.in_time(room, OPERATION_SECONDS)
-                        self._operations.send(operation, "data", piece[start : start + CHUNK_BYTES])
+                        await self._in_time(room, OPERATION_SECONDS)
+                        self._send(operation, "data", piece[start : start + CHUNK_BYTES])
                         sent += 1
-                        await self._operations.conversation.drained()
-                self._operations.send(operation, "end")
-                return await self._operations.in_time(
-                    self._operations.last(operation), OPERATION_SECONDS
-                )
+                        await self._conversation.drained()
+                self._send(operation, "end")
+                return await self._in_time(self._last(operation), OPERATION_SECONDS)
             finally:
-                self._operations.stop(operation)
+                self._stop(operation)
 
     async def destroy(self, why: str = "") -> None:
         """End it and everything in it."""
-        await self._operations.destroy(why)
+        self._ended_by_us = self._ended_by_us or why
+        await self.sandbox.destroy()
 
     async def _run_and_pass_on(
         self, job: Job, context: str, parts: Parts, emit: OnFrame, turn: asyncio.Lock
@@ -300,15 +302,15 @@ class Kept:
         finally:
             turn.release()
             self._runs -= 1
-            self._operations.used_at = time.monotonic()
+            self.used_at = time.monotonic()
             if not self._runs:
                 self.sandbox.guest.watch(False)
 
     async def _run(self, job: Job, context: str, parts: Parts, emit: OnFrame) -> ExecutionResult:
         limits = job.limits
-        with before_the_code(), self._operations.failures():
+        with before_the_code(), self._failures():
             self._given_up.refuse(job.run)
-            operation = self._operations.conversation.begin(
+            operation = self._conversation.begin(
                 "run",
                 {
                     "context": context,
@@ -334,7 +336,7 @@ class Kept:
             return self._verdict_of_the_end(error, began)
         except Refused as refused:
             # Its word that nothing ran would be no proof.
-            raise told(refused) from None
+            raise refusal_error(refused) from None
         finally:
             del self._named[job.run]
         result = read_answer(answer, limits, self._evidence(), self.sandbox.metadata())
@@ -351,9 +353,9 @@ class Kept:
         return ResourceUsage(out_of_memory=killed)
 
     def _verdict_of_the_end(self, error: ConversationEnded, began: float) -> ExecutionResult:
-        if self._operations.is_left:
-            raise left() from error
-        if why := self._operations.end_of_ours:
+        if self._is_left:
+            raise left_error() from error
+        if why := self._end_of_ours:
             raise KeptSandboxLost(
                 f"The sandbox was ended during the run: {why}.", started=True
             ) from error
@@ -374,6 +376,85 @@ class Kept:
         result.metadata["context_kept"] = False
         return result
 
+    def _begin(
+        self,
+        name: str,
+        fields: Mapping[str, object],
+        parts: Parts = (),
+        *,
+        events: frozenset[str] = frozenset(),
+    ) -> Operation:
+        """Send what begins one. Raises ConversationEnded."""
+        self.used_at = time.monotonic()
+        return self._conversation.begin(name, fields, parts, allowance=Allowance(events))
+
+    def _send(self, operation: Operation, what: str, piece: bytes = b"") -> None:
+        """A further frame for one that is under way."""
+        parts = [("data", piece)] if piece else []
+        self._conversation.tell({"op": what, "target": operation.number}, parts)
+
+    def _answer(self, operation: Operation, call: int, answer: bytes) -> None:
+        """What a run's call of a tool is answered with."""
+        self.used_at = time.monotonic()
+        header = {"op": "data", "target": operation.number}
+        self._conversation.tell(header, [(f"answer:{call}", answer)])
+
+    async def _last(self, operation: Operation) -> Frame:
+        """Its answer, its events passed over."""
+        while await operation.next_event() is not None:
+            continue
+        return operation.answer.result()
+
+    async def _in_time(self, awaited: Awaitable[T], seconds: float | None) -> T:
+        """What is awaited. The guest has so many seconds for it, and is ended after them."""
+        if isinstance(awaited, asyncio.Future):
+            awaited = asyncio.shield(awaited)
+        try:
+            async with asyncio.timeout(seconds):
+                return await awaited
+        except TimeoutError:
+            raise await self._end("it did not answer in time") from None
+
+    def _stop(self, operation: Operation) -> None:
+        """Have what nobody waits for any more end, or the sandbox."""
+        if not operation.answer.done():
+            operation.stop()
+            self._spawn(self._see_it_stop(operation))
+
+    @property
+    def _end_of_ours(self) -> str:
+        """Why we have ended it, "" where it was not us."""
+        return self._ended_by_us or ("it was closed" if self.sandbox.destroyed else "")
+
+    @contextlib.contextmanager
+    def _failures(self) -> Iterator[None]:
+        """What goes wrong in a conversation, as the error to raise."""
+        try:
+            yield
+        except ConversationEnded as error:
+            if self._is_left:
+                raise left_error() from error
+            reason = self._end_of_ours or str(error) or "it ended by itself"
+            raise KeptSandboxLost(f"The sandbox is gone: {reason}.") from error
+        except Refused as refused:
+            raise refusal_error(refused) from None
+        finally:
+            self.used_at = time.monotonic()
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _end(self, why: str) -> KeptSandboxLost:
+        await self.destroy(why)
+        return KeptSandboxLost(f"The sandbox was ended: {why}.")
+
+    async def _see_it_stop(self, operation: Operation) -> None:
+        with contextlib.suppress(KeptSandboxLost, ConversationEnded, Refused):
+            await self._in_time(self._last(operation), STOP_SECONDS + GRACE_SECONDS)
+
 
 def _allowance(limits: RunLimits, *, calls: int) -> Allowance:
     """What a run's guest may send: each byte of output as it comes, and once more at the end."""
@@ -390,117 +471,7 @@ def _allowance(limits: RunLimits, *, calls: int) -> Allowance:
     )
 
 
-# How much later than it must an answer may come before the sandbox is ended: all that it holds
-# would be lost to a machine that was busy.
-GRACE_SECONDS = 5.0
-# When to ask again what a process that ends has left to the next.
-LEFT_RETRY_SECONDS = 2.0
-
-T = TypeVar("T")
-
-
-class Operations:
-    """What is under way in one kept sandbox. Whatever its guest is late with ends it."""
-
-    def __init__(self, sandbox: Sandbox, conversation: Conversation) -> None:
-        self.conversation = conversation
-        self.used_at = time.monotonic()
-        self.is_left = False
-        self._sandbox = sandbox
-        self._ended_by_us = ""
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def leave(self) -> None:
-        """What was under way ends, for those who asked; the sandbox stays for the next."""
-        self.is_left = True
-        self._sandbox.leave()
-
-    def begin(
-        self,
-        name: str,
-        fields: Mapping[str, object],
-        parts: Parts = (),
-        *,
-        events: frozenset[str] = frozenset(),
-    ) -> Operation:
-        """Send what begins one. Raises ConversationEnded."""
-        self.used_at = time.monotonic()
-        return self.conversation.begin(name, fields, parts, allowance=Allowance(events))
-
-    def send(self, operation: Operation, what: str, piece: bytes = b"") -> None:
-        """A further frame for one that is under way."""
-        parts = [("data", piece)] if piece else []
-        self.conversation.tell({"op": what, "target": operation.number}, parts)
-
-    def answer(self, operation: Operation, call: int, answer: bytes) -> None:
-        """What a run's call of a tool is answered with."""
-        self.used_at = time.monotonic()
-        header = {"op": "data", "target": operation.number}
-        self.conversation.tell(header, [(f"answer:{call}", answer)])
-
-    async def last(self, operation: Operation) -> Frame:
-        """Its answer, its events passed over."""
-        while await operation.next_event() is not None:
-            continue
-        return operation.answer.result()
-
-    async def in_time(self, awaited: Awaitable[T], seconds: float | None) -> T:
-        """What is awaited. The guest has so many seconds for it, and is ended after them."""
-        if isinstance(awaited, asyncio.Future):
-            awaited = asyncio.shield(awaited)
-        try:
-            async with asyncio.timeout(seconds):
-                return await awaited
-        except TimeoutError:
-            raise await self._end("it did not answer in time") from None
-
-    def stop(self, operation: Operation) -> None:
-        """Have what nobody waits for any more end, or the sandbox."""
-        if not operation.answer.done():
-            operation.stop()
-            self.spawn(self._see_it_stop(operation))
-
-    async def destroy(self, why: str = "") -> None:
-        """End it and everything in it."""
-        self._ended_by_us = self._ended_by_us or why
-        await self._sandbox.destroy()
-
-    @property
-    def end_of_ours(self) -> str:
-        """Why we have ended it, "" where it was not us."""
-        return self._ended_by_us or ("it was closed" if self._sandbox.destroyed else "")
-
-    @contextlib.contextmanager
-    def failures(self) -> Iterator[None]:
-        """What goes wrong in a conversation, as the error to raise."""
-        try:
-            yield
-        except ConversationEnded as error:
-            if self.is_left:
-                raise left() from error
-            reason = self.end_of_ours or str(error) or "it ended by itself"
-            raise KeptSandboxLost(f"The sandbox is gone: {reason}.") from error
-        except Refused as refused:
-            raise told(refused) from None
-        finally:
-            self.used_at = time.monotonic()
-
-    def spawn(self, coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(coroutine)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
-
-    async def _end(self, why: str) -> KeptSandboxLost:
-        await self.destroy(why)
-        return KeptSandboxLost(f"The sandbox was ended: {why}.")
-
-    async def _see_it_stop(self, operation: Operation) -> None:
-        with contextlib.suppress(KeptSandboxLost, ConversationEnded, Refused):
-            await self.in_time(self.last(operation), STOP_SECONDS + GRACE_SECONDS)
-
-
-def left() -> ProviderUnavailable:
+def left_error() -> ProviderUnavailable:
     """What is told of what was under way in a sandbox that was left to the next process."""
     return ProviderUnavailable(
         "The pool service was stopped during this request. The sandbox still exists, but the "
@@ -510,7 +481,7 @@ def left() -> ProviderUnavailable:
     )
 
 
-def told(refused: Refused) -> SandboxError:
+def refusal_error(refused: Refused) -> SandboxError:
     """What a guest refuses, as the error to raise. It is the request's fault, or says so."""
     if refused.code == "exhausted":
         return RateLimited(refused.reason)

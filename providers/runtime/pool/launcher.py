@@ -16,8 +16,8 @@ from typing import Any, Protocol
 from providers.errors import CreationFailed, ProviderUnavailable, RateLimited, SandboxError
 from providers.runtime.guest import wire
 from providers.runtime.pool.cgroup import Cgroup, ResourceUsage
-from providers.runtime.pool.channel import GuestChannel
 from providers.runtime.pool.hardening import RUNC, Hardening
+from providers.runtime.pool.protocol import GuestChannel
 from providers.runtime.pool.template import Template
 
 # A start that yields to others is to be late on a busy machine, but not to fail of it.

@@ -15,8 +15,12 @@ from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.settings import PoolSettings
 from providers.runtime.pool.shelf import (
     OWNERS_REST_SECONDS,
+    QueueFull,
+    Shares,
     Shelf,
     Shelves,
+    Waiter,
+    WaitQueue,
     describe,
     missing,
     take_beyond,
@@ -25,7 +29,6 @@ from providers.runtime.pool.shelf import (
     without_start,
 )
 from providers.runtime.pool.template import Template
-from providers.runtime.pool.wait_queue import QueueFull, Shares, Waiter, WaitQueue
 
 __all__ = ["Pool", "PoolSettings"]
 

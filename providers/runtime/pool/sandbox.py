@@ -19,7 +19,6 @@ from providers.errors import (
 )
 from providers.runtime.guest import wire
 from providers.runtime.pool.cgroup import ResourceUsage
-from providers.runtime.pool.channel import ChannelClosed, Frame, GuestChannel
 from providers.runtime.pool.claims import LiveRun, observed, read_answer, readable
 from providers.runtime.pool.launcher import (
     Guest,
@@ -27,6 +26,7 @@ from providers.runtime.pool.launcher import (
     exhausted,
     hurried_when_late,
 )
+from providers.runtime.pool.protocol import ChannelClosed, Frame, GuestChannel
 from providers.runtime.pool.requests import answer_bytes, request_frame
 from providers.runtime.pool.template import Template
 from providers.sandbox import tell_afterwards

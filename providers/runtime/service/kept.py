@@ -1,4 +1,4 @@
-"""The service's HTTP for kept sandboxes: thin handlers over `sandbox_registry`."""
+"""The service's HTTP for kept sandboxes: thin handlers over `registry`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ from providers.errors import (
     SandboxError,
     before_the_code,
 )
-from providers.runtime.pool.channel import Frame
 from providers.runtime.pool.kept import STREAMS, WRITES, Kept
-from providers.runtime.pool.sessions import LEASE_SECONDS, Session, lease
+from providers.runtime.pool.protocol import Frame
 from providers.runtime.service import messages, operations
 from providers.runtime.service.pool_manager import PoolManager
+from providers.runtime.service.registry import LEASE_SECONDS, PoolSpec, Session, lease
 from providers.runtime.service.relay import Incoming, Relay, relay_run, relayed
-from providers.runtime.service.sandbox_registry import PoolSpec
 
 logger = logging.getLogger(__name__)
 

@@ -21,8 +21,7 @@ from typing import Any, cast, get_args
 from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxError
 from providers.runtime.guest import wire
 from providers.runtime.guest.protocol import CHOSEN_BYTES, NAME_BYTES
-from providers.runtime.pool.channel import Frame
-from providers.runtime.pool.conversation import Parts
+from providers.runtime.pool.protocol import Frame, Parts
 from providers.runtime.service import messages
 from providers.values import Entrypoint, Event, InputFile, Job, RunLimits, SandboxLimits
 

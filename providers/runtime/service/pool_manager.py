@@ -18,13 +18,13 @@ from providers.runtime.pool.kept import Kept
 from providers.runtime.pool.requests import check_job
 from providers.runtime.pool.sharing_level import choose_level
 from providers.runtime.service.launchers import LauncherChoice
+from providers.runtime.service.registry import PoolSpec, SandboxRegistry
 from providers.runtime.service.revisions import (
     Instance,
     Revision,
     open_line,
     why_not_opened,
 )
-from providers.runtime.service.sandbox_registry import PoolSpec, SandboxRegistry
 from providers.runtime.service.settings import ServiceSettings
 from providers.values import Emit, ExecutionResult, Job
 

@@ -12,9 +12,8 @@ from aiohttp import StreamReader, web
 
 from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxError
 from providers.runtime.guest import wire
-from providers.runtime.pool.channel import Frame
-from providers.runtime.pool.conversation import Parts
 from providers.runtime.pool.kept import OnFrame
+from providers.runtime.pool.protocol import Frame, Parts
 from providers.runtime.service import messages
 from providers.runtime.service.operations import ALIVE_SECONDS, MEDIA_TYPE
 from providers.values import ExecutionResult

@@ -31,13 +31,12 @@ from providers.errors import (
 )
 from providers.languages import offered_names
 from providers.runtime.guest import wire
-from providers.runtime.pool.channel import Frame
-from providers.runtime.pool.conversation import Parts
+from providers.runtime.pool.protocol import Frame, Parts
 from providers.runtime.service import messages, operations
 from providers.runtime.service.pool_manager import PoolManager
+from providers.runtime.service.registry import PoolSpec
 from providers.runtime.service.relay import SEND_SECONDS, relay_run, result_text
 from providers.runtime.service.revisions import Instance, Revision
-from providers.runtime.service.sandbox_registry import PoolSpec
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from providers.runtime.guest import wire
-from providers.runtime.pool.channel import Frame
 from providers.runtime.pool.kept import Kept
+from providers.runtime.pool.protocol import Frame
 from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.template import Template
 from tests.support.puppets import READY, PuppetGuest, PuppetLauncher

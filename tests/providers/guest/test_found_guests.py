@@ -12,13 +12,13 @@ import pytest
 from providers.errors import CreationFailed, KeptSandboxLost
 from providers.runtime.guest import wire
 from providers.runtime.launchers.docker_engine import After
-from providers.runtime.pool.channel import GuestChannel
 from providers.runtime.pool.kept import Kept
 from providers.runtime.pool.launcher import Launcher
+from providers.runtime.pool.protocol import GuestChannel
 from providers.runtime.pool.state_store import SandboxRecord, boot, now
 from providers.runtime.pool.template import Template
-from providers.runtime.service import durable
-from providers.runtime.service.durable import find_again
+from providers.runtime.service import registry
+from providers.runtime.service.registry import find_again
 from tests.providers.guest.kept_puppet import Answers, Puppet
 from tests.support.puppets import PuppetGuest, pass_seconds
 
@@ -128,14 +128,14 @@ async def silent(puppet: Puppet, answers: Answers) -> None:
     """Until it has been waited for; what was said before is read by then."""
     for _ in range(100):
         await asyncio.sleep(0)
-    pass_seconds(durable.RESUME_SECONDS)
+    pass_seconds(registry.RESUME_SECONDS)
     await asyncio.sleep(60)
 
 
 async def flooding(puppet: Puppet, answers: Answers) -> None:
     for _ in range(100):
         await puppet.say_bytes(b"\0" * 65536)
-    pass_seconds(durable.RESUME_SECONDS)
+    pass_seconds(registry.RESUME_SECONDS)
     while True:
         await puppet.say_bytes(b"\0" * 65536)
 

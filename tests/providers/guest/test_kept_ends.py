@@ -13,13 +13,11 @@ import pytest
 
 from providers.errors import KeptSandboxLost
 from providers.runtime.guest.protocol import CHUNK_BYTES, CREDIT
-from providers.runtime.pool.channel import GuestChannel
 from providers.runtime.pool.kept import Kept
-from providers.runtime.pool.sessions import Session
+from providers.runtime.pool.protocol import GuestChannel
 from providers.runtime.pool.state_store import SandboxRecord, StateStore, boot, now
-from providers.runtime.service import sandbox_registry as keeping_module
-from providers.runtime.service.durable import DurableSandboxes
-from providers.runtime.service.sandbox_registry import SandboxRegistry
+from providers.runtime.service import registry as keeping_module
+from providers.runtime.service.registry import DurableSandboxes, SandboxRegistry, Session
 from providers.values import Job
 from tests.providers.guest.kept_puppet import Answers, Puppet, play
 from tests.support.impostor_pools import until

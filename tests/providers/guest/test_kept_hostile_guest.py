@@ -13,8 +13,8 @@ from providers.errors import InvalidConfiguration, KeptSandboxLost, RateLimited
 from providers.runtime.guest import wire
 from providers.runtime.guest.protocol import AHEAD, CHUNK_BYTES, CREDIT, EVENT_COST
 from providers.runtime.pool import kept as kept_module
-from providers.runtime.pool.channel import Frame
 from providers.runtime.pool.kept import Kept
+from providers.runtime.pool.protocol import Frame
 from providers.values import SANDBOX_ENDED, ExecutionResult, Job, RunLimits
 from tests.providers.guest.kept_puppet import Answers, Puppet, play
 from tests.support.puppets import pass_seconds

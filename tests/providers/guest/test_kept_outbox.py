@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from providers.runtime.pool.channel import Frame
+from providers.runtime.pool.protocol import Frame
 from providers.runtime.service.relay import MOST_WAITING, Outbox
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from providers.runtime.pool import guest_files
+from providers.runtime.launchers import guest_files
 from providers.runtime.pool.pool import PoolSettings
 from providers.runtime.pool.template import Template
 from tests.conftest import require

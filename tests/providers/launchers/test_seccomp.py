@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from providers.runtime.pool.seccomp import build_filter
+from providers.runtime.launchers.seccomp import build_filter
 from tests.support.sandboxes import Local
 
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from providers.errors import CreationFailed
-from providers.runtime.pool.guest_files import find_python
-from providers.runtime.pool.subordinate_users import BLOCK, SubordinateUsers
+from providers.runtime.launchers.guest_files import find_python
+from providers.runtime.launchers.subordinate_users import BLOCK, SubordinateUsers
 from tests.conftest import require
 from tests.support.lent_users import COUNT, first_lent, ordinary_user
 from tests.support.sandboxes import LocalProcess, children, family, wait_until_gone

@@ -10,9 +10,8 @@ import pytest
 
 from providers.errors import ProviderUnavailable
 from providers.manager import manager
-from providers.runtime.launchers import bubblewrap
-from providers.runtime.pool import subordinate_users
-from providers.runtime.pool.subordinate_users import remedy_for
+from providers.runtime.launchers import bubblewrap, subordinate_users
+from providers.runtime.launchers.subordinate_users import remedy_for
 from providers.services.this_machine import abilities
 from tests.conftest import Caller, require
 from tests.support.processes import ROOT

@@ -25,8 +25,8 @@ from providers.errors import (
     SandboxError,
 )
 from providers.local.provider import LocalProvider
+from providers.runtime.launchers.guest_files import find_python
 from providers.runtime.launchers.oci import GvisorLauncher
-from providers.runtime.pool.guest_files import find_python
 from providers.values import SANDBOX_ENDED, Job, SandboxSpec
 from tests.conftest import require
 from tests.support.sandboxes import Local, family, wait_until_gone

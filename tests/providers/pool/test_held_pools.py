@@ -12,7 +12,7 @@ import pytest
 from providers.errors import ProviderUnavailable, RateLimited
 from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.pool_manager import PoolManager
-from providers.runtime.service.sandbox_registry import PoolSpec
+from providers.runtime.service.registry import PoolSpec
 from providers.runtime.service.settings import ServiceSettings
 from tests.conftest import require
 

@@ -14,9 +14,8 @@ import pytest
 
 from providers.errors import ProviderUnavailable
 from providers.launcher_names import KINDS
-from providers.runtime.launchers import host_programs
+from providers.runtime.launchers import guest_files, host_programs
 from providers.runtime.launchers.oci import GvisorLauncher
-from providers.runtime.pool import guest_files
 from providers.runtime.pool.launcher import Launcher, ProcessGuest
 from providers.runtime.pool.sharing_level import try_out
 from providers.runtime.service.launchers import LauncherChoice

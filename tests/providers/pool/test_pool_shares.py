@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from providers.runtime.pool.pool import PoolSettings
-from providers.runtime.pool.wait_queue import Shares
+from providers.runtime.pool.shelf import Shares
 from tests.conftest import require
 from tests.support.warm_pools import WarmPool
 

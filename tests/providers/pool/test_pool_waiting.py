@@ -13,8 +13,8 @@ from providers.errors import CreationFailed, ProviderUnavailable, RateLimited
 from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
 from providers.runtime.pool.launcher import Guest
 from providers.runtime.pool.pool import PoolSettings
+from providers.runtime.pool.shelf import QueueFull, Waiter, WaitQueue
 from providers.runtime.pool.template import Template
-from providers.runtime.pool.wait_queue import QueueFull, Waiter, WaitQueue
 from tests.conftest import require
 from tests.support.waiting import wait_until
 from tests.support.warm_pools import SlowLauncher, WarmPool

@@ -16,7 +16,7 @@ from providers.runtime.pool.launcher import Launcher
 from providers.runtime.pool.settings import PoolField
 from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.pool_manager import PoolManager
-from providers.runtime.service.sandbox_registry import PoolSpec
+from providers.runtime.service.registry import PoolSpec
 from providers.runtime.service.settings import FIELDS, ServiceSettings
 from providers.schema import ConfigField, validate
 

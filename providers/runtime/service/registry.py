@@ -1,0 +1,648 @@
+"""Session sandboxes of the service: made, also by settings of their own, named, and ended when
+nobody renews them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from providers.errors import (
+    ConnectionFailed,
+    CreationFailed,
+    InvalidConfiguration,
+    KeptFull,
+    KeptSandboxLost,
+    SandboxError,
+    before_the_code,
+)
+from providers.isolation import meets, of_runtime
+from providers.runtime.guest import wire
+from providers.runtime.guest.protocol import VERSION
+from providers.runtime.pool.kept import Kept
+from providers.runtime.pool.launcher import Guest, Launcher
+from providers.runtime.pool.protocol import Conversation, ConversationEnded, Refused
+from providers.runtime.pool.requests import check_limits
+from providers.runtime.pool.sandbox import Sandbox
+from providers.runtime.pool.settings import LAUNCHERS, PLATFORMS
+from providers.runtime.pool.shelf import Shares
+from providers.runtime.pool.state_store import GRACE_SECONDS, SandboxRecord, StateStore, boot, now
+from providers.runtime.pool.template import Template
+from providers.runtime.service.settings import ServiceSettings
+from providers.values import SandboxLimits
+
+if TYPE_CHECKING:
+    from providers.runtime.service.pool_manager import PoolManager
+    from providers.runtime.service.revisions import Instance, Revision
+
+logger = logging.getLogger(__name__)
+
+# How often it is looked for kept sandboxes that nobody has renewed.
+REAP_SECONDS = 1.0
+# How long a caller waits for a sandbox that is still being found, and is then to wait himself.
+COMING_SECONDS = 10.0
+LOOK_SECONDS = 0.05
+RETRY_AFTER_SECONDS = 2.0
+
+
+class SandboxRegistry:
+    """The kept sandboxes of a PoolManager. Each counts in its pool until it has ended."""
+
+    def __init__(self, keeper: PoolManager, memory: StateStore | None) -> None:
+        self.sessions = Sessions(self._end)
+        self._keeper = keeper
+        self._memory = memory
+        self._outliving = DurableSandboxes(memory)
+        self._instances: dict[Kept, Instance] = {}
+        self._has_left = False
+
+    async def keep(
+        self,
+        template: str,
+        owner: str,
+        seconds: float,
+        environment: Mapping[str, str],
+        limits: SandboxLimits | None,
+        spec: PoolSpec | None = None,
+    ) -> Session:
+        """A sandbox that stays with this owner for so long, and for longer if it is renewed.
+
+        It is of the pool of `spec`, or of the one in force. Raises SandboxError; nothing has
+        run then.
+        """
+        keeper = self._keeper
+        line = await (keeper.current() if spec is None else keeper.pool_of(spec))
+        instance, reserved = None, False
+        try:
+            self.sessions.reserve(line, owner, line.settings.most_kept)
+            reserved = True
+            instance = await self._take(line, template, owner)
+            check_limits(limits, instance.sandbox.template.limits)
+            commands = {each.language: each.command for each in line.templates.values()}
+            marker = new_marker() if self._outliving.may(instance.sandbox) else ""
+            told = lasting(marker, seconds) if marker else None
+            kept = await Kept.open(instance.sandbox, environment, commands, told)
+        except BaseException:
+            if reserved:
+                self.sessions.cancel(line, owner)
+            if instance is not None:
+                keeper.end(instance)
+            keeper.close_if_unused(line)
+            raise
+        instance.kept = kept
+        self._instances[kept] = instance
+        session = self.sessions.add(kept, line, owner, seconds)
+        if marker:
+            try:
+                await self._outliving.begin(session, marker)
+            except BaseException:
+                # Nobody hears of it.
+                self.sessions.remove(session)
+                raise
+        return session
+
+    async def session(self, ref: str) -> Session:
+        """The sandbox of this name. Raises KeptSandboxLost for what is not, or no longer, there.
+
+        What a former process has left is waited for a moment, while it is looked for. Raises
+        ConnectionFailed for what may be there again later.
+        """
+        deadline = time.monotonic() + COMING_SECONDS
+        while True:
+            try:
+                return self.sessions.get(ref)
+            except KeptSandboxLost:
+                if not self._outliving.may_come(ref):
+                    raise
+            if time.monotonic() > deadline or self._has_left:
+                raise ConnectionFailed(
+                    "The pool service is restarting, and this sandbox is not available yet. Try "
+                    "again.",
+                    retry_after=RETRY_AFTER_SECONDS,
+                )
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def find_again(self, minimum_isolation: str) -> None:
+        """Take over what a former process of this pool has left."""
+        if self._memory is not None:
+            await adopt_all(self._keeper, self._memory, minimum_isolation, self._go_on)
+
+    def leave(self) -> None:
+        """Let go of what outlives this process."""
+        self._has_left = True
+        for session in self._outliving.leave():
+            self.sessions.leave(session)
+            self._keeper.let_go(self._instances.pop(session.kept))
+            session.kept.leave()
+
+    def move_what_was_found(self, former: Revision, line: Revision) -> None:
+        """Have what was found before the settings were known count where the next ones do."""
+        if line.launcher is not former.launcher:
+            return
+        for session in self._outliving.found():
+            instance = self._instances[session.kept]
+            if instance.line is former:
+                former.pool.let_go(instance.sandbox)
+                former.instances -= 1
+                line.pool.take_over(instance.sandbox, session.owner)
+                line.instances += 1
+                instance.line = line
+                self.sessions.move(session, line)
+
+    def _go_on(self, line: Revision, kept: Kept, remembered: SandboxRecord) -> None:
+        """One that was found. Its lease goes on."""
+        self._instances[kept] = self._keeper.take_over(line, kept, remembered.owner)
+        self.sessions.count(line, remembered.owner)
+        session = self.sessions.add(
+            kept,
+            line,
+            remembered.owner,
+            remembered.left,
+            ref=remembered.ref,
+            age=now() - remembered.opened_at,
+        )
+        self._outliving.go_on(session, remembered)
+        if not kept.alive:
+            # It has ended before anybody could hear of that.
+            self._outliving.ended(session)
+
+    async def reap(self) -> None:
+        """End those that nobody has renewed, until this is cancelled."""
+        while True:
+            try:
+                if count := self.sessions.reap():
+                    logger.info("ended %d persistent sandboxes: their leases were over", count)
+                self._outliving.look()
+            except Exception:
+                # Nobody else would end them, or tell guests of their leases.
+                logger.exception("maintenance of persistent sandboxes failed")
+            await asyncio.sleep(REAP_SECONDS)
+
+    async def _take(self, line: Revision, template: str, owner: str) -> Instance:
+        """One in which nothing has run: what the owner's former runs have left is ended."""
+        while True:
+            instance = await self._keeper.create_in(line, template, owner, alone=True)
+            instance.used = True
+            if not instance.sandbox.has_run:
+                return instance
+            instance.sandbox.reusable = False
+            self._keeper.end(instance)
+
+    def _end(self, session: Session) -> None:
+        self._outliving.ended(session)
+        self._keeper.end(self._instances.pop(session.kept))
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """The pool of a local provider: its settings, and which of its launchers."""
+
+    settings: ServiceSettings
+    launcher: str
+    gvisor_platform: str
+
+    @property
+    def key(self) -> Hashable:
+        """Those with the same key can share a pool."""
+        return self.launcher, self.gvisor_platform, repr(self.settings.sandbox_key)
+
+    @classmethod
+    def from_json(cls, given: object) -> PoolSpec:
+        """Raises InvalidConfiguration naming the field at fault."""
+        if not isinstance(given, Mapping):
+            raise InvalidConfiguration("pool: Must be an object.", field="pool")
+        config: Any = given.get("settings")
+        launcher, platform = given.get("launcher"), given.get("gvisor_platform")
+        if not isinstance(config, Mapping):
+            raise InvalidConfiguration("settings: Must be an object.", field="settings")
+        if launcher not in ("auto", *LAUNCHERS):
+            raise InvalidConfiguration(
+                f"launcher: Must be one of: auto, {', '.join(LAUNCHERS)}.", field="launcher"
+            )
+        if platform not in PLATFORMS:
+            raise InvalidConfiguration(
+                f"gvisor_platform: Must be one of: {', '.join(PLATFORMS)}.", field="gvisor_platform"
+            )
+        return cls(ServiceSettings.from_config(config), launcher, platform)
+
+
+# The longest that a sandbox may be kept without a word, and what is taken where nobody says.
+LONGEST_LEASE_SECONDS = 24 * 3600.0
+LEASE_SECONDS = 600.0
+# When there may be room again cannot be known: sessions last as long as somebody wants them.
+FULL_SECONDS = 10.0
+
+
+@dataclass(eq=False)
+class Session:
+    """A kept sandbox in its owner's hands. `lent_by` is the pool it counts in."""
+
+    ref: str
+    owner: str
+    kept: Kept
+    lent_by: object
+    expires_at: float
+    opened_at: float = field(default_factory=time.monotonic)
+
+    def renew(self, seconds: float) -> None:
+        """Keep it for so long from now on. Raises InvalidConfiguration."""
+        self.expires_at = time.monotonic() + lease(seconds)
+
+    @property
+    def idle_seconds(self) -> float:
+        return 0.0 if self.kept.busy else time.monotonic() - self.kept.used_at
+
+
+def lease(seconds: object) -> float:
+    """How long a sandbox is to be kept without a word. Raises InvalidConfiguration."""
+    if type(seconds) not in (int, float) or not 0 < seconds <= LONGEST_LEASE_SECONDS:  # type: ignore[operator]
+        raise InvalidConfiguration(
+            f"seconds: Must be more than 0 and at most {LONGEST_LEASE_SECONDS:g}.", field="seconds"
+        )
+    return float(seconds)  # type: ignore[arg-type]
+
+
+class Sessions:
+    """Refs are of this object: those of another service, or of this one before its restart, are
+    told as lost. `end` is called for what is over."""
+
+    def __init__(self, end: Callable[[Session], None]) -> None:
+        self._boot = secrets.token_hex(4)
+        self._end = end
+        self._sessions: dict[str, Session] = {}
+        self._shares: dict[object, Shares] = {}
+
+    def reserve(self, lent_by: object, owner: str, most: int) -> None:
+        """Count one more for this owner, of `most` in this pool. Raises KeptFull.
+
+        Of what is free an owner may have four fifths, as of a pool's sandboxes. Whoever is refused
+        is told which of his own was idle the longest.
+        """
+        if not self._shares.setdefault(lent_by, Shares()).more_for(owner, most):
+            raise KeptFull(self._refusal(lent_by, owner, most), retry_after=FULL_SECONDS)
+        self.count(lent_by, owner)
+
+    def count(self, lent_by: object, owner: str) -> None:
+        """Count one that is there already, however many there may be."""
+        self._shares.setdefault(lent_by, Shares()).give(owner)
+
+    def cancel(self, lent_by: object, owner: str) -> None:
+        """What was reserved has come to nothing, or to its end."""
+        self._shares[lent_by].take_back(owner)
+        if not self._shares[lent_by].held:
+            del self._shares[lent_by]
+
+    def add(
+        self,
+        kept: Kept,
+        lent_by: object,
+        owner: str,
+        seconds: float,
+        *,
+        ref: str = "",
+        age: float = 0.0,
+    ) -> Session:
+        """Name a sandbox for which there is a reservation. It leaves when it ends.
+
+        One that a former process has kept has its `ref` and its `age` in seconds.
+        """
+        now = time.monotonic()
+        ref = ref or f"{self._boot}-{secrets.token_urlsafe(16)}"
+        session = Session(ref, owner, kept, lent_by, now + seconds, now - age)
+        self._sessions[ref] = session
+        kept.sandbox.closed.add_done_callback(lambda _: self.remove(session))
+        if not kept.alive:
+            self.remove(session)
+        return session
+
+    def get(self, ref: str) -> Session:
+        """Raises KeptSandboxLost for what is not, or no longer, there."""
+        session = self._sessions.get(ref)
+        if session is None or not session.kept.alive:
+            anew = "" if ref.startswith(f"{self._boot}-") else ": the service was restarted"
+            with before_the_code():
+                raise KeptSandboxLost(f"The sandbox does not exist any more{anew}.")
+        return session
+
+    def all(self) -> list[Session]:
+        return list(self._sessions.values())
+
+    def remove(self, session: Session) -> bool:
+        """End it. False when it was not there."""
+        if self._sessions.pop(session.ref, None) is None:
+            return False
+        self.cancel(session.lent_by, session.owner)
+        self._end(session)
+        return True
+
+    def move(self, session: Session, lent_by: object) -> None:
+        """Count it in another pool."""
+        self.cancel(session.lent_by, session.owner)
+        self.count(lent_by, session.owner)
+        session.lent_by = lent_by
+
+    def leave(self, session: Session) -> None:
+        """Forget one that outlives this process."""
+        if self._sessions.pop(session.ref, None) is not None:
+            self.cancel(session.lent_by, session.owner)
+
+    def reap(self) -> int:
+        """End those that nobody has renewed. A busy one is left until it is not."""
+        now = time.monotonic()
+        late = [each for each in self.all() if each.expires_at < now and not each.kept.busy]
+        return sum(self.remove(each) for each in late)
+
+    def _refusal(self, lent_by: object, owner: str, most: int) -> str:
+        if most < 1:
+            return "There is no room for persistent sandboxes. Raise max_sandboxes to 2 or more."
+        own = [
+            each
+            for each in self.all()
+            if each.owner == owner and each.lent_by is lent_by and not each.kept.busy
+        ]
+        message = (
+            f"There is no room for another persistent sandbox: at most {most} can exist, and one "
+            "tenant can have four fifths of those that others do not use."
+        )
+        if own:
+            idle = max(own, key=lambda each: each.idle_seconds)
+            seconds = math.floor(idle.idle_seconds)
+            message += f" The tenant's longest idle one is {idle.ref}, for {seconds} s."
+        return message
+
+
+if TYPE_CHECKING:
+    from providers.runtime.service.pool_manager import PoolManager
+    from providers.runtime.service.revisions import Revision
+
+
+# A lease that differs by more than that from what is remembered is remembered anew.
+SLACK_SECONDS = 0.5
+
+
+@dataclass
+class _Entry:
+    """`remembered` is None where that did not work: the sandbox ends with this process."""
+
+    remembered: SandboxRecord | None
+    lives_until: float
+    was_found: bool = False
+
+
+class DurableSandboxes:
+    """Those of this process. All of it happens in one event loop."""
+
+    def __init__(self, memory: StateStore | None) -> None:
+        self._memory = memory
+        self._entries: dict[Session, _Entry] = {}
+        self._left: set[str] = set()
+
+    def may(self, sandbox: Sandbox) -> bool:
+        """Whether a sandbox can outlive this process, and another one would find it."""
+        ours = self._memory is not None and self._memory.is_ours
+        return ours and sandbox.guest.container != ""
+
+    async def begin(self, session: Session, marker: str) -> None:
+        """Remember one whose guest has been told its marker."""
+        guest, template = session.kept.sandbox.guest, session.kept.sandbox.template
+        if self._memory is None or not guest.container:
+            return
+        left = session.expires_at - time.monotonic()
+        remembered = SandboxRecord(
+            container=guest.container,
+            ref=session.ref,
+            owner=session.owner,
+            template=template.name,
+            language=template.language,
+            runtime=session.kept.sandbox.runtime,
+            limits=asdict(template.limits),
+            interpreter=template.interpreter,
+            marker=marker,
+            found=guest.found,
+            version=VERSION,
+            boot=boot(),
+            opened_at=now(),
+            expires_at=now() + left,
+            seconds=left,
+        )
+        entry = self._entries[session] = _Entry(None, time.monotonic() + guest_seconds(left))
+        try:
+            self._memory.save(remembered)
+            await guest.stay()
+        except (OSError, SandboxError) as error:
+            logger.warning("a persistent sandbox will end with this process: %s", error)
+            self._memory.forget(guest.container)
+        else:
+            if session in self._entries:
+                entry.remembered = remembered
+            else:
+                # It has ended meanwhile.
+                self._memory.forget(guest.container)
+
+    def go_on(self, session: Session, remembered: SandboxRecord) -> None:
+        """One that this process has found."""
+        lives_until = time.monotonic() + guest_seconds(remembered.left)
+        self._entries[session] = _Entry(remembered, lives_until, was_found=True)
+
+    def found(self) -> list[Session]:
+        """Those that a former process has left."""
+        return [session for session, entry in self._entries.items() if entry.was_found]
+
+    def look(self) -> None:
+        """Have guests and memory know of the leases as they are now."""
+        for session, entry in self._entries.items():
+            try:
+                self._look_at(session, entry)
+            except Exception:
+                # Whatever is wrong with one, the others are told.
+                logger.exception("the lease of a persistent sandbox could not be sent")
+
+    def _look_at(self, session: Session, entry: _Entry) -> None:
+        left = session.expires_at - time.monotonic()
+        renewed = entry.remembered and abs(entry.remembered.left - left) > SLACK_SECONDS
+        if renewed and (left > 0 or not session.kept.busy):
+            self._save(entry, left)
+        lives_for = entry.lives_until - time.monotonic()
+        # One that is busy is left beyond its lease.
+        if abs(lives_for - guest_seconds(left)) > SLACK_SECONDS and (
+            left > 0 or lives_for < GRACE_SECONDS / 2
+        ):
+            session.kept.lives_for(guest_seconds(left))
+            entry.lives_until = time.monotonic() + guest_seconds(left)
+
+    def _save(self, entry: _Entry, left: float) -> None:
+        if self._memory is None or entry.remembered is None:
+            return
+        entry.remembered = replace(
+            entry.remembered, expires_at=now() + left, seconds=max(0.0, left)
+        )
+        try:
+            self._memory.save(entry.remembered)
+        except OSError as error:
+            logger.warning("a lease could not be stored: %s", error)
+
+    def ended(self, session: Session) -> None:
+        """It is over, whoever ended it."""
+        entry = self._entries.pop(session, None)
+        if self._memory is not None and entry is not None and entry.remembered is not None:
+            self._memory.forget(entry.remembered.container)
+
+    def leave(self) -> list[Session]:
+        """Those that are to be let go of, because they outlive this process."""
+        self.look()
+        found = [
+            session
+            for session, entry in self._entries.items()
+            if entry.remembered is not None and session.kept.alive
+        ]
+        self._left |= {session.ref for session in found}
+        for session in found:
+            del self._entries[session]
+        return found
+
+    def may_come(self, ref: str) -> bool:
+        """Whether a sandbox that is not here may be had again, from us or from the next process."""
+        return ref in self._left or (self._memory is not None and self._memory.knows(ref))
+
+
+# How often it is tried to be the pool's one process, and to reach an engine that does not answer.
+RETRY_SECONDS = 0.5
+AT_ONCE = 8
+# A guest that does not answer is attached to once more.
+ATTEMPTS = 2
+
+Found = Callable[["Revision", Kept, SandboxRecord], None]
+
+
+async def adopt_all(
+    keeper: PoolManager, memory: StateStore, minimum_isolation: str, found: Found
+) -> None:
+    """Take over what is remembered, once no other process of this pool is there.
+
+    What is lost is ended and forgotten, so that nobody waits for it. `found` has each that is not.
+    """
+    try:
+        while not memory.take():
+            await asyncio.sleep(RETRY_SECONDS)
+    except OSError as error:
+        logger.warning("persistent sandboxes end with this process: %s", error)
+        return
+    slots = asyncio.Semaphore(AT_ONCE)
+
+    async def one(remembered: SandboxRecord) -> None:
+        try:
+            await _adopt(keeper, remembered, minimum_isolation, found, slots)
+        except Exception as error:
+            # Whatever is wrong with one, the others are found.
+            logger.warning(
+                "the persistent sandbox of container %s is lost: %s",
+                remembered.container[:12],
+                error if isinstance(error, SandboxError) else repr(error),
+                exc_info=None if isinstance(error, SandboxError) else error,
+            )
+            memory.forget(remembered.container)
+            await _end(keeper, remembered)
+
+    async with asyncio.TaskGroup() as group:
+        for remembered in memory.all():
+            group.create_task(one(remembered))
+
+
+async def _adopt(
+    keeper: PoolManager,
+    remembered: SandboxRecord,
+    minimum_isolation: str,
+    found: Found,
+    slots: asyncio.Semaphore,
+) -> None:
+    """Raises SandboxError for one that is not to be had any more."""
+    if remembered.version != VERSION:
+        raise CreationFailed("Its guest speaks another version of the protocol.")
+    if not meets(of_runtime(remembered.runtime), minimum_isolation):
+        raise CreationFailed("Its isolation is weaker than MINIMUM_ISOLATION.")
+    template = Template(
+        remembered.template,
+        remembered.language,
+        limits=remembered.sandbox_limits,
+        interpreter=remembered.interpreter,
+    )
+    failures = 0
+    while remembered.left > 0:
+        try:
+            async with slots:
+                line = await keeper.current()
+                kept = await find_again(line.launcher, remembered, template)
+            found(line, kept, remembered)
+            return
+        except CreationFailed:
+            failures += 1
+            if failures == ATTEMPTS:
+                raise
+        except SandboxError as error:
+            logger.info("a persistent sandbox is not found yet: %s", error.message)
+            await asyncio.sleep(RETRY_SECONDS)
+    raise CreationFailed("Its lease has ended.")
+
+
+async def _end(keeper: PoolManager, remembered: SandboxRecord) -> None:
+    """At once where that is possible, else the launcher's search for orphans does it."""
+    try:
+        line = await keeper.current()
+        await line.launcher.end(remembered.container)
+    except SandboxError as error:
+        logger.info("the container is left for the search for orphans: %s", error.message)
+
+
+# Long enough that nobody guesses one, nor says one by chance.
+MARK_BYTES = 32
+# How long a guest may take to stop what ran, and to answer whoever has found it.
+RESUME_SECONDS = 15.0
+
+
+def new_marker() -> str:
+    """In hexadecimal digits, as `protocol` has it."""
+    return secrets.token_hex(MARK_BYTES)
+
+
+def lasting(marker: str, seconds: float) -> Mapping[str, object]:
+    """What a guest is told at first: `seconds` is its lease."""
+    return {"marker": marker, "seconds": guest_seconds(seconds)}
+
+
+def guest_seconds(left: float) -> float:
+    """How long a guest lives by itself, when so much is left of its lease."""
+    return max(0.0, left) + GRACE_SECONDS
+
+
+async def find_again(launcher: Launcher, remembered: SandboxRecord, template: Template) -> Kept:
+    """The sandbox as it was, without what was under way in it.
+
+    Raises CreationFailed for one that has ended, is not what it was, or does not answer, and
+    ProviderUnavailable where that cannot be known now.
+    """
+    echo = secrets.token_bytes(MARK_BYTES)
+    guest = await launcher.adopt(remembered.container, remembered.runtime, remembered.found, echo)
+    sandbox = await _opened(launcher, guest, template, remembered.runtime)
+    try:
+        conversation = Conversation(sandbox.keep())
+        conversation.tell_bytes(bytes.fromhex(remembered.marker))
+        asked = {"echo": echo.hex(), "seconds": guest_seconds(remembered.left)}
+        await conversation.ask("resume", asked, seconds=RESUME_SECONDS)
+    except (ConversationEnded, Refused, wire.FrameError, TimeoutError) as error:
+        sandbox.leave()
+        raise CreationFailed(f"It does not answer: {str(error) or 'it was silent'}.") from error
+    except BaseException:
+        sandbox.leave()
+        raise
+    return Kept(sandbox, conversation)
+
+
+async def _opened(launcher: Launcher, guest: Guest, template: Template, runtime: str) -> Sandbox:
+    channel = await guest.open()
+    return Sandbox(template, guest, channel, runtime, launcher.enforced_by)
