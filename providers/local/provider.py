@@ -23,8 +23,7 @@ from providers.errors import (
 from providers.isolation import FIELD, NONE, meets, of_runtime
 from providers.languages import normalize_language
 from providers.local.packages import look
-from providers.local.service import Connection, LocalService
-from providers.local.sessions import LocalSessions
+from providers.local.service import Connection, LocalService, LocalSessions
 from providers.runtime.launchers.oci import find_runsc
 from providers.runtime.pool.background import BackgroundLoop
 from providers.runtime.pool.cgroup import machine_memory

@@ -12,17 +12,29 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
 from django.conf import settings
 
-from providers.errors import ProviderUnavailable, SandboxError, before_the_code
+from providers.errors import (
+    InvalidConfiguration,
+    ProviderUnavailable,
+    SandboxError,
+    before_the_code,
+)
 from providers.runtime.guest import wire
 from providers.runtime.pool.protocol import Frame
+from providers.runtime.pool.settings import LAUNCHERS
 from providers.runtime.service import messages, operations
-from providers.runtime.service.unix_socket import address_of, runs_path
-from providers.values import Emit, ExecutionResult, Job
+from providers.runtime.service.settings import FIELDS
+from providers.runtime.service.unix_socket import address_of, runs_path, socket_path
+from providers.sandbox import KeptSandbox
+from providers.schema import validate
+from providers.self_managed.client import PoolClient
+from providers.self_managed.kept import ServiceSandbox
+from providers.values import Emit, ExecutionResult, Job, SandboxSpec
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +46,8 @@ STATS_SECONDS = 10.0
 # How long a service that is started, or starts again, is waited for.
 START_SECONDS = 30.0
 LOOK_SECONDS = 0.02
+# Beyond so much the log of the services that were started here begins anew.
+MOST_LOG_BYTES = 1024 * 1024
 # The settings of the service that a process may have from elsewhere than the environment.
 _HANDED_ON = (
     *("DATA_DIR", "MINIMUM_ISOLATION", "SANDBOX_LOCAL_PYTHON", "SANDBOX_LOCAL_UNISOLATED"),
@@ -272,7 +286,9 @@ def start(path: Path) -> None:
         return
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     manage = Path(__file__).parents[2] / "manage.py"
-    with (path.parent / "pool.log").open("ab") as log:
+    log_path = path.with_name("pool.log")
+    is_long = log_path.exists() and log_path.stat().st_size > MOST_LOG_BYTES
+    with log_path.open("wb" if is_long else "ab") as log:
         _started[path] = subprocess.Popen(
             [sys.executable, str(manage), "pool", "--no-port", "--until-unused"],
             stdin=subprocess.DEVNULL,
@@ -303,3 +319,36 @@ def _result(text: bytes) -> ExecutionResult:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
+
+
+class LocalSessions:
+    """Kept sandboxes of the pool of this spec, which runs under `runtime`."""
+
+    def __init__(self, pool: Mapping[str, Any], runtime: str) -> None:
+        self._pool = pool
+        self._runtime = runtime
+        self._path = socket_path(settings.DATA_DIR)
+
+    def keep(self, spec: SandboxSpec, owner: str) -> KeptSandbox:
+        """Raises SandboxError; nothing has run then."""
+        if self._runtime not in LAUNCHERS:
+            raise InvalidConfiguration(
+                "kept: A persistent sandbox needs isolation. Install bubblewrap or gVisor.",
+                field="kept",
+            )
+        return ServiceSandbox(self._client, self._client.keep(spec, owner, self._pool))
+
+    def attach(self, ref: str) -> KeptSandbox:
+        """Raises KeptSandboxLost and ProviderUnavailable."""
+        return ServiceSandbox(self._client, self._client.ask_of("GET", ref))
+
+    def close(self) -> None:
+        client: PoolClient | None = self.__dict__.get("_client")
+        if client is not None:
+            client.close()
+
+    @cached_property
+    def _client(self) -> PoolClient:
+        """Made for the first of them: single runs need nothing that it is."""
+        given = validate(FIELDS, dict(self._pool["settings"]))
+        return PoolClient("", settings.POOL_TOKEN, 0, given, socket=self._path)

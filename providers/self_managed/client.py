@@ -4,14 +4,17 @@ only where nothing can have started, and the frames of one session sandbox.
 
 from __future__ import annotations
 
+import logging
 import random
 import socket
+import ssl
+import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import urllib3
@@ -19,7 +22,7 @@ from urllib3.connection import HTTPConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, SSLError
 
 from providers.addresses import rules
-from providers.errors import ProviderUnavailable, RateLimited, SandboxError
+from providers.errors import ConnectionFailed, ProviderUnavailable, RateLimited, SandboxError
 from providers.remote.checked_urllib3 import check_connections
 from providers.remote.receiver import Receiver
 from providers.remote.reclaim import process_tag
@@ -30,8 +33,6 @@ from providers.runtime.service import messages, operations
 from providers.runtime.service.settings import settings_digest
 from providers.runtime.service.unix_socket import connect
 from providers.sandbox import tell_afterwards
-from providers.self_managed.absence import NotSent, OutageBackoff
-from providers.self_managed.answers import Answer, Answers, Unauthorized
 from providers.values import Emit, ExecutionResult, Job, SandboxSpec
 
 CONNECT_SECONDS = 3.0
@@ -425,3 +426,150 @@ class UnixPool(urllib3.HTTPConnectionPool):
     def _new_conn(self) -> HTTPConnection:
         self.num_connections += 1
         return _UnixConnection(self._path, host="localhost", timeout=self.timeout.connect_timeout)
+
+
+T = TypeVar("T")
+
+# How long after it was missed first a service is waited for, and how often it is tried.
+WAIT_SECONDS = 5.0
+PAUSE_SECONDS = 0.1
+# Told to whoever has waited, or comes later.
+RETRY_AFTER_SECONDS = 5.0
+
+
+class NotSent(ConnectionFailed):
+    """No connection came about, so the service cannot have seen the request."""
+
+    nothing_ran = True
+
+
+class OutageBackoff:
+    """Of one service, as all threads of this process have seen it.
+
+    Who comes when it has been missing for longer is told at once: nobody is to wait for a service
+    that is gone.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._since: float | None = None
+
+    def wait_out(self, call: Callable[[], T]) -> T:
+        """What `call` returns, tried again while there is no connection. Raises NotSent."""
+        while True:
+            try:
+                done = call()
+            except NotSent as error:
+                if not self._may_wait():
+                    error.retry_after = RETRY_AFTER_SECONDS
+                    raise
+                time.sleep(PAUSE_SECONDS)
+            except BaseException:
+                # Somebody was there.
+                self._is_over()
+                raise
+            else:
+                self._is_over()
+                return done
+
+    def _may_wait(self) -> bool:
+        now = time.monotonic()
+        with self._lock:
+            if self._since is None:
+                self._since = now
+            return now - self._since < WAIT_SECONDS
+
+    def _is_over(self) -> None:
+        with self._lock:
+            self._since = None
+
+
+logger = logging.getLogger(__name__)
+
+_NOT_REACHED = (
+    "The pool service does not answer. Start it (python manage.py pool), or correct the provider's "
+    "endpoint. The log has the reason."
+)
+
+
+class Unauthorized(ConnectionFailed):
+    """The service refuses us. Asking again changes nothing."""
+
+    nothing_ran = True
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    body: Any
+    error: SandboxError | None = None
+
+
+class Answers:
+    """Of one service. `where` it is, is for the log."""
+
+    def __init__(self, where: str) -> None:
+        self._where = where
+
+    def read(self, response: urllib3.BaseHTTPResponse, runs_code: bool) -> Answer:
+        """What a response says. Raises Unauthorized where the token is refused."""
+        status, data = response.status, response.data
+        try:
+            body = messages.loads(data) if data else None
+        except SandboxError:
+            body = None
+        if 200 <= status < 300:
+            return Answer(status, body)
+        error = messages.error_from_json(body)
+        if status == 401:
+            refused = Unauthorized(
+                "The pool service refuses the token. Put the service's POOL_TOKEN into the "
+                "provider's configuration."
+            )
+            refused.answered = "proof" if error else ""
+            # Where it is not the service's own, anybody on the way may have sent it, at any time.
+            refused.nothing_ran = error is not None
+            refused.started = runs_code and not refused.nothing_ran
+            raise refused
+        if error is not None:
+            error.answered = "proof"
+            error.nothing_ran = not error.started
+        else:
+            error = self.not_ours(f"HTTP {status}", started=runs_code)
+        return Answer(status, body, error)
+
+    def not_sent(self, error: NewConnectionError | ConnectTimeoutError) -> NotSent:
+        """No connection came about."""
+        self._note(_reason(error))
+        return NotSent(_NOT_REACHED)
+
+    def without_handshake(self, error: SSLError, runs_code: bool) -> SandboxError:
+        """TLS did not come about, or broke later."""
+        if not isinstance(error.args[0], ssl.SSLCertVerificationError):
+            return self.broken(error, runs_code)
+        # The handshake did not come to its end, and the request is sent after it.
+        return Unauthorized(
+            "The pool service shows a certificate that is not accepted. Correct "
+            "ca_certificates or public_key_pins, or the service's certificate."
+        )
+
+    def broken(self, error: Exception, runs_code: bool) -> ProviderUnavailable:
+        """The connection broke after it had come about."""
+        self._note(type(error).__name__)
+        # Of a request that runs no code, `started` False is certain.
+        return ProviderUnavailable("The connection to the pool service broke.", started=runs_code)
+
+    def not_ours(self, what: str, *, started: bool = False) -> ProviderUnavailable:
+        """Something answers, which is no pool service."""
+        self._note(what)
+        return ProviderUnavailable(_NOT_REACHED, started=started)
+
+    def _note(self, reason: str) -> None:
+        """For the log alone: callers have no business with addresses inside our network."""
+        logger.warning("cannot reach the pool service at %s: %s", self._where, reason)
+
+
+def _reason(error: Exception) -> str:
+    """The innermost cause in a few words: the rest names our own classes."""
+    cause = error.__context__ or error.__cause__ or error
+    return getattr(cause, "strerror", None) or type(error).__name__

@@ -30,37 +30,37 @@ class InProcessPool:
             minimum_isolation=django_settings.MINIMUM_ISOLATION,
         )
         self._loop = BackgroundLoop("docker-pool")
-        self._keeper = PoolManager(choice, self._settings)
+        self._manager = PoolManager(choice, self._settings)
 
     def push(self) -> dict[str, Any]:
         """Open the pool; its figures. Raises ProviderUnavailable without a Docker engine."""
-        self._loop.call(self._keeper.apply(self._settings))
+        self._loop.call(self._manager.apply(self._settings))
         if self._apart:
             # Nothing is kept warm, so that only this tells whether anything starts.
             self.destroy(self.create("python", ""))
         return self.stats()
 
     def create(self, template: str, owner: str) -> Handle:
-        instance = self._loop.call(self._keeper.create(template, owner))
+        instance = self._loop.call(self._manager.create(template, owner))
         return Handle(instance.instance_id, instance.runtime, instance.sharing)
 
     def run(self, handle: Handle, job: Job, emit: Emit | None = None) -> ExecutionResult:
-        return self._loop.call(self._keeper.run(handle.instance_id, job, emit))
+        return self._loop.call(self._manager.run(handle.instance_id, job, emit))
 
     def destroy(self, handle: Handle) -> bool:
-        return self._loop.call(_destroy(self._keeper, handle.instance_id))
+        return self._loop.call(_destroy(self._manager, handle.instance_id))
 
     def stats(self) -> dict[str, Any]:
-        return self._loop.call(_stats(self._keeper))
+        return self._loop.call(_stats(self._manager))
 
     def close(self) -> None:
-        self._loop.call(self._keeper.close())
+        self._loop.call(self._manager.close())
         self._loop.stop()
 
 
-async def _destroy(keeper: PoolManager, instance_id: str) -> bool:
-    return keeper.destroy(instance_id)
+async def _destroy(manager: PoolManager, instance_id: str) -> bool:
+    return manager.destroy(instance_id)
 
 
-async def _stats(keeper: PoolManager) -> dict[str, Any]:
-    return keeper.stats()
+async def _stats(manager: PoolManager) -> dict[str, Any]:
+    return manager.stats()

@@ -14,7 +14,7 @@ from executions.runs.models import Execution
 from executions.sessions.models import Session
 from providers.leases import close_all, lease_of_version
 from providers.local.provider import LocalProvider, _pool_of
-from providers.local.sessions import LocalSessions
+from providers.local.service import LocalSessions
 from providers.manager import manager
 from providers.services.configuration import save_config
 from providers.values import Job, SandboxSpec

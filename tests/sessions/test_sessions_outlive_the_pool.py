@@ -58,13 +58,13 @@ def end(session: dict[str, Any], caller: Caller, place: Place) -> None:
 @pytest.fixture
 def away_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for a service that may be restarting."""
-    monkeypatch.setattr("providers.self_managed.absence.WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("providers.self_managed.client.WAIT_SECONDS", 0.0)
 
 
 def test_a_conversation_goes_on_and_a_cell_that_ran_has_its_one_record(
     place: Place, alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("providers.self_managed.absence.WAIT_SECONDS", 60.0)
+    monkeypatch.setattr("providers.self_managed.client.WAIT_SECONDS", 60.0)
     session = opened(alice, env={"NAME": "value"})
     assert session["runtime"] == "runc"
     cell(alice, session, "x = 41")

@@ -233,9 +233,9 @@ def kind_of(mode: int) -> str:
 class Metadata:
     """What clients say about files, by name, as long as this process runs.
 
-    Sandboxes have no extended attributes: their kernel memory is not counted (launchers/seccomp.py). A
-    file is known by its device and number, so that its metadata stays with it when it is renamed.
-    The file systems of sandboxes are in memory, and use no number again.
+    Sandboxes have no extended attributes: the filter of system calls refuses them, as their kernel
+    memory is not counted. A file is known by its device and number, so that its metadata stays with
+    it when it is renamed. The file systems of sandboxes are in memory, and use no number again.
     """
 
     def __init__(self) -> None:

@@ -40,8 +40,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Service:
     """The handlers. A handler is cancelled when its client disconnects."""
 
-    def __init__(self, keeper: PoolManager, token: str) -> None:
-        self.keeper = keeper
+    def __init__(self, manager: PoolManager, token: str) -> None:
+        self.manager = manager
         self._token = token
         self._pushed: set[str] = set()
         self._reading = asyncio.Semaphore(READ_AT_ONCE)
@@ -61,7 +61,7 @@ class Service:
                 web.delete("/v1/instances/{id}", self.destroy),
                 web.put("/v1/settings", self.change_settings),
                 web.get("/v1/stats", self.stats),
-                *KeptHandlers(self.keeper, self.knows_the_settings).routes(),
+                *KeptHandlers(self.manager, self.knows_the_settings).routes(),
             ]
         )
         return app
@@ -85,18 +85,18 @@ class Service:
         return await handler(request)
 
     async def health(self, request: web.Request) -> web.Response:
-        if problem := self.keeper.problem():
+        if problem := self.manager.problem():
             return _json({"status": "error", "detail": problem}, 503)
         return _json({"status": "ok"})
 
     async def stats(self, request: web.Request) -> web.Response:
-        return _json(self.keeper.stats())
+        return _json(self.manager.stats())
 
     async def change_settings(self, request: web.Request) -> web.Response:
         config = _as_object(await _body(request), "body")
-        await self.keeper.apply(ServiceSettings.from_config(config))
+        await self.manager.apply(ServiceSettings.from_config(config))
         self._pushed.add(settings_digest(config))
-        return _json(self.keeper.stats())
+        return _json(self.manager.stats())
 
     async def create(self, request: web.Request) -> web.Response:
         if not self.knows_the_settings(request):
@@ -109,10 +109,10 @@ class Service:
         if not isinstance(template, str) or not isinstance(owner, str):
             raise InvalidConfiguration("template and owner must be strings.", field="template")
         if config is None:
-            instance = await self.keeper.create(template, owner)
+            instance = await self.manager.create(template, owner)
         else:
             settings = ServiceSettings.from_config(_as_object(config, "settings"))
-            instance = await self.keeper.create_apart(settings, template, owner)
+            instance = await self.manager.create_apart(settings, template, owner)
         instance.client = request.headers.get(messages.CLIENT_HEADER, "")
         answer = _json(
             {
@@ -128,7 +128,7 @@ class Service:
             await answer.write_eof()
         except BaseException:
             # Nobody has heard of it.
-            self.keeper.destroy(instance.instance_id)
+            self.manager.destroy(instance.instance_id)
             raise
         return answer
 
@@ -139,7 +139,7 @@ class Service:
 
     async def run(self, request: web.Request) -> web.StreamResponse:
         text = await request.read()
-        timeout = self.keeper.settings.timeout
+        timeout = self.manager.settings.timeout
         job = await self._read(
             text, lambda: messages.job_from_json(messages.loads_request(text), timeout)
         )
@@ -149,13 +149,13 @@ class Service:
                 request,
                 lambda relay: relay_run(
                     relay,
-                    lambda put: self.keeper.run(
+                    lambda put: self.manager.run(
                         instance_id, job, lambda event: put(operations.frame_of_event(event))
                     ),
                 ),
             )
         try:
-            result = await self.keeper.run(instance_id, job)
+            result = await self.manager.run(instance_id, job)
         except SandboxError as error:
             # Callers run it elsewhere on our word.
             error.started = error.started or not error.nothing_ran
@@ -164,21 +164,21 @@ class Service:
 
     async def destroy(self, request: web.Request) -> web.Response:
         instance_id = request.match_info["id"]
-        if not self.keeper.destroy(instance_id):
+        if not self.manager.destroy(instance_id):
             error = ProviderUnavailable(f"There is no instance {instance_id!r}.")
             return _json(messages.error_to_json(error), 404)
         return web.Response(status=204)
 
     async def ragflow_run(self, request: web.Request) -> web.Response:
         text = await request.read()
-        timeout = self.keeper.settings.timeout
+        timeout = self.manager.settings.timeout
         try:
             job = await self._read(text, lambda: ragflow.parse(text, timeout))
         except ragflow.Refused as refused:
             return _json({"detail": [refused.detail]}, 422)
         try:
-            instance = await self.keeper.create(job.language)
-            result = await self.keeper.run(instance.instance_id, job)
+            instance = await self.manager.create(job.language)
+            result = await self.manager.run(instance.instance_id, job)
         except SandboxError as error:
             return _json(ragflow.failure(error), headers=_retry_after(error))
         except Exception:

@@ -30,9 +30,9 @@ class KeptHandlers:
     """What is done with the sandboxes under /v1/sandboxes."""
 
     def __init__(
-        self, keeper: PoolManager, knows_the_settings: Callable[[web.Request], bool]
+        self, manager: PoolManager, knows_the_settings: Callable[[web.Request], bool]
     ) -> None:
-        self._keeping = keeper.keeping
+        self._registry = manager.registry
         self._knows_the_settings = knows_the_settings
 
     def routes(self) -> list[web.RouteDef]:
@@ -54,7 +54,7 @@ class KeptHandlers:
         if not isinstance(template, str) or not isinstance(owner, str) or not owner:
             raise InvalidConfiguration("template and owner must be strings.", field="owner")
         pool = body.get("pool")
-        session = await self._keeping.keep(
+        session = await self._registry.keep(
             template,
             owner,
             lease(body.get("seconds", LEASE_SECONDS)),
@@ -68,13 +68,13 @@ class KeptHandlers:
             await answer.write_eof()
         except BaseException:
             # Nobody has heard of it.
-            self._keeping.sessions.remove(session)
+            self._registry.sessions.remove(session)
             raise
         return answer
 
     async def list(self, request: web.Request) -> web.Response:
         owner = request.query.get("owner")
-        found = [each for each in self._keeping.sessions.all() if owner in (None, each.owner)]
+        found = [each for each in self._registry.sessions.all() if owner in (None, each.owner)]
         return _json({"sandboxes": [_described(each) for each in found]})
 
     async def look(self, request: web.Request) -> web.Response:
@@ -86,7 +86,7 @@ class KeptHandlers:
         return _json(_described(session))
 
     async def close(self, request: web.Request) -> web.Response:
-        self._keeping.sessions.remove(await self._session(request))
+        self._registry.sessions.remove(await self._session(request))
         return web.Response(status=204)
 
     async def operate(self, request: web.Request) -> web.StreamResponse:
@@ -104,7 +104,7 @@ class KeptHandlers:
         return await relayed(request, work)
 
     async def _session(self, request: web.Request) -> Session:
-        return await self._keeping.session(request.match_info["ref"])
+        return await self._registry.session(request.match_info["ref"])
 
 
 async def _operate(kept: Kept, first: Frame, incoming: Incoming, relay: Relay) -> None:

@@ -52,7 +52,7 @@ class PoolManager:
         self._retired: set[Revision] = set()
         self._failure: SandboxError | None = None
         self._instances: dict[str, Instance] = {}
-        self.keeping = SandboxRegistry(self, choice.memory)
+        self.registry = SandboxRegistry(self, choice.memory)
         self._pools: dict[Hashable, Revision] = {}
         self._creating = 0
         self._spent: dict[str, None] = {}
@@ -76,8 +76,8 @@ class PoolManager:
         else:
             self._failure = ProviderUnavailable("This service is for the provider local alone.")
         self._spawn(self._end_what_the_dead_left())
-        self._spawn(self.keeping.reap())
-        self._spawn(self.keeping.find_again(self._choice.minimum_isolation))
+        self._spawn(self.registry.reap())
+        self._spawn(self.registry.find_again(self._choice.minimum_isolation))
 
     async def apply(self, settings: ServiceSettings) -> None:
         """Have the pool fit these settings; what runs is left alone.
@@ -93,7 +93,7 @@ class PoolManager:
                 await _resize(self._line, settings)
             else:
                 former, self._line = self._line, await open_line(self._choice, settings, self._line)
-                self.keeping.move_what_was_found(former, self._line)
+                self.registry.move_what_was_found(former, self._line)
                 await self._retire(former)
             self._settings = settings
             self._failure = None
@@ -290,7 +290,7 @@ class PoolManager:
             "runtime": line.launcher.runtime if line else "",
             "languages": self.languages(),
             "instances": len(self._instances),
-            "sessions": len(self.keeping.sessions.all()),
+            "sessions": len(self.registry.sessions.all()),
             "retired_pools": len(self._retired),
         }
 
@@ -322,7 +322,7 @@ class PoolManager:
         self.drain()
         self._closing = True
         self._ready.set()
-        self.keeping.leave()
+        self.registry.leave()
         for instance in list(self._instances.values()):
             self.end(instance)
         lines = [line for line in (self._line, *self._retired) if line]

@@ -54,9 +54,9 @@ RETRY_AFTER_SECONDS = 2.0
 class SandboxRegistry:
     """The kept sandboxes of a PoolManager. Each counts in its pool until it has ended."""
 
-    def __init__(self, keeper: PoolManager, memory: StateStore | None) -> None:
+    def __init__(self, manager: PoolManager, memory: StateStore | None) -> None:
         self.sessions = Sessions(self._end)
-        self._keeper = keeper
+        self._manager = manager
         self._memory = memory
         self._outliving = DurableSandboxes(memory)
         self._instances: dict[Kept, Instance] = {}
@@ -76,8 +76,8 @@ class SandboxRegistry:
         It is of the pool of `spec`, or of the one in force. Raises SandboxError; nothing has
         run then.
         """
-        keeper = self._keeper
-        line = await (keeper.current() if spec is None else keeper.pool_of(spec))
+        manager = self._manager
+        line = await (manager.current() if spec is None else manager.pool_of(spec))
         instance, reserved = None, False
         try:
             self.sessions.reserve(line, owner, line.settings.most_kept)
@@ -92,8 +92,8 @@ class SandboxRegistry:
             if reserved:
                 self.sessions.cancel(line, owner)
             if instance is not None:
-                keeper.end(instance)
-            keeper.close_if_unused(line)
+                manager.end(instance)
+            manager.close_if_unused(line)
             raise
         instance.kept = kept
         self._instances[kept] = instance
@@ -131,14 +131,14 @@ class SandboxRegistry:
     async def find_again(self, minimum_isolation: str) -> None:
         """Take over what a former process of this pool has left."""
         if self._memory is not None:
-            await adopt_all(self._keeper, self._memory, minimum_isolation, self._go_on)
+            await adopt_all(self._manager, self._memory, minimum_isolation, self._go_on)
 
     def leave(self) -> None:
         """Let go of what outlives this process."""
         self._has_left = True
         for session in self._outliving.leave():
             self.sessions.leave(session)
-            self._keeper.let_go(self._instances.pop(session.kept))
+            self._manager.let_go(self._instances.pop(session.kept))
             session.kept.leave()
 
     def move_what_was_found(self, former: Revision, line: Revision) -> None:
@@ -157,7 +157,7 @@ class SandboxRegistry:
 
     def _go_on(self, line: Revision, kept: Kept, remembered: SandboxRecord) -> None:
         """One that was found. Its lease goes on."""
-        self._instances[kept] = self._keeper.take_over(line, kept, remembered.owner)
+        self._instances[kept] = self._manager.take_over(line, kept, remembered.owner)
         self.sessions.count(line, remembered.owner)
         session = self.sessions.add(
             kept,
@@ -187,16 +187,16 @@ class SandboxRegistry:
     async def _take(self, line: Revision, template: str, owner: str) -> Instance:
         """One in which nothing has run: what the owner's former runs have left is ended."""
         while True:
-            instance = await self._keeper.create_in(line, template, owner, alone=True)
+            instance = await self._manager.create_in(line, template, owner, alone=True)
             instance.used = True
             if not instance.sandbox.has_run:
                 return instance
             instance.sandbox.reusable = False
-            self._keeper.end(instance)
+            self._manager.end(instance)
 
     def _end(self, session: Session) -> None:
         self._outliving.ended(session)
-        self._keeper.end(self._instances.pop(session.kept))
+        self._manager.end(self._instances.pop(session.kept))
 
 
 @dataclass(frozen=True)
@@ -521,7 +521,7 @@ Found = Callable[["Revision", Kept, SandboxRecord], None]
 
 
 async def adopt_all(
-    keeper: PoolManager, memory: StateStore, minimum_isolation: str, found: Found
+    manager: PoolManager, memory: StateStore, minimum_isolation: str, found: Found
 ) -> None:
     """Take over what is remembered, once no other process of this pool is there.
 
@@ -537,7 +537,7 @@ async def adopt_all(
 
     async def one(remembered: SandboxRecord) -> None:
         try:
-            await _adopt(keeper, remembered, minimum_isolation, found, slots)
+            await _adopt(manager, remembered, minimum_isolation, found, slots)
         except Exception as error:
             # Whatever is wrong with one, the others are found.
             logger.warning(
@@ -547,7 +547,7 @@ async def adopt_all(
                 exc_info=None if isinstance(error, SandboxError) else error,
             )
             memory.forget(remembered.container)
-            await _end(keeper, remembered)
+            await _end(manager, remembered)
 
     async with asyncio.TaskGroup() as group:
         for remembered in memory.all():
@@ -555,7 +555,7 @@ async def adopt_all(
 
 
 async def _adopt(
-    keeper: PoolManager,
+    manager: PoolManager,
     remembered: SandboxRecord,
     minimum_isolation: str,
     found: Found,
@@ -576,7 +576,7 @@ async def _adopt(
     while remembered.left > 0:
         try:
             async with slots:
-                line = await keeper.current()
+                line = await manager.current()
                 kept = await find_again(line.launcher, remembered, template)
             found(line, kept, remembered)
             return
@@ -590,10 +590,10 @@ async def _adopt(
     raise CreationFailed("Its lease has ended.")
 
 
-async def _end(keeper: PoolManager, remembered: SandboxRecord) -> None:
+async def _end(manager: PoolManager, remembered: SandboxRecord) -> None:
     """At once where that is possible, else the launcher's search for orphans does it."""
     try:
-        line = await keeper.current()
+        line = await manager.current()
         await line.launcher.end(remembered.container)
     except SandboxError as error:
         logger.info("the container is left for the search for orphans: %s", error.message)

@@ -96,9 +96,9 @@ async def _serve(options: ServiceOptions, announce: Callable[[str], None]) -> No
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         loop.add_signal_handler(number, partial(told, at_once=number == signal.SIGQUIT))
-    keeper = PoolManager(options.choice, options.settings)
+    manager = PoolManager(options.choice, options.settings)
     runner = web.AppRunner(
-        Service(keeper, options.token).application(),
+        Service(manager, options.token).application(),
         access_log=None,
         handler_cancellation=True,
         keepalive_timeout=KEEPALIVE_SECONDS,
@@ -108,27 +108,27 @@ async def _serve(options: ServiceOptions, announce: Callable[[str], None]) -> No
     listeners: list[asyncio.Server] = []
     try:
         if options.socket is not None:
-            listeners += await listen_at(runner, keeper, options.socket)
+            listeners += await listen_at(runner, manager, options.socket)
         if options.port:
             listeners.append(await _listen(runner, options))
-        keeper.open(has_settings=bool(options.port))
+        manager.open(has_settings=bool(options.port))
         # What is loaded now stays. To walk it in a full collection would hold every run for 50 ms.
         gc.collect()
         gc.freeze()
         shown = f"[{options.host}]" if ":" in options.host else options.host
         announce(f"http://{shown}:{options.port}" if options.port else str(options.socket))
         if options.until_unused:
-            await _wait_until_unused(keeper, stop)
+            await _wait_until_unused(manager, stop)
         else:
             await stop.wait()
-        keeper.drain()
-        await _let_finish(keeper, now, options.grace)
+        manager.drain()
+        await _let_finish(manager, now, options.grace)
         _exit_in_time()
     finally:
         try:
             # First, so that whoever waits for a run is told of its end.
             async with asyncio.timeout(CLOSE_SECONDS):
-                await keeper.close()
+                await manager.close()
         except TimeoutError:
             logger.warning("not every sandbox was ended in time: the next pool removes the rest")
         finally:
@@ -137,12 +137,12 @@ async def _serve(options: ServiceOptions, announce: Callable[[str], None]) -> No
             await runner.cleanup()
 
 
-async def _let_finish(keeper: PoolManager, now: asyncio.Event, grace: float) -> None:
+async def _let_finish(manager: PoolManager, now: asyncio.Event, grace: float) -> None:
     """Wait until nothing that was lent is used any more, for as long as there is time."""
     end = time.monotonic() + grace
-    if lent := keeper.stats()["instances"]:
+    if lent := manager.stats()["instances"]:
         logger.info("stopping: sandboxes in use: %d", lent)
-    while not keeper.is_idle and not now.is_set() and time.monotonic() < end:
+    while not manager.is_idle and not now.is_set() and time.monotonic() < end:
         await asyncio.sleep(LOOK_SECONDS)
 
 
@@ -153,16 +153,18 @@ def _exit_in_time() -> None:
     timer.start()
 
 
-async def _wait_until_unused(keeper: PoolManager, stop: asyncio.Event) -> None:
+async def _wait_until_unused(manager: PoolManager, stop: asyncio.Event) -> None:
     unused = 0
     while unused < UNUSED_SECONDS and not stop.is_set():
         with suppress(TimeoutError):
             async with asyncio.timeout(1):
                 await stop.wait()
-        unused = 0 if keeper.is_used else unused + 1
+        unused = 0 if manager.is_used else unused + 1
 
 
-async def listen_at(runner: web.AppRunner, keeper: PoolManager, path: Path) -> list[asyncio.Server]:
+async def listen_at(
+    runner: web.AppRunner, manager: PoolManager, path: Path
+) -> list[asyncio.Server]:
     """Listen for HTTP at `path` and for single runs beside it, as the only service there."""
     assert runner.server is not None  # noqa: S101  the runner was set up
     loop = asyncio.get_running_loop()
@@ -170,7 +172,7 @@ async def listen_at(runner: web.AppRunner, keeper: PoolManager, path: Path) -> l
     runs = unix_socket.listen(unix_socket.runs_path(path.parent.parent))
     return [
         await loop.create_unix_server(runner.server, sock=http),
-        await loop.create_unix_server(lambda: RunConnection(keeper), sock=runs),
+        await loop.create_unix_server(lambda: RunConnection(manager), sock=runs),
     ]
 
 

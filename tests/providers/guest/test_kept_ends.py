@@ -170,8 +170,8 @@ def test_one_that_cannot_be_ended_or_forgotten_keeps_no_other_from_its_end(
     memory = StateStore(tmp_path, "pool")
 
     async def scenario() -> None:
-        keeper = Keeper(failures)
-        keeping = SandboxRegistry(cast(Any, keeper), memory)
+        manager = Keeper(failures)
+        keeping = SandboxRegistry(cast(Any, manager), memory)
         for number in range(2):
             over = remembered(-1, f"{number:012}")
             keeping._go_on(cast(Any, None), cast(Any, StillKept()), over)
@@ -180,7 +180,7 @@ def test_one_that_cannot_be_ended_or_forgotten_keeps_no_other_from_its_end(
                 memory._path(over.container).mkdir(parents=True)
         reaping = asyncio.create_task(keeping.reap())
         try:
-            await until(lambda: len(keeper.ended) == 2, 5)
+            await until(lambda: len(manager.ended) == 2, 5)
             assert not reaping.done()
         finally:
             reaping.cancel()

@@ -65,11 +65,11 @@ def test_holders_of_the_same_settings_share_a_pool_which_ends_with_the_last(tmp_
 def test_what_is_lent_keeps_a_pool_that_nobody_holds(tmp_path: Path) -> None:
     async def work(manager: PoolManager) -> None:
         pool = await manager.hold(ONE, nobody)
-        session = await manager.keeping.keep("python", "alice", 60, {}, None, ONE)
+        session = await manager.registry.keep("python", "alice", 60, {}, None, ONE)
         manager.leave(pool, nobody)
         assert manager.stats()["retired_pools"] == 1
         assert manager.is_used
-        manager.keeping.sessions.remove(session)
+        manager.registry.sessions.remove(session)
         await until_none_is_open(manager)
 
     in_a_service(tmp_path, work)
@@ -126,7 +126,7 @@ def test_sessions_and_runs_count_in_one_pool(tmp_path: Path) -> None:
     async def work(manager: PoolManager) -> None:
         tight = replace(ONE, settings=replace(SETTINGS, max_sandboxes=2, queue_timeout=0.2))
         pool = await manager.hold(tight, nobody)
-        await manager.keeping.keep("python", "alice", 60, {}, None, tight)
+        await manager.registry.keep("python", "alice", 60, {}, None, tight)
         await manager.create_in(pool, "python", "bob")
         with pytest.raises(RateLimited):
             await manager.create_in(pool, "python", "charlie")

@@ -96,17 +96,17 @@ def test_one_that_no_pool_can_be_made_over_is_closed_where_it_is_new(tmp_path: P
 
 def test_a_pool_says_why_it_is_not_there_and_opens_once_it_can(tmp_path: Path) -> None:
     async def scenario() -> str:
-        keeper = PoolManager(choice_of(tmp_path, Held(unprepared=FULL), Held()), SETTINGS)
-        keeper.open()
+        manager = PoolManager(choice_of(tmp_path, Held(unprepared=FULL), Held()), SETTINGS)
+        manager.open()
         try:
-            await until(lambda: keeper.problem() != "The pool is starting.", 10)
-            problem = keeper.problem()
+            await until(lambda: manager.problem() != "The pool is starting.", 10)
+            problem = manager.problem()
             with pytest.raises(ProviderUnavailable, match="No space left"):
-                await keeper.current()
-            await until(lambda: not keeper.problem(), 20)
+                await manager.current()
+            await until(lambda: not manager.problem(), 20)
             return problem
         finally:
-            await keeper.close()
+            await manager.close()
 
     problem = asyncio.run(scenario())
     assert "No space left on device" in problem

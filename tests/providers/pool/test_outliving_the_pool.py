@@ -282,7 +282,7 @@ def at_hand(ask: Callable[[], Any]) -> Any:
 def test_who_asks_while_the_pool_restarts_is_waited_for(
     runc_place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("providers.self_managed.absence.WAIT_SECONDS", 120.0)
+    monkeypatch.setattr("providers.self_managed.client.WAIT_SECONDS", 120.0)
     place = runc_place
     sandbox = place.keep()
     sandbox.run(Job("x = 1"))
@@ -298,7 +298,7 @@ def test_who_asks_while_the_pool_restarts_is_waited_for(
 def test_nobody_waits_for_a_pool_that_stays_away(
     runc_place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("providers.self_managed.absence.WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("providers.self_managed.client.WAIT_SECONDS", 0.2)
     sandbox = runc_place.keep()
     runc_place.stop(signal.SIGKILL)
 

@@ -205,17 +205,17 @@ def test_an_instance_nobody_uses_is_destroyed(tmp_path: Path) -> None:
     require("bwrap")
 
     async def scenario() -> None:
-        keeper = PoolManager(LauncherChoice("bubblewrap", tmp_path, "test"), BRIEF)
-        keeper.open()
+        manager = PoolManager(LauncherChoice("bubblewrap", tmp_path, "test"), BRIEF)
+        manager.open()
         try:
-            instance = await keeper.create("python", "alice")
-            assert keeper.stats()["instances"] == 1
-            await eventually(lambda: keeper.stats()["instances"] == 0, 40)
+            instance = await manager.create("python", "alice")
+            assert manager.stats()["instances"] == 1
+            await eventually(lambda: manager.stats()["instances"] == 0, 40)
             with pytest.raises(ProviderUnavailable, match=r"it was not used for 0\.5 s") as refused:
-                await keeper.run(instance.instance_id, Job("print(1)"))
+                await manager.run(instance.instance_id, Job("print(1)"))
             assert (refused.value.code, refused.value.started) == ("SB009", False)
         finally:
-            await keeper.close()
+            await manager.close()
 
     asyncio.run(scenario())
 

@@ -56,7 +56,7 @@ def test_a_folder_that_cannot_be_had_is_named(tmp_path: Path) -> None:
 
 
 def test_a_client_without_a_service_is_told_so(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("providers.self_managed.absence.WAIT_SECONDS", 0.2)
+    monkeypatch.setattr("providers.self_managed.client.WAIT_SECONDS", 0.2)
     client = PoolClient("", "", 0, validate(FIELDS, {}), socket=path)
     with pytest.raises(ConnectionFailed, match="does not answer") as caught:
         client.ask_of("GET", "x")
