@@ -22,7 +22,9 @@ class Language:
 
     `lexer` is Pygments' name for it. `probe` is a program that prints 42, empty where there is none
     that runs everywhere. `interpreters` are the commands it may have, the first that is there.
-    `image` is the one of its own that Docker sandboxes are started from; without one, Python's.
+    `program` is the file that code is written to: with an interpreter and that name, a language
+    needs no runner. `image` is the one of its own that Docker sandboxes are started from; without
+    one, Python's.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Language:
     probe: str = ""
     interpreters: tuple[str, ...] = ()
     has_main: bool = True
+    program: str = ""
     image: str = ""
 
 
@@ -43,6 +46,7 @@ TABLE = (
         "python",
         "print(6 * 7)",
         ("python3",),
+        program="main.py",
         image="cofferdam/python",
     ),
     Language(
@@ -52,9 +56,19 @@ TABLE = (
         "javascript",
         "console.log(6 * 7)",
         ("node", "nodejs"),
+        program="main.js",
         image="cofferdam/nodejs",
     ),
-    Language("bash", ("sh", "shell"), (), "bash", "echo $((6 * 7))", ("bash",), has_main=False),
+    Language(
+        "bash",
+        ("sh", "shell"),
+        (),
+        "bash",
+        "echo $((6 * 7))",
+        ("bash",),
+        has_main=False,
+        program="main.sh",
+    ),
     Language("typescript", ("ts",), (), "typescript", "console.log(6 * 7)"),
     Language("r", (), (), "r", "cat(6 * 7)"),
     Language("java", (), (), "java", "System.out.println(6 * 7);"),

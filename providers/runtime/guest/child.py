@@ -6,7 +6,7 @@ import resource
 import sys
 
 from . import python_runner, wire
-from .job import PROGRAMS, enter_folder, free_name, limit_cpu_time, write_files
+from .job import enter_folder, free_name, limit_cpu_time, write_files
 from .kernel import become, forbid_message_queues, keep_apart, open_to_kin
 
 # By STOP a context of JavaScript hears which of its runs is to stop.
@@ -58,7 +58,7 @@ def become_child(
             keep_apart()
             _exec(template["command"])  # type: ignore[arg-type]
         else:
-            _serve_shell(template)
+            _serve_program(template)
     except BaseException as error:
         code = EXHAUSTED if wire.is_exhaustion(error) else FAILED
         os.write(2, f"the sandbox's runner failed: {error!r}\n".encode())
@@ -104,7 +104,7 @@ def _exec(command: "list[str]") -> None:
     os.execve(command[0], command, os.environ)
 
 
-def _serve_shell(template: "dict[str, object]") -> None:
+def _serve_program(template: "dict[str, object]") -> None:
     wire.write_all(REPORT, wire.pack({"type": "ready"}, []))
     frame = wire.read_frame(JOB, wire.Parser(sys.maxsize))
     if frame is None:
@@ -113,7 +113,7 @@ def _serve_shell(template: "dict[str, object]") -> None:
     if header.get("type") == "context":
         _be_shell_context(template, header, parts)
     os.closerange(JOB, REPORT + 1)
-    program = free_name(PROGRAMS["bash"], parts)
+    program = free_name(str(template["program"]), parts)
     write_files(parts)
     with open(program, "wb") as file:
         file.write(parts["code"])

@@ -3,9 +3,6 @@
 import os
 import resource
 
-# The file that a program is written to. node_runner.js has its own, and another for modules.
-PROGRAMS = {"python": "main.py", "bash": "main.sh", "nodejs": "main.js"}
-
 _CPUS = os.cpu_count() or 1
 
 

@@ -5,7 +5,7 @@ import os
 import sys
 
 from . import display, ending, preload, printing, program, wire
-from .job import PROGRAMS, free_name, lend_artifacts, limit_cpu_time, write_files
+from .job import free_name, lend_artifacts, limit_cpu_time, write_files
 
 # The program may replace what is in `os`, and would come back to whoever called us.
 _exit = os._exit
@@ -86,7 +86,7 @@ def _rehearse(outputs: display.Outputs) -> None:
 
 def _choose_file(parts: "dict[str, bytes]") -> None:
     """Have another name for the program's file where its caller has sent one of that name."""
-    program.FILE = free_name(PROGRAMS["python"], parts)
+    program.FILE = free_name("main.py", parts)
 
 
 def _write_program(code: bytes) -> None:

@@ -260,8 +260,8 @@ def _exception(run: "Run | Cell") -> "list[tuple[str, bytes]]":
     if not code:
         return []
     told = run.done_parts.get("exception")
-    if told is None and run.language == "bash":
-        # It has no exceptions.
+    if told is None and run.language not in ("python", "nodejs"):
+        # No runner of ours has seen any.
         told = program.encode_exception("Error", f"exit status {code}", "")
     return [("exception", told)] if told and len(told) <= EXCEPTION_BYTES else []
 

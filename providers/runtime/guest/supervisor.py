@@ -17,7 +17,6 @@ import time
 
 from . import missing, preload, python_runner, wire
 from .child import EXHAUSTED, STOP, bounds
-from .job import PROGRAMS
 from .kernel import adopt_orphans, close_to_others
 from .memory import Memory
 from .process_tree import Child
@@ -115,7 +114,7 @@ def supervise(template: "dict[str, object]", channel_in: int, channel_out: int) 
             os._exit(0)
         del frame
         child.close()
-        left = untouched.restore(PROGRAMS[str(template["language"])])
+        left = untouched.restore(str(template["program"]))
         if left:
             _give_up(channel_out, left)
         fill_tmp()

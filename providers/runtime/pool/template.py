@@ -6,6 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from providers.languages import language_of
 from providers.values import SandboxLimits
 
 WORKSPACE = "/workspace"
@@ -48,9 +49,10 @@ class Template:
         With `binds_home` it gives the workspace its other name itself, for which it needs
         CAP_SYS_ADMIN.
         """
-        limits = self.limits
+        limits, language = self.limits, language_of(self.language)
         described: dict[str, Any] = {
             "language": self.language,
+            "program": language.program if language else "",
             "command": list(self.command),
             "preload": list(self.preload),
             "advise": self.advise,

@@ -34,8 +34,6 @@ from providers.values import SandboxLimits
 
 MEMORY_SIZES = ("128m", "256m", "512m", "1g", "2g")
 
-IMAGE_FIELDS = {language: f"base_{language}_image" for language in OURS}
-
 _MOST_BY_MEMORY = 32
 _RUNTIME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 _IMAGE = re.compile(r"[\w][\w.:/@-]*", re.ASCII)
@@ -369,6 +367,10 @@ class ServiceSettings:
 FIELDS: Mapping[str, PoolField] = {
     each.name: each.metadata["declared"] for each in fields(ServiceSettings)
 }
+
+
+# The setting that has the image of its own, by language, where there is one.
+IMAGE_FIELDS = {language: name for language in OURS if (name := f"base_{language}_image") in FIELDS}
 
 
 def usual_capacity(memory_bytes: int, pool_size: int) -> int:
