@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
-import os
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +50,9 @@ from providers.values import (
 )
 from providers.waiting import carried_out
 
+# More than what asking for it may take, a start of the service included.
+HEALTH_SECONDS = 60.0
+
 MEMORY_SIZES = {"128m": 128, "256m": 256, "512m": 512, "1g": 1024, "2g": 2048}
 
 _MOST_BY_MEMORY = 16
@@ -62,8 +63,6 @@ _FEWEST = 2
 _OF_THE_POOL = (
     *("pool_size", "max_sandboxes", "queue_timeout", "max_memory", "isolation", "preload"),
 )
-
-_numbers = itertools.count(1)
 
 
 def by_machine(config: Mapping[str, Any], total_bytes: int) -> dict[str, Any]:
@@ -216,7 +215,7 @@ class LocalProvider(SandboxProvider):
             "isolation": of_runtime(told["runtime"]),
             "sharing": told["sharing"],
         }
-        return LocalSandbox(self, connection, metadata)
+        return LocalSandbox(self, f"local-{told['sandbox']}", connection, metadata)
 
     @property
     def network(self) -> str:
@@ -251,9 +250,12 @@ class LocalProvider(SandboxProvider):
         if self._loop is None or self._service is None:
             return Health(False, self._reason)
         try:
-            stats = self._loop.call(self._service.stats())
+            # Not for ever: its loop may just be ending.
+            stats = self._loop.submit(self._service.stats()).result(HEALTH_SECONDS)
         except SandboxError as error:
             return Health(False, error.message)
+        except (CancelledError, TimeoutError):
+            return Health(False, "the pool service gave no answer in time")
         healthy = stats["idle"] + stats["busy"] > 0 or not stats["failing"]
         return Health(healthy, "" if healthy else "sandboxes cannot be started", stats)
 
@@ -296,9 +298,9 @@ class LocalSandbox(Sandbox):
     """A sandbox of the service's pool, lent for one run."""
 
     def __init__(
-        self, provider: LocalProvider, connection: Connection, metadata: dict[str, Any]
+        self, provider: LocalProvider, ref: str, connection: Connection, metadata: dict[str, Any]
     ) -> None:
-        self.ref, self.metadata = f"local-{os.getpid()}-{next(_numbers)}", metadata
+        self.ref, self.metadata = ref, metadata
         self._provider = provider
         self._connection = connection
         self._lock = threading.Lock()

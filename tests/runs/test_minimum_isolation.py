@@ -269,6 +269,7 @@ def test_the_opt_out_needs_a_floor_that_allows_it(
     settings: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
     settings.SANDBOX_LOCAL_UNISOLATED = True
+    settings.DATA_DIR = tmp_path
     monkeypatch.setenv("PATH", str(tmp_path))
     tried = try_provider("local", {**LOCAL, "pool_size": 1})
     assert (tried.success, tried.field) == (False, "minimum_isolation")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from django.conf import settings
 from django.test import override_settings
 
 from providers.leases import close_all
@@ -41,7 +42,7 @@ class Local:
         # A service of its own, so that its processes are told from those of others.
         self._folder = tempfile.TemporaryDirectory()
         data_dir = Path(self._folder.name)
-        self.service = ServiceHere(data_dir)
+        self.service = ServiceHere(data_dir, settings.DATA_DIR)
         chosen = {"launcher": launcher, "gvisor_platform": "ptrace", "queue_timeout": 60, **config}
         try:
             with override_settings(DATA_DIR=data_dir):

@@ -25,7 +25,7 @@ class _Choice(LauncherChoice):
     def for_local(self, launcher: str, gvisor_platform: str) -> LauncherChoice:
         now = LauncherChoice(
             "auto",
-            settings.DATA_DIR,
+            self.data_dir,
             self.pool_id,
             python=settings.SANDBOX_LOCAL_PYTHON,
             allow_unisolated=settings.SANDBOX_LOCAL_UNISOLATED
@@ -37,14 +37,16 @@ class _Choice(LauncherChoice):
 class ServiceHere:
     """The pool service of one data directory."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, launchers_dir: Path | None = None) -> None:
+        """Its launchers have their files in `launchers_dir`, where that is another one."""
+        self._launchers_dir = launchers_dir or data_dir
         self.loop = BackgroundLoop("pool-service")
         self._alone = unix_socket.alone(unix_socket.socket_path(data_dir))
         self._alone.__enter__()
         self.manager = self.loop.call(self._open(data_dir))
 
     async def _open(self, data_dir: Path) -> PoolManager:
-        manager = PoolManager(_Choice("auto", settings.DATA_DIR, "sessions"), ServiceSettings())
+        manager = PoolManager(_Choice("auto", self._launchers_dir, "sessions"), ServiceSettings())
         self._runner = web.AppRunner(
             Service(manager, "").application(), access_log=None, handler_cancellation=True
         )

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import Mapping
 from typing import cast
@@ -155,7 +156,7 @@ class RunConnection(asyncio.Protocol):
         template, owner = str(header.get("template")), str(header.get("owner"))
         instance = self._instance = await self._manager.create_in(pool, template, owner)
         told = {
-            "sandbox": instance.sandbox.number,
+            "sandbox": f"{os.getpid()}-{instance.sandbox.number}",
             "runtime": instance.runtime,
             "sharing": instance.sharing,
         }
