@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
@@ -134,7 +134,8 @@ class _Deadlines:
         due = (time.monotonic() + seconds, next(self._count), awaited)
         with self._wake:
             heapq.heappush(self._due, due)
-            if self._thread is None:
+            # Whatever has ended it, such as an exhausted memory: the waits go on.
+            if self._thread is None or not self._thread.is_alive():
                 self._start()
             elif self._due[0] is due:
                 self._wake.notify()
@@ -173,7 +174,8 @@ class _Awaited:
         if future is None:
             return
         if source.cancelled():
-            future.cancel()
+            # It cannot be cancelled any more, and has to end.
+            future.set_exception(CancelledError())
         elif error := source.exception():
             future.set_exception(error)
         else:

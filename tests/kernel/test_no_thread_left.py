@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -145,6 +145,26 @@ def test_deadlines() -> None:
     for future in (first, second):
         with pytest.raises(DeadlinePassed):
             future.result(60)
+
+
+def test_deadlines_go_on_after_the_end_of_their_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    deadlines = waiting._Deadlines()
+    broken, future = waiting._Awaited(Future()), Future[None]()
+    monkeypatch.setattr(broken, "give_up", lambda: 1 / 0)
+    deadlines.add(0.0, broken)
+    assert deadlines._thread is not None
+    deadlines._thread.join(60)
+    deadlines.add(0.01, waiting._Awaited(future))
+    with pytest.raises(DeadlinePassed):
+        future.result(60)
+
+
+def test_a_wait_for_what_was_cancelled_ends() -> None:
+    source = Future[None]()
+    waiter = waiting.within(3600, source)
+    assert source.cancel()
+    with pytest.raises(CancelledError):
+        waiter.result(60)
 
 
 def test_a_call_to_a_service_is_not_made() -> None:
