@@ -41,11 +41,12 @@ logger = logging.getLogger(__name__)
 # What opening a pool may take: launchers, kernels and images are tried out.
 HOLD_SECONDS = 120.0
 # What the service itself adds to a wait or a run.
-SLACK_SECONDS = 15.0
+SLACK_SECONDS = 60.0
 STATS_SECONDS = 10.0
 # How long a service that is started, or starts again, is waited for.
 START_SECONDS = 30.0
 LOOK_SECONDS = 0.02
+MOST_STARTS = 5
 # Beyond so much the log of the services that were started here begins anew.
 MOST_LOG_BYTES = 1024 * 1024
 # The settings of the service that a process may have from elsewhere than the environment.
@@ -234,6 +235,9 @@ class LocalService:
             _, parts = await connection.ask(request, STATS_SECONDS)
         except (ServiceEnded, TimeoutError):
             raise _no_answer() from None
+        except SandboxError:
+            self.keep(connection)
+            raise
         self.keep(connection)
         return dict(messages.loads(parts.get("stats", b"")))
 
@@ -250,6 +254,7 @@ class LocalService:
     async def _connect(self, deadline: float) -> Connection:
         """Return a new connection. A service is started where there is none. Raises
         ProviderUnavailable."""
+        starts = MOST_STARTS if settings.POOL_AUTOSTART else 0
         while True:
             try:
                 with address_of(self._path) as address:
@@ -259,8 +264,9 @@ class LocalService:
             except OSError:
                 if _now() > deadline:
                     raise _no_service() from None
-                if settings.POOL_AUTOSTART:
-                    start(self._path)
+                # One that ends at once has lost to another, which starts, or is just ending.
+                if starts and start(self._path):
+                    starts -= 1
                 await asyncio.sleep(LOOK_SECONDS)
             else:
                 self._open.add(connection)
@@ -278,12 +284,14 @@ class LocalService:
 _started: dict[Path, subprocess.Popen[bytes]] = {}
 
 
-def start(path: Path) -> None:
-    """Start the service that listens at `path`, unless this process has started it already. It is
-    no part of this process's group: it ends by itself, and its log is in its folder."""
+def start(path: Path) -> bool:
+    """Start the service that listens at `path`, unless one that we have started is still there.
+
+    It is no part of this process's group: it ends by itself, and its log is in its folder.
+    """
     former = _started.get(path)
     if former is not None and former.poll() is None:
-        return
+        return False
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     manage = Path(__file__).parents[2] / "manage.py"
     log_path = path.with_name("pool.log")
@@ -297,6 +305,7 @@ def start(path: Path) -> None:
             env=os.environ | {name: str(getattr(settings, name)) for name in _HANDED_ON},
             start_new_session=True,
         )
+    return True
 
 
 def _no_service() -> ProviderUnavailable:

@@ -78,12 +78,13 @@ services: dict[Path, ServiceHere] = {}
 _lock = threading.Lock()
 
 
-def start_here(path: Path) -> None:
+def start_here(path: Path) -> bool:
     """Start the service of a socket's data directory, in place of `providers.local.service.start`."""
     data_dir = path.parent.parent
     with _lock:
         if data_dir not in services or not unix_socket.answers(path):
             services[data_dir] = ServiceHere(data_dir)
+    return True
 
 
 def close_all() -> None:

@@ -434,3 +434,4 @@ async def _resize(line: Revision, settings: ServiceSettings) -> None:
     line.chosen = await choose_level(line.launcher, settings.isolation)
     line.settings = settings
     await line.pool.resize(settings.pool_settings(line.chosen.level))
+    line.tell_full()
