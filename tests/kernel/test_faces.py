@@ -69,9 +69,10 @@ FACES = {
         "launcher pool requests sandbox seccomp session_claims sessions settings "
         "sharing_level state_store subordinate_users template"
     ),
-    "providers.runtime.launchers": "bubblewrap docker oci unisolated",
+    "providers.runtime.launchers": "bubblewrap docker images oci unisolated",
     "providers.runtime.service": (
-        "command docker_check launchers messages operations pool_manager sandbox_registry settings unix_socket"
+        "command docker_check image_command launchers messages operations pool_manager sandbox_registry "
+        "settings unix_socket"
     ),
     "providers.runtime.guest": (
         "advice archive child display kept kernel lanes names notebook paths "
