@@ -19,6 +19,7 @@ import pytest
 from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.runtime.launchers import image_archive, images
 from providers.runtime.launchers.images import ImageStore
+from sandbox_site.private_files import tighten
 from tests.support.images import (
     config_of,
     digest_of,
@@ -171,6 +172,9 @@ def test_sandboxes_users_can_read_everything_and_gain_nothing(
         )
     finally:
         os.umask(former)
+    # What the service takes from everybody else at its start.
+    tighten(tmp_path / "data")
+    assert stat.S_IMODE((tmp_path / "data/images").stat().st_mode) == 0o700
     modes = {
         str(path.relative_to(root)): stat.S_IMODE(path.lstat().st_mode)
         for path in root.rglob("*")
@@ -580,7 +584,6 @@ def test_the_command_imports_lists_and_removes(tmp_path: Path) -> None:
     assert "science" in ask("import", "science", str(archive)).stdout
     assert "science" in ask("list").stdout
     (root,) = (tmp_path / "data").glob("images/sha256-*/rootfs")
-    # What the service closes to others at its start is not what sandboxes read.
     assert root.stat().st_mode & 0o777 == 0o755
     assert ask("remove", "science").returncode == 0
     assert ask("list").stdout == ""
