@@ -27,6 +27,7 @@ from types import MappingProxyType
 from typing import Any
 
 from providers.errors import CreationFailed, ProviderUnavailable
+from providers.runtime.guest.child import NO_CORE
 from providers.runtime.guest.kernel import TERMINALS
 from providers.runtime.guest.processes import read_small
 from providers.runtime.guest.root import TERMINAL_OPTIONS, group, passwd
@@ -61,7 +62,7 @@ from providers.runtime.pool.launcher import (
     start_failure,
     start_process,
 )
-from providers.runtime.pool.seccomp import build_filter
+from providers.runtime.pool.seccomp import build_filter, build_profile
 from providers.runtime.pool.template import WORKSPACE, Template
 
 START_SECONDS = 20.0
@@ -241,6 +242,10 @@ class RuncLauncher(ImagesLauncher):
             "readonlyPaths": [f"/proc/{name}" for name in _READ_ONLY],
             "sysctl": dict(settings["sysctls"]),
         }
+        if image and (profile := build_profile()):
+            # The guest, which loads its filter itself, runs with a Python that is not ours.
+            linux["seccomp"] = profile
+            process["rlimits"] = [{"type": "RLIMIT_CORE", "soft": NO_CORE, "hard": NO_CORE}]
         root, mounts = self._root(template.limits.workspace_bytes, image)
         own = [bind(str(folder / name), f"/etc/{name}") for name in ("passwd", "group")]
         write_bundle(folder, process, [*mounts, *own], root, linux, (*NAMESPACES, "cgroup"))

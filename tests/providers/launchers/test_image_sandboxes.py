@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import docker
 import pytest
 
-from providers.errors import ProviderUnavailable
+from providers.errors import CreationFailed, ProviderUnavailable
 from providers.runtime.launchers.images import ImageStore
 from providers.runtime.pool.background import BackgroundLoop
 from providers.runtime.pool.kept import Kept
@@ -22,7 +23,16 @@ from providers.runtime.service.revisions import Revision, open_line
 from providers.runtime.service.settings import ServiceSettings
 from providers.values import ExecutionResult, Job
 from tests.support.docker_engine import SMALL_IMAGE, small_root
-from tests.support.images import MARKER, config_of, machine_archive, machine_layers, oci_archive
+from tests.support.images import (
+    MARKER,
+    config_of,
+    entry,
+    layer,
+    link,
+    machine_archive,
+    machine_layers,
+    oci_archive,
+)
 from tests.support.required import require
 
 LOOK = """
@@ -292,3 +302,51 @@ def test_an_image_of_docker_save_runs_without_the_engine(
         assert (result.stdout, result.exit_code) == ("False\n", 0), result.stderr
     finally:
         line.close()
+
+
+# In the place of the guest, which would load the filter of system calls.
+HOSTILE = """#!/bin/bash
+exec /usr/bin/python3 -I -S -c '
+import ctypes, errno, os, socket, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def call(*arguments):
+    return "done" if libc.syscall(*arguments) >= 0 else errno.errorcode[ctypes.get_errno()]
+def opened(*arguments):
+    try:
+        socket.socket(*arguments).close()
+    except OSError as error:
+        return errno.errorcode[error.errno]
+    return "done"
+NEW_USER = 0x10000000
+print("unshare", call(272, NEW_USER), "clone", call(56, NEW_USER | 17, 0, 0, 0, 0),
+      "clone3", call(435, 0, 0), "bpf", call(321, 0, 0, 0), "keyctl", call(250, 0, 0, 0),
+      "tiocsti", call(16, 0, 0x5412, 0), "vsock", opened(40, 1, 0), "inet", opened(2, 1, 0),
+      "uevent", opened(16, 3, 15), file=sys.stderr)
+'
+"""
+
+
+def test_an_image_whose_python_is_hostile_has_no_more_system_calls(tmp_path: Path) -> None:
+    """The tool itself refuses them: the guest's own filter is in the hands of the image."""
+    required("runc")
+    if platform.machine() != "x86_64":
+        pytest.skip("the numbers of calls are those of x86-64")
+    (tmp_path / "run").mkdir()
+    hostile = layer(
+        (entry("opt/tools/bin/python3.11", mode=0o755), HOSTILE.encode()),
+        link("opt/tools/bin/python3", "python3.11"),
+    )
+    layers = [*machine_layers(with_python=False), hostile]
+    config = config_of(layers, Env=["PATH=/opt/tools/bin"])
+    archive = oci_archive(tmp_path / "hostile.tar", *layers, config=config)
+    ImageStore(tmp_path).add("hostile", archive)
+    line = Line("runc", tmp_path, base_python_image="hostile")
+    try:
+        with pytest.raises(CreationFailed) as caught:
+            line.run("print(1)", "python")
+    finally:
+        line.close()
+    assert (
+        "unshare EPERM clone EPERM clone3 ENOSYS bpf EPERM keyctl EPERM tiocsti EPERM "
+        "vsock EAFNOSUPPORT inet done uevent EPROTONOSUPPORT"
+    ) in caught.value.message
