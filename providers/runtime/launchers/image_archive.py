@@ -55,7 +55,7 @@ OWN_FILES = ("etc/passwd", "etc/group", "etc/hosts")
 # What reading an archive raises.
 FAILURES = (
     *(tarfile.TarError, OSError, EOFError, zlib.error, RecursionError),
-    *(ValueError, LookupError, TypeError, AttributeError),
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
 )
 
 
