@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The command line of this project: Django's, and `pool`, which needs no Django."""
+"""The command line of this project: Django's, and `pool` and `pool_images`, which need none."""
 
 import logging.config
 import os
@@ -15,10 +15,12 @@ def main() -> None:
         return
     # The processes of these two are there as long as the service. The pool service needs no Django,
     # and `up` no app: loading all would triple the memory of each.
-    if sys.argv[1:2] == ["pool"] or sys.argv[1:3] == ["help", "pool"]:
+    is_help = sys.argv[1:2] == ["help"]
+    name = next(iter(sys.argv[2:3] if is_help else sys.argv[1:2]), "")
+    if name in ("pool", "pool_images"):
         from sandbox_site import pool
 
-        pool.main(sys.argv[2:] if sys.argv[1] == "pool" else ["--help"])
+        pool.main(name, ["--help"] if is_help else sys.argv[2:])
         return
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "sandbox_site.settings")
     from django.core.exceptions import ImproperlyConfigured

@@ -1,4 +1,4 @@
-"""`manage.py pool`: the pool service, which needs no Django, no database and no key.
+"""`manage.py pool` and `pool_images`: the pool service, which needs no Django, database or key.
 
 deploy/pool-requirements.txt has all the packages that it needs.
 """
@@ -14,12 +14,14 @@ import time
 from environ.compat import ImproperlyConfigured
 
 from providers.errors import SandboxError
-from providers.runtime.service import command
+from providers.runtime.service import command, image_command
 from sandbox_site.private_files import write_privately
 
+COMMANDS = {"pool": command, "pool_images": image_command}
 
-def main(arguments: list[str]) -> None:
-    """Serve until SIGTERM. Exits with what is wrong with a setting or an argument."""
+
+def main(name: str, arguments: list[str]) -> None:
+    """Carry out one of COMMANDS. Exits with what is wrong with a setting or an argument."""
     try:
         from sandbox_site import pool_settings
     except ImproperlyConfigured as error:
@@ -28,10 +30,11 @@ def main(arguments: list[str]) -> None:
     time.tzset()
     logging.config.dictConfig(pool_settings.LOGGING)
     write_privately(pool_settings.DATA_DIR)
-    parser = argparse.ArgumentParser(prog="manage.py pool", description=command.HELP)
-    command.add_arguments(parser, pool_settings)
+    chosen = COMMANDS[name]
+    parser = argparse.ArgumentParser(prog=f"manage.py {name}", description=chosen.HELP)
+    chosen.add_arguments(parser, pool_settings)
     try:
-        command.run(pool_settings, vars(parser.parse_args(arguments)), _say)
+        chosen.run(pool_settings, vars(parser.parse_args(arguments)), _say)
     except SandboxError as error:
         sys.exit(error.message)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 UMASK = 0o077
-# The guest's code and the roots of sandboxes are for other users to read, from inside. No secret
-# is in them, and the folder around them is closed.
-_READ_BY_SANDBOXES = ("guest-", "gvisor-", "runc-")
+# The guest's code, images and the roots of sandboxes are for other users to read, from inside. No
+# secret is in them, and the folder around them is closed.
+_READ_BY_SANDBOXES = ("guest-", "gvisor-", "runc-", "crun-", "sha256-")
 
 
 def write_privately(*places: Path) -> None:

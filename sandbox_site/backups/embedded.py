@@ -20,6 +20,8 @@ PAGE = "docs/deployment/backup.md"
 RUNTIME = "run"
 # Which sandboxes a pool of this machine keeps, held locked by that pool.
 KEPT = "kept"
+# Root file systems of sandboxes, to be imported again.
+IMAGES = "images"
 # Requests that wait for a worker. They are not carried out after a restore.
 QUEUED = "queue"
 # Results that wait for the database, removed once they are in it.

@@ -24,6 +24,7 @@ from executions.ledger.models import LedgerEntry
 from sandbox_site import keys
 from sandbox_site.backups.archive import CHECKPOINTS, DATA, DATABASE, ArchiveWriter, files_below
 from sandbox_site.backups.embedded import (
+    IMAGES,
     JOURNAL,
     KEPT,
     QUEUED,
@@ -164,7 +165,7 @@ def _refuse_without_room(folder: Path) -> None:
     places = [settings.DATA_DIR, *filter(None, [checkpoints_folder()])]
     needed = 0
     for place in places:
-        for path in files_below(place, lambda path: path.name in (RUNTIME, KEPT, QUEUED)):
+        for path in files_below(place, _is_of_this_machine):
             with suppress(FileNotFoundError):
                 needed += path.stat().st_size
     reserve = settings.DISK_RESERVE_MIB * _MEBIBYTE
@@ -179,8 +180,12 @@ def _refuse_without_room(folder: Path) -> None:
         )
 
 
+def _is_of_this_machine(path: Path) -> bool:
+    return path.name in (RUNTIME, KEPT, QUEUED) or path == settings.DATA_DIR / IMAGES
+
+
 def _left_out(secrets: bool) -> Callable[[Path], bool]:
-    named = {settings.DATA_DIR / name for name in (RUNTIME, KEPT, QUEUED, JOURNAL)}
+    named = {settings.DATA_DIR / name for name in (RUNTIME, KEPT, QUEUED, JOURNAL, IMAGES)}
     named |= set(files_of(settings.DATABASES))
     if (place := checkpoints_folder()) is not None:
         named.add(place)

@@ -22,6 +22,7 @@ from executions.runs.orphaned_runs import Settled, close_after_restore
 from sandbox_site import bootstrap, keys
 from sandbox_site.backups.archive import CHECKPOINTS, DATA, DATABASE, DamagedArchive, unpack
 from sandbox_site.backups.embedded import (
+    IMAGES,
     KEPT,
     RUNTIME,
     Refused,
@@ -121,7 +122,7 @@ def _refuse_unless_usable(draft: Path) -> None:
     """Before anything is in place: is it all there, and does this version know its database?"""
     if not (draft / DATABASE).exists():
         raise DamagedArchive(f"it has no {DATABASE}")
-    ours = {RUNTIME, KEPT, RESTORING, *(path.name for path in files_of(settings.DATABASES))}
+    ours = {RUNTIME, KEPT, IMAGES, RESTORING, *(path.name for path in files_of(settings.DATABASES))}
     if found := sorted(ours & {path.name for path in _entries(draft / DATA)}):
         raise DamagedArchive(f"{found[0]!r} does not belong in a backup")
     generated = keys.read(draft / DATA)

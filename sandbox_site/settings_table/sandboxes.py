@@ -388,12 +388,12 @@ POOL: Group = Group(
         ),
         text(
             "SANDBOX_BASE_PYTHON_IMAGE",
-            "Another image for Python.",
+            "Another image for Python. Without Docker, one of `manage.py pool_images`.",
             shown="`cofferdam/...`",
         ),
         text(
             "SANDBOX_BASE_NODEJS_IMAGE",
-            "Another image for JavaScript.",
+            "Another image for JavaScript. Without Docker, one of `manage.py pool_images`.",
             shown="`cofferdam/...`",
         ),
     ),

@@ -68,9 +68,10 @@ FACES = {
         "background cgroup claims hardening kept launcher pool protocol requests sandbox settings "
         "sharing_level shelf state_store template"
     ),
-    "providers.runtime.launchers": "bubblewrap docker guest_files oci unisolated",
+    "providers.runtime.launchers": "bubblewrap docker guest_files images oci unisolated",
     "providers.runtime.service": (
-        "command docker_check launchers messages operations pool_manager settings unix_socket"
+        "command docker_check image_command launchers messages operations pool_manager settings "
+        "unix_socket"
     ),
     "providers.runtime.guest": (
         "advice archive child display kept kernel lanes names notebook paths "

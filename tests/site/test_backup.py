@@ -7,6 +7,7 @@ import json
 import stat
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 import urllib.request
@@ -208,3 +209,14 @@ def test_a_database_server_is_refused_with_what_to_use(tmp_path: Path) -> None:
         assert (ROOT / "docs/deployment/backup.md").exists()
         assert not (tmp_path / "data").exists()
         (tmp_path / "b.tar").touch()
+
+
+def test_images_of_sandboxes_are_imported_again_and_not_backed_up(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    place = data_dir / "images" / "sha256-0" / "rootfs"
+    place.mkdir(parents=True)
+    (place / "program").write_text("x")
+    succeeded(manage(data_dir, "backup", str(tmp_path / "backup.tar")))
+    with tarfile.open(tmp_path / "backup.tar") as archive:
+        assert not [name for name in archive.getnames() if "images" in name.split("/")]

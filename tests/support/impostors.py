@@ -71,7 +71,7 @@ class Impostor(Launcher):
     def languages(self) -> list[str]:
         return ["python"]
 
-    def interpreter(self, language: str) -> str | None:
+    def interpreter(self, language: str, template: str = "") -> str | None:
         return sys.executable
 
     def node_runner(self) -> list[str]:

@@ -90,7 +90,7 @@ class PuppetLauncher(Launcher):
     def languages(self) -> list[str]:
         return ["python"]
 
-    def interpreter(self, language: str) -> str | None:
+    def interpreter(self, language: str, template: str = "") -> str | None:
         return None
 
     def node_runner(self) -> list[str]:

@@ -89,8 +89,8 @@ class DockerLauncher(Launcher):
     def languages(self) -> list[str]:
         return [name for name in OURS if self.interpreter(name)]
 
-    def interpreter(self, language: str) -> str | None:
-        image = self._images.get(self._image_key(language, language))
+    def interpreter(self, language: str, template: str = "") -> str | None:
+        image = self._images.get(self._image_key(template or language, template or language))
         return image.interpreters.get(language) if image else None
 
     def version(self, language: str, template: str) -> str:

@@ -1,7 +1,7 @@
 """Sandboxes by the tools of the Open Container Initiative: runc, crun and gVisor's runsc.
 
-Each has a bundle: a root of this machine's programs, and who runs what in it. There is no daemon
-and no image. What the Docker launcher promises holds here too: a root that cannot be written to, no
+Each has a bundle: a root of this machine's programs or of an image, and who runs what in it. There
+is no daemon. What the Docker launcher promises holds here too: a root that cannot be written to, no
 privilege and no way to any, a user of the container's own, no network, the kernel's own bounds.
 
 runc and crun have a bundle for each sandbox, whose first process is held when the tool has ended.
@@ -20,31 +20,39 @@ import shutil
 import signal
 import socket
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any
 
 from providers.errors import CreationFailed, ProviderUnavailable
+from providers.runtime.guest.child import NO_CORE
 from providers.runtime.guest.kernel import TERMINALS
 from providers.runtime.guest.processes import read_small
-from providers.runtime.guest.root import HOME, TERMINAL_OPTIONS, group, passwd
+from providers.runtime.guest.root import TERMINAL_OPTIONS, group, passwd
 from providers.runtime.launchers import guest_files
-from providers.runtime.launchers.guest_files import (
-    INSIDE,
-    boot,
-    interpreter_options,
-    program_folders,
-    search_path,
+from providers.runtime.launchers.bundle import (
+    NAMESPACES,
+    Home,
+    Seen,
+    bind,
+    make_root,
+    mount,
+    mounts_over,
+    process_of,
+    with_devices,
+    write_bundle,
 )
 from providers.runtime.launchers.host_programs import HostProgramsLauncher
-from providers.runtime.launchers.seccomp import build_filter
+from providers.runtime.launchers.images import Image
+from providers.runtime.launchers.seccomp import build_filter, build_profile
 from providers.runtime.launchers.tenant_kernel import TenantKernels
 from providers.runtime.launchers.warm_images import WarmImages
 from providers.runtime.pool.cgroup import ROOT, Cgroup, ResourceUsage, memory_keeper, own_groups
 from providers.runtime.pool.hardening import RUNC, Hardening
 from providers.runtime.pool.launcher import (
-    OOM_SCORE_ADJ,
+    NOTHING,
     Guest,
     PidfdGuest,
     ProcessGuest,
@@ -56,155 +64,6 @@ from providers.runtime.pool.launcher import (
     start_process,
 )
 from providers.runtime.pool.template import WORKSPACE, Template
-
-Home = Literal["link", "mount", "folder"]
-
-NAMESPACES = ("pid", "ipc", "uts", "mount", "network")
-
-_ENVIRONMENT = (
-    f"HOME={WORKSPACE}",
-    "LANG=C.UTF-8",
-    "TMPDIR=/tmp",
-)
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What of this machine is seen inside: the programs of `python` without what is `hidden`, and
-    the guest's own folder, with the /etc in it."""
-
-    python: str
-    guest_dir: Path
-    hidden: Sequence[Path]
-
-
-def make_root(
-    root: Path,
-    seen: Seen,
-    size: int,
-    more: Sequence[dict[str, Any]] = (),
-    *,
-    room: Sequence[str] = (),
-    home: Home = "link",
-) -> list[dict[str, Any]]:
-    """Make the folder that is the root, where all is to be mounted; return the mounts.
-
-    Each of those that can be written to holds `size` bytes, and has `room` as its further options.
-    `home` is what the workspace's other name is: a link to it, a mount, or an empty folder, for a
-    guest that mounts by itself.
-    """
-    dev = with_devices(mount("/dev", "tmpfs", "mode=755", "size=64k", "nr_inodes=64"))
-    mounts = [mount("/proc", "proc"), dev, *more]
-    for path in (WORKSPACE, "/tmp", "/dev/shm"):
-        mounts.append(mount(path, "tmpfs", f"size={size}", "mode=1777", *room))
-    mounts += [bind(path, path) for path in program_folders(seen.python)]
-    # An empty folder over what is not to be seen. Its name still is.
-    mounts += [mount(str(path), "tmpfs", "ro") for path in seen.hidden if os.path.isdir(path)]
-    mounts.append(bind(str(seen.guest_dir), INSIDE))
-    mounts.append(bind(str(seen.guest_dir / "etc"), "/etc"))
-    root.mkdir(parents=True)
-    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
-        path_outside = Path("/") / name
-        if path_outside.is_symlink():
-            (root / name).symlink_to(os.readlink(path_outside))
-        elif path_outside.is_dir():
-            mounts.append(bind(str(path_outside), str(path_outside)))
-    for each in mounts:
-        point = root / each["destination"].lstrip("/")
-        if each["type"] == "bind" and Path(each["source"]).is_file():
-            point.parent.mkdir(parents=True, exist_ok=True)
-            point.touch()
-        elif not each["destination"].startswith("/dev/"):
-            point.mkdir(parents=True, exist_ok=True)
-    (root / "root").mkdir(exist_ok=True)
-    place = root / HOME.lstrip("/")
-    if not place.exists():
-        place.parent.mkdir(exist_ok=True)
-        if home == "link":
-            place.symlink_to(WORKSPACE)
-        else:
-            place.mkdir()
-        if home == "mount":
-            # A path of the new root before that is entered: what is mounted there by then.
-            workspace = bind(str(root / WORKSPACE.lstrip("/")), HOME)
-            mounts.append({**workspace, "options": ["bind", "nosuid", "nodev"]})
-    for point in (root, *root.rglob("*")):
-        # Inside, it is another user's to read; the folder around the bundle is not.
-        if not point.is_symlink():
-            point.chmod(0o755 if point.is_dir() else 0o644)
-    for path in (WORKSPACE, "/tmp"):
-        # runc gives a file system the mode of the folder that it lies over.
-        (root / path.lstrip("/")).chmod(0o1777)
-    return mounts
-
-
-def process_of(
-    python: str,
-    module: str,
-    arguments: Sequence[str],
-    capabilities: Sequence[str] = (),
-    *,
-    uid: int = 0,
-) -> dict[str, Any]:
-    """Process 1: the guest's `module`, by this user with these capabilities and no way to more."""
-    kept = list(capabilities)
-    return {
-        "terminal": False,
-        "cwd": "/",
-        "user": {"uid": uid, "gid": uid},
-        "args": [*interpreter_options(python), boot(INSIDE, module), *arguments],
-        "env": [f"PATH={search_path(python)}", *_ENVIRONMENT],
-        "noNewPrivileges": True,
-        "oomScoreAdj": OOM_SCORE_ADJ,
-        "capabilities": {"bounding": kept, "effective": kept, "permitted": kept},
-    }
-
-
-def write_bundle(
-    folder: Path,
-    process: Mapping[str, Any],
-    mounts: Sequence[Mapping[str, Any]],
-    root: Path = Path("rootfs"),
-    linux: Mapping[str, Any] | None = None,
-    namespaces: Sequence[str] = NAMESPACES,
-) -> None:
-    """Write the bundle's description into its folder. `linux` is what a runtime on the machine's
-    own kernel needs beside the namespaces."""
-    described = {
-        "ociVersion": "1.0.0",
-        "hostname": "sandbox",
-        "root": {"path": str(root), "readonly": True},
-        "mounts": list(mounts),
-        "process": process,
-        "linux": {"namespaces": [{"type": kind} for kind in namespaces], **(linux or {})},
-    }
-    (folder / "config.json").write_text(json.dumps(described))
-
-
-def mount(destination: str, kind: str, *options: str) -> dict[str, Any]:
-    """A new file system inside."""
-    return {
-        "destination": destination,
-        "type": kind,
-        "source": kind,
-        "options": ["nosuid", "nodev", *options],
-    }
-
-
-def with_devices(mounted: dict[str, Any]) -> dict[str, Any]:
-    """The same file system, in which devices are opened."""
-    return {**mounted, "options": [each for each in mounted["options"] if each != "nodev"]}
-
-
-def bind(source: str, destination: str) -> dict[str, Any]:
-    """A file or folder of this machine's, to be read only."""
-    return {
-        "destination": destination,
-        "type": "bind",
-        "source": source,
-        "options": ["rbind", "ro", "nosuid", "nodev"],
-    }
-
 
 START_SECONDS = 20.0
 
@@ -228,21 +87,65 @@ _TERMINALS = [
 _numbers = itertools.count()
 
 
-class RuncLauncher(HostProgramsLauncher):
+class ImagesLauncher(HostProgramsLauncher):
+    """Gives sandboxes of some templates the programs of an image in place of this machine's."""
+
+    def __init__(
+        self,
+        runtime: str,
+        data_dir: Path,
+        python: str,
+        rest_seconds: float,
+        images: Mapping[str, Image],
+    ) -> None:
+        """`images` are by name of the template."""
+        super().__init__(runtime, data_dir, python, rest_seconds)
+        self._images = dict(images)
+        self._images_held: list[int] = []
+
+    def interpreter(self, language: str, template: str = "") -> str | None:
+        image = self._images.get(template or language)
+        return image.interpreter(language) if image else super().interpreter(language)
+
+    def version(self, language: str, template: str) -> str:
+        image = self._images.get(template)
+        return image.version(language) if image else super().version(language, template)
+
+    def _hold_images(self) -> None:
+        """Raises ProviderUnavailable."""
+        for image in self._images.values():
+            self._images_held.append(image.hold())
+
+    def _release_images(self) -> None:
+        while self._images_held:
+            os.close(self._images_held.pop())
+
+    def _facts(self, image: Image | None) -> Mapping[str, Any]:
+        return {"image_digest": image.digest} if image else NOTHING
+
+
+class RuncLauncher(ImagesLauncher):
     """Starts each sandbox by `tool`, which is `runc` or `crun`, as root."""
 
-    def __init__(self, data_dir: Path, tool: str, python: str = "") -> None:
-        super().__init__(tool, data_dir, python, rest_seconds=0.015)
+    def __init__(
+        self,
+        data_dir: Path,
+        tool: str,
+        python: str = "",
+        images: Mapping[str, Image] = MappingProxyType({}),
+    ) -> None:
+        super().__init__(tool, data_dir, python, 0.015, images)
         self._tool = ""
         self._filter = b""
         self._hardening = Hardening.of(RUNC)
-        self._mounts: dict[int, list[dict[str, Any]]] = {}
+        self._mounts: dict[Path, list[dict[str, Any]]] = {}
         self._hurried = True
 
     async def prepare(self) -> None:
         self._tool = find_tool(self.runtime)
         check_rights()
         self._find_programs()
+        self._hold_images()
         self._make_folder()
         self._make_group()
         if self._cgroups is None:
@@ -269,6 +172,7 @@ class RuncLauncher(HostProgramsLauncher):
                     folder.rmdir()
             self._cgroups.remove()
         self._remove_folder()
+        self._release_images()
 
     async def start(self, template: Template) -> Guest:
         if self._folder is None or self._cgroups is None:
@@ -297,7 +201,9 @@ class RuncLauncher(HostProgramsLauncher):
         finally:
             theirs.close()
         at_end = partial(self._forget, folder, cgroup.path.name)
-        return RuncGuest(channel, pidfd, cgroup, stderr, at_end)
+        guest = RuncGuest(channel, pidfd, cgroup, stderr, at_end)
+        guest.facts = self._facts(self._images.get(template.name))
+        return guest
 
     async def _run(self, folder: Path, channel: socket.socket, stderr: int) -> None:
         """Have the container made; its first process has the channel then. Raises OSError."""
@@ -323,7 +229,9 @@ class RuncLauncher(HostProgramsLauncher):
             (folder / name).write_text(text)
             (folder / name).chmod(0o644)
         argument = template.guest_argument(workspace=WORKSPACE, watch_memory=False)
-        process = process_of(self._python, "container", [argument, self._filter.hex()], uid=uid)
+        image = self._images.get(template.name)
+        arguments = [argument, self._filter.hex()]
+        process = process_of(self._python, "container", arguments, uid=uid, image=image)
         linux: dict[str, Any] = {
             "cgroupsPath": self._path_of(cgroup),
             "resources": {
@@ -334,13 +242,24 @@ class RuncLauncher(HostProgramsLauncher):
             "readonlyPaths": [f"/proc/{name}" for name in _READ_ONLY],
             "sysctl": dict(settings["sysctls"]),
         }
-        size = template.limits.workspace_bytes
+        if image and (profile := build_profile()):
+            # The guest, which loads its filter itself, runs with a Python that is not ours.
+            linux["seccomp"] = profile
+            process["rlimits"] = [{"type": "RLIMIT_CORE", "soft": NO_CORE, "hard": NO_CORE}]
+        root, mounts = self._root(template.limits.workspace_bytes, image)
+        own = [bind(str(folder / name), f"/etc/{name}") for name in ("passwd", "group")]
+        write_bundle(folder, process, [*mounts, *own], root, linux, (*NAMESPACES, "cgroup"))
+
+    def _root(self, size: int, image: Image | None) -> tuple[Path, list[dict[str, Any]]]:
+        """The root, made for the first of its kind, and its mounts. Raises OSError."""
+        seen = Seen(self._python, self._guest_dir, self._hidden)
+        room = [f"nr_inodes={self._hardening.settings['inodes']}"]
+        if image:
+            return image.root, mounts_over(seen, size, _TERMINALS, room=room)
         root = Path(self._folder or "") / f"root-{size}"
-        mounts = self._mounts.get(size)
+        mounts = self._mounts.get(root)
         if mounts is None:
-            seen = Seen(self._python, self._guest_dir, self._hidden)
             try:
-                room = [f"nr_inodes={settings['inodes']}"]
                 # crun may open what is to be mounted before the new root has its mounts.
                 home: Home = "mount" if self.runtime == "runc" else "link"
                 mounts = make_root(root, seen, size, _TERMINALS, room=room, home=home)
@@ -348,9 +267,8 @@ class RuncLauncher(HostProgramsLauncher):
                 # Or it would be in the way of every other try.
                 shutil.rmtree(root, ignore_errors=True)
                 raise
-            self._mounts[size] = mounts
-        own = [bind(str(folder / name), f"/etc/{name}") for name in ("passwd", "group")]
-        write_bundle(folder, process, [*mounts, *own], root, linux, (*NAMESPACES, "cgroup"))
+            self._mounts[root] = mounts
+        return root, mounts
 
     def _path_of(self, cgroup: Cgroup) -> str:
         """Our own group, as these tools are told of one: on version 1 below where we are."""
@@ -454,24 +372,31 @@ KERNEL_CHECK_SECONDS = 0.1
 _CAPABILITIES = ["CAP_SETUID", "CAP_SETGID", "CAP_KILL", "CAP_CHOWN", "CAP_DAC_OVERRIDE"]
 
 
-class GvisorLauncher(HostProgramsLauncher):
+class GvisorLauncher(ImagesLauncher):
     """Starts each sandbox as `runsc run`, whose processes end with it.
 
     `platform` is gVisor's own choice of systrap, ptrace or kvm. ptrace is the faster one on
     virtual machines, systrap on bare metal.
     """
 
-    def __init__(self, data_dir: Path, platform: str, python: str = "") -> None:
-        super().__init__("gvisor", data_dir, python, rest_seconds=0.03)
+    def __init__(
+        self,
+        data_dir: Path,
+        platform: str,
+        python: str = "",
+        images: Mapping[str, Image] = MappingProxyType({}),
+    ) -> None:
+        super().__init__("gvisor", data_dir, python, 0.03, images)
         self._platform = platform
         self._runsc = ""
         self._bundles: dict[Hashable, Path] = {}
         self._kernels: TenantKernels | None = None
-        self._images: WarmImages | None = None
+        self._warm: WarmImages | None = None
 
     async def prepare(self) -> None:
         self._runsc = find_runsc()
         self._find_programs()
+        self._hold_images()
         self._make_folder()
         self._make_group()
         self.enforced_by = {
@@ -481,9 +406,11 @@ class GvisorLauncher(HostProgramsLauncher):
             "system_calls": "gVisor",
         }
         if self._cgroups:
-            self._kernels = TenantKernels(self._start_kernel, self.enforced_by)
+            self._kernels = TenantKernels(self._start_kernel, self.enforced_by, self._digest_of)
         if self._folder:
-            self._images = WarmImages(self._folder / "images", self._runsc, self._begin_image)
+            self._warm = WarmImages(
+                self._folder / "images", self._runsc, self._begin_image, self._root_of
+            )
 
     def close(self) -> None:
         if self._kernels:
@@ -491,16 +418,27 @@ class GvisorLauncher(HostProgramsLauncher):
         self._remove_folder()
         if self._cgroups:
             self._cgroups.remove()
+        self._release_images()
+
+    def _digest_of(self, template: Template) -> str:
+        """What tells the kernels of one owner apart."""
+        image = self._images.get(template.name)
+        return image.digest if image else ""
+
+    def _root_of(self, template: Template) -> str:
+        """Where the files lie that a sandbox has in its root."""
+        image = self._images.get(template.name)
+        return str(image.root) if image else ""
 
     @property
     def counts(self) -> dict[str, int]:
         """How many sandboxes were restored from an image, and how often one failed."""
-        images = self._images
-        return {"restored": images.restored, "failed_restores": images.failed} if images else {}
+        warm = self._warm
+        return {"restored": warm.restored, "failed_restores": warm.failed} if warm else {}
 
     async def start(self, template: Template) -> Guest:
-        if self._images and self._images.are_for(template):
-            restored = await self._images.start(template)
+        if self._warm and self._warm.are_for(template):
+            restored = await self._warm.start(template)
             if restored:
                 return restored
         return self._start(template, template, self._supervisor(template))
@@ -519,7 +457,8 @@ class GvisorLauncher(HostProgramsLauncher):
     ) -> GvisorGuest:
         # The kernel inside needs memory of its own beside what the program may use.
         memory_bytes = template.limits.memory_bytes + (64 << 20)
-        return self._run(kind, process, template.limits.workspace_bytes, memory_bytes, image=image)
+        size = template.limits.workspace_bytes
+        return self._run(kind, template, process, size, memory_bytes, image=image)
 
     def for_owner(self, owner: str) -> Starter:
         if self._kernels is None:
@@ -531,15 +470,17 @@ class GvisorLauncher(HostProgramsLauncher):
             )
         return self._kernels.of(owner)
 
-    def _start_kernel(self, _: Template, memory_bytes: int) -> GvisorGuest:
+    def _start_kernel(self, template: Template, memory_bytes: int) -> GvisorGuest:
         """A sandbox that has runs made in it later. Raises SandboxError."""
         # What can be written to is laid over anew for each of them, and /run, too.
         place = mount("/run", "tmpfs", "ro")
-        return self._run("tenant kernel", self._zygote(), 4096, memory_bytes, [place])
+        kind = "tenant kernel", self._digest_of(template)
+        return self._run(kind, template, self._zygote(template), 4096, memory_bytes, [place])
 
     def _run(
         self,
         kind: Hashable,
+        template: Template,
         process: dict[str, Any],
         workspace_bytes: int,
         memory_bytes: int,
@@ -552,7 +493,7 @@ class GvisorLauncher(HostProgramsLauncher):
             raise CreationFailed("gVisor: the launcher was not prepared.")
         bundle = self._bundles.get(kind)
         if bundle is None:
-            bundle = self._make_bundle(process, workspace_bytes, more)
+            bundle = self._make_bundle(template, process, workspace_bytes, more)
             self._bundles[kind] = bundle
         name = f"cofferdam-{os.getpid()}-{next(_numbers)}"
         state = self._folder / name
@@ -569,21 +510,33 @@ class GvisorLauncher(HostProgramsLauncher):
                 cgroup = self._cgroups.new(memory_bytes)
                 for path in cgroup.procs:
                     command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', path, *command]
-            return GvisorGuest(killed_first(command), cgroup, state, tool)
+            guest = GvisorGuest(killed_first(command), cgroup, state, tool)
         except OSError as error:
             if cgroup:
                 cgroup.remove_now()
             raise start_failure("gVisor", error) from error
+        guest.facts = self._facts(self._images.get(template.name))
+        return guest
 
     def _make_bundle(
-        self, process: dict[str, Any], workspace_bytes: int, more: Sequence[dict[str, Any]]
+        self,
+        template: Template,
+        process: dict[str, Any],
+        workspace_bytes: int,
+        more: Sequence[dict[str, Any]],
     ) -> Path:
         """Raises SandboxError, and has then left nothing in the way of the next try."""
         folder = Path(self._folder or "") / "bundles" / str(len(self._bundles))
         seen = Seen(self._python, self._guest_dir, self._hidden)
+        root = folder / "rootfs"
         try:
-            mounts = make_root(folder / "rootfs", seen, workspace_bytes, more, home="folder")
-            write_bundle(folder, process, mounts)
+            if image := self._images.get(template.name):
+                root = image.root
+                folder.mkdir(parents=True)
+                mounts = mounts_over(seen, workspace_bytes, more)
+            else:
+                mounts = make_root(root, seen, workspace_bytes, more, home="folder")
+            write_bundle(folder, process, mounts, root)
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise start_failure("gVisor", error) from error
@@ -599,14 +552,16 @@ class GvisorLauncher(HostProgramsLauncher):
         )
         # It gives up the right to mount, which is one in gVisor's kernel alone, before all else.
         kept = [*_CAPABILITIES, "CAP_SYS_ADMIN"]
-        return process_of(self._python, "supervisor", [argument], kept)
+        base = self._images.get(template.name)
+        return process_of(self._python, "supervisor", [argument], kept, image=base)
 
-    def _zygote(self) -> dict[str, Any]:
+    def _zygote(self, template: Template) -> dict[str, Any]:
         program = build_filter() or b""
         argument = json.dumps({"filter": program.hex()}, separators=(",", ":"))
         # To make namespaces and to mount, in gVisor's kernel alone.
         kept = [*_CAPABILITIES, "CAP_SYS_ADMIN"]
-        return process_of(self._python, "tenant_kernel", [argument], kept)
+        base = self._images.get(template.name)
+        return process_of(self._python, "tenant_kernel", [argument], kept, image=base)
 
 
 class GvisorGuest(ProcessGuest):

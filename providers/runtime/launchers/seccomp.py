@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import platform
 import struct
+from collections.abc import Iterable
+from typing import Any
 
 EPERM = 1
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -33,6 +35,8 @@ _RLIMIT_CORE = 4
 _DEVICE = 0x2000
 
 _UNIX, _INET, _INET6, _NETLINK = 1, 2, 10, 16
+# One more than the last that the kernel has.
+_FAMILIES = 46
 
 # (audit architecture, {syscall: number}); clone, ioctl and socket are filtered by their arguments.
 _DENIED_X86_64 = {
@@ -290,6 +294,57 @@ def build_filter(
         jumps = [labels[to] - index - 1 if to else 0 for to in (if_true, if_false)]
         program += struct.pack("<HBBI", operation, *jumps, operand)
     return program
+
+
+def build_profile(machine: str | None = None) -> dict[str, Any] | None:
+    """The filter as runc and crun load it before the first process, where that is not our code.
+
+    They know calls by name. Watches are left to the guest's own filter, as it opens one before
+    that; what would reach the first process is its own affair. None where there is no table.
+    """
+    table = _TABLES.get(machine or platform.machine())
+    if table is None:
+        return None
+    families = set(range(_FAMILIES)) - {_UNIX, _INET, _INET6, _NETLINK}
+    spaces = [1 << bit for bit in range(32) if _NEW_NAMESPACES >> bit & 1]
+    core = _argument(1, _RLIMIT_CORE)
+    given = {"index": 2, "value": 0, "op": "SCMP_CMP_NE"}
+    return {
+        "defaultAction": "SCMP_ACT_ALLOW",
+        "architectures": [f"SCMP_ARCH_{(machine or platform.machine()).upper()}"],
+        "syscalls": [
+            _refuse(EPERM, table[1]),
+            _refuse(_ENOSYS, ["clone3", "io_setup", "cachestat"]),
+            _refuse(_EOPNOTSUPP, ["setxattr", "lsetxattr", "fsetxattr", "setxattrat"]),
+            *(_refuse(EPERM, ["clone"], _argument(0, space, space)) for space in spaces),
+            *(
+                _refuse(EPERM, ["ioctl"], _argument(1, request))
+                for request in (*_MARK_FILES, _TIOCSTI, _TIOCLINUX)
+            ),
+            *(
+                _refuse(_EAFNOSUPPORT, ["socket"], _argument(0, family))
+                for family in sorted(families)
+            ),
+            _refuse(_EPROTONOSUPPORT, ["socket"], _argument(0, _NETLINK), given),
+            *(
+                _refuse(EPERM, ["fcntl"], _argument(1, command))
+                for command in (_F_SETLEASE, _F_NOTIFY)
+            ),
+            _refuse(_ENOMEM, ["mmap"], _argument(3, _MAP_HUGETLB, _MAP_HUGETLB)),
+            _refuse(0, ["setrlimit"], _argument(0, _RLIMIT_CORE)),
+            _refuse(0, ["prlimit64"], core, given),
+        ],
+    }
+
+
+def _refuse(error: int, names: Iterable[str], *arguments: dict[str, Any]) -> dict[str, Any]:
+    refused = {"names": list(names), "action": "SCMP_ACT_ERRNO", "errnoRet": error}
+    return {**refused, "args": list(arguments)}
+
+
+def _argument(index: int, value: int, mask: int = 0xFFFFFFFF) -> dict[str, Any]:
+    """The kernel reads 32 bits of it, whatever the others are."""
+    return {"index": index, "value": mask, "valueTwo": value, "op": "SCMP_CMP_MASKED_EQ"}
 
 
 def _groups(calls: dict[int, str], otherwise: str) -> dict[int, list[_Step]]:

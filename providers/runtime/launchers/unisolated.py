@@ -54,7 +54,7 @@ class UnisolatedLauncher(Launcher):
     def languages(self) -> list[str]:
         return [name for name in OURS if self.interpreter(name)]
 
-    def interpreter(self, language: str) -> str | None:
+    def interpreter(self, language: str, template: str = "") -> str | None:
         if language == "python":
             return self._python
         return find_program(language)

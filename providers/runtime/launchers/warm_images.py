@@ -82,9 +82,14 @@ class WarmImages:
     """Makes sandboxes by images in a folder that is the pool's own. Lives in one event loop."""
 
     def __init__(
-        self, folder: Path, runsc: str, begin: Callable[[Template, Path | None], GvisorGuest]
+        self,
+        folder: Path,
+        runsc: str,
+        begin: Callable[[Template, Path | None], GvisorGuest],
+        root_of: Callable[[Template], str] = lambda _: "",
     ) -> None:
         """`begin` starts a sandbox that is to become an image, or one out of the image given.
+        `root_of` is the folder that a template's sandboxes have for their root.
 
         Raises OSError where the folder cannot be made.
         """
@@ -94,6 +99,7 @@ class WarmImages:
         self._folder = folder
         self._runsc = runsc
         self._begin = begin
+        self._root_of = root_of
         self._images: dict[Hashable, _Image] = {}
         self._numbers = itertools.count()
 
@@ -130,7 +136,7 @@ class WarmImages:
         return guest
 
     def _of(self, template: Template) -> _Image:
-        key = template, _mark(self._runsc)
+        key = template, self._root_of(template), _mark(self._runsc)
         image = self._images.pop(key) if key in self._images else _Image()
         # The one asked for last is the last.
         self._images[key] = image
@@ -153,7 +159,9 @@ class WarmImages:
                     header, parts = await channel.receive()
             if header.get("type") != "loaded" or "files" not in parts:
                 raise CreationFailed(str(header.get("reason") or "it did not load its modules"))
-            files = [(name, _mark(name)) for name in parts["files"].split(b"\0")]
+            root = self._root_of(template).encode()
+            names = [root + name for name in parts["files"].split(b"\0")]
+            files = [(name, _mark(name)) for name in names]
             if any(mark is not None and mark[-1] >= before for _, mark in files):
                 raise CreationFailed("its programs were changed meanwhile")
             folder.mkdir(mode=0o700)

@@ -122,8 +122,9 @@ class Launcher(Starter, Protocol):
     def languages(self) -> list[str]:
         """The languages whose interpreter is there."""
 
-    def interpreter(self, language: str) -> str | None:
-        """Path of a language's interpreter as sandboxes see it, None when there is none."""
+    def interpreter(self, language: str, template: str = "") -> str | None:
+        """Path of a language's interpreter as sandboxes of a template see it, None when there is
+        none. Without a name the template is the language's own."""
 
     def version(self, language: str, template: str) -> str:
         """The template's interpreter, such as `python 3.11.2`, empty where it is not known."""

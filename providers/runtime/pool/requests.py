@@ -152,8 +152,17 @@ def make_template(
     advise: bool = False,
 ) -> Template:
     """The template `name` of a language, in sandboxes of this launcher."""
-    interpreter = launcher.interpreter(language) or ""
-    command: tuple[str, ...] = (interpreter,)
+    command = command_of(name, language, launcher, limits)
+    modules = tuple(preload) if language == "python" else ()
+    version = launcher.version(language, name)
+    return Template(name, language, command, limits, modules, advise, version)
+
+
+def command_of(
+    name: str, language: str, launcher: Launcher, limits: SandboxLimits
+) -> tuple[str, ...]:
+    """The argument list of a language's interpreter in sandboxes of the template `name`."""
+    interpreter = launcher.interpreter(language, name) or ""
     if language == "nodejs":
         # More than there is, so that whoever bounds the memory sees it used up: at a limit of its
         # own Node ends with an exit code like any other.
@@ -164,7 +173,5 @@ def make_template(
             *("--expose-internals", "--experimental-vm-modules", "--no-warnings"),
             *("--no-force-async-hooks-checks", heap),
         )
-        command = (interpreter, *options, *launcher.node_runner())
-    modules = tuple(preload) if language == "python" else ()
-    version = launcher.version(language, name)
-    return Template(name, language, command, limits, modules, advise, version)
+        return (interpreter, *options, *launcher.node_runner())
+    return (interpreter,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,9 @@ from providers.errors import InvalidConfiguration
 from providers.isolation import NONE, meets
 from providers.launcher_names import KINDS
 from providers.options import Options, use_options
+from providers.runtime.launchers.images import ImageStore
 from providers.runtime.pool.state_store import StateStore
+from providers.runtime.service.docker_check import Docker, find_docker
 from providers.runtime.service.http import AllowedAddresses
 from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.serve import UNUSED_SECONDS, ServiceOptions, serve
@@ -24,6 +27,8 @@ from providers.runtime.service.settings import (
     usual_capacity,
 )
 from providers.runtime.service.unix_socket import socket_path
+
+logger = logging.getLogger(__name__)
 
 HELP = (
     "Run the pool service. It keeps warm sandboxes and runs code in them over HTTP, for the "
@@ -129,7 +134,7 @@ def run(settings: PoolOptions, arguments: Mapping[str, Any], say: Callable[[str]
         host,
         port,
         choice,
-        _first_settings(settings),
+        _first_settings(settings, arguments["launcher"]),
         AllowedAddresses.of(settings.POOL_ALLOWED_ADDRESSES, only_loopback=is_loopback(host)),
         _token(settings, arguments["token_file"]),
         settings.SHUTDOWN_GRACE_SECONDS,
@@ -139,12 +144,15 @@ def run(settings: PoolOptions, arguments: Mapping[str, Any], say: Callable[[str]
     serve(options, lambda address: say(f"Pool: {address} (Ctrl-C ends it)"))
 
 
-def _first_settings(settings: PoolOptions) -> ServiceSettings:
+def _first_settings(settings: PoolOptions, launcher: str) -> ServiceSettings:
     try:
         memory_bytes = parse_size(settings.POOL_MEMORY)
         images: dict[str, Any] = {
             IMAGE_FIELDS[language]: name for language, name in settings.POOL_IMAGES.items() if name
         }
+        if launcher != "docker" and (launcher != "auto" or find_docker() is not Docker.READY):
+            # They are RAGFlow's names for images of an engine, which the launcher has no use for.
+            images = _imported(images, ImageStore(settings.DATA_DIR))
         capacity = usual_capacity(memory_bytes, settings.POOL_SIZE)
         return ServiceSettings(
             pool_size=min(settings.POOL_SIZE, capacity),
@@ -155,6 +163,16 @@ def _first_settings(settings: PoolOptions) -> ServiceSettings:
         )
     except ValueError as error:
         raise InvalidConfiguration(f"SANDBOX_MAX_MEMORY, SANDBOX_TIMEOUT: {error}.") from None
+
+
+def _imported(images: Mapping[str, str], store: ImageStore) -> dict[str, Any]:
+    known = {image.name for image in store.list()}
+    if ignored := sorted(set(images.values()) - known):
+        logger.warning(
+            "ignored images, which were not imported (manage.py pool_images): %s",
+            ", ".join(ignored),
+        )
+    return {field: name for field, name in images.items() if name in known}
 
 
 def _token(settings: PoolOptions, path: Path | None) -> str:

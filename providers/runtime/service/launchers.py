@@ -10,15 +10,17 @@ from providers.errors import ProviderUnavailable, RateLimited, SandboxError
 from providers.isolation import NAMESPACES, NONE, IsolationUnmet, meets, of_runtime
 from providers.launcher_names import KINDS
 from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
+from providers.runtime.launchers.images import OLDEST_PYTHON, Image, ImageStore
 from providers.runtime.launchers.oci import GvisorLauncher, RuncLauncher
 from providers.runtime.launchers.unisolated import UnisolatedLauncher
 from providers.runtime.pool.launcher import Launcher
 from providers.runtime.pool.sharing_level import ChosenLevel, choose_level, try_out
 from providers.runtime.pool.state_store import StateStore
-from providers.runtime.service.settings import ServiceSettings
+from providers.runtime.service.settings import IMAGE_FIELDS, ServiceSettings
 
 logger = logging.getLogger(__name__)
 
+_WITH_IMAGES = ("gvisor", "runc", "crun")
 
 # The launchers that have worked in this process. One of them is not left for a weaker one because
 # of one start that failed, which whoever keeps the machine busy could bring about.
@@ -74,7 +76,12 @@ class LauncherChoice:
         is_auto = self.kind == "auto"
         failures: list[SandboxError] = []
         for kind in self.best_first if is_auto else (self.kind,):
-            launcher = self._make(kind, settings)
+            try:
+                launcher = self._make(kind, settings)
+            except SandboxError as error:
+                _log_change(kind, error.message)
+                failures.append(error)
+                continue
             is_ready = False
             try:
                 chosen = await self._prepare(kind, launcher, settings)
@@ -140,13 +147,45 @@ class LauncherChoice:
                     memory=self.memory,
                 )
             )
+        images = self._find_images(kind, settings)
         if kind == "gvisor":
-            return GvisorLauncher(self.data_dir, self.gvisor_platform, self.python)
+            return GvisorLauncher(self.data_dir, self.gvisor_platform, self.python, images)
         if kind in ("crun", "runc"):
-            return RuncLauncher(self.data_dir, kind, self.python)
+            return RuncLauncher(self.data_dir, kind, self.python, images)
         if kind == "none":
             return UnisolatedLauncher(self.data_dir, self.python)
         return BubblewrapLauncher(self.data_dir, self.python)
+
+    def _find_images(self, kind: str, settings: ServiceSettings) -> dict[str, Image]:
+        """The imported images by template. Raises ProviderUnavailable with field and remedy."""
+        store = ImageStore(self.data_dir)
+        found = {}
+        for template, name in settings.images.items():
+            field, language = IMAGE_FIELDS.get(template, "templates"), template
+            if field == "templates":
+                language, _ = settings.templates[template]
+            try:
+                if kind not in _WITH_IMAGES:
+                    raise ProviderUnavailable(
+                        f"{kind} has no images, only the programs of this machine. Clear the "
+                        f"field, or start the pool with POOL_LAUNCHER={', '.join(_WITH_IMAGES)} "
+                        "or docker."
+                    )
+                image = store.find(name)
+                if image.interpreter("python") is None:
+                    raise ProviderUnavailable(
+                        f"The image {name!r} has no python3 in its PATH of version "
+                        f"3.{OLDEST_PYTHON} or newer, which every sandbox needs. Add it to the "
+                        "image, and import that again."
+                    )
+                if image.interpreter(language) is None:
+                    raise ProviderUnavailable(
+                        f"The image {name!r} has no interpreter of {language} in its PATH."
+                    )
+            except ProviderUnavailable as error:
+                raise ProviderUnavailable(f"{field}: {error.message}", field=field) from None
+            found[template] = image
+        return found
 
 
 def _log_change(kind: str, complaint: str) -> None:

@@ -84,7 +84,7 @@ class SandboxRegistry:
             reserved = True
             instance = await self._take(line, template, owner)
             check_limits(limits, instance.sandbox.template.limits)
-            commands = {each.language: each.command for each in line.templates.values()}
+            commands = line.commands(instance.sandbox.template)
             marker = new_marker() if self._outliving.may(instance.sandbox) else ""
             told = lasting(marker, seconds) if marker else None
             kept = await Kept.open(instance.sandbox, environment, commands, told)

@@ -9,10 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from providers.errors import ProviderUnavailable, SandboxError
+from providers.languages import OURS
 from providers.runtime.pool.kept import Kept
 from providers.runtime.pool.launcher import Launcher
 from providers.runtime.pool.pool import Pool
-from providers.runtime.pool.requests import make_template
+from providers.runtime.pool.requests import command_of, make_template
 from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.sharing_level import ChosenLevel, choose_level
 from providers.runtime.pool.template import Template
@@ -48,6 +49,15 @@ class Revision:
             for tell in self.holders:
                 tell(is_full)
 
+    def commands(self, template: Template) -> dict[str, tuple[str, ...]]:
+        """The interpreters of all languages in sandboxes of a template."""
+        launcher, name = self.launcher, template.name
+        return {
+            language: command_of(name, language, launcher, template.limits)
+            for language in OURS
+            if launcher.interpreter(language, name)
+        }
+
 
 async def open_line(
     choice: LauncherChoice, settings: ServiceSettings, former: Revision | None = None
@@ -69,8 +79,7 @@ def _over(
     kind: str, launcher: Launcher, chosen: ChosenLevel, settings: ServiceSettings
 ) -> Revision:
     wanted = {language: language for language in launcher.languages()}
-    if kind == "docker":
-        wanted |= {name: language for name, (language, _) in settings.templates.items()}
+    wanted |= {name: language for name, (language, _) in settings.templates.items()}
     templates = {
         name: make_template(
             name,

@@ -105,7 +105,8 @@ def _image(label: str) -> Any:
             label,
             max=300,
             address=False,
-            description="Empty: the image from manage.py build_images.",
+            description="Empty: the image from manage.py build_images. Without Docker: this "
+            "machine's programs, or an image from manage.py pool_images.",
             group=IMAGES,
             renews="launcher",
             read=lambda image: image or "",
