@@ -66,7 +66,7 @@ FACES = {
     "providers.aliyun_codeinterpreter": "",
     "providers.runtime.pool": (
         "background cgroup claims hardening kept launcher pool protocol requests sandbox settings "
-        "sharing_level shelf state_store template"
+        "shelf state_store template"
     ),
     "providers.runtime.launchers": "bubblewrap docker guest_files images oci unisolated",
     "providers.runtime.service": (

@@ -15,7 +15,7 @@ from providers.local.provider import LocalProvider
 from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
 from providers.runtime.launchers.oci import GvisorLauncher
 from providers.runtime.pool.cgroup import CgroupParent
-from providers.runtime.pool.sharing_level import ChosenLevel, choose_level
+from providers.runtime.service.launchers import ChosenLevel, choose_level
 from providers.self_managed.provider import SelfManagedProvider
 from providers.services.health import in_words
 from providers.values import Job, SandboxSpec

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +14,11 @@ from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
 from providers.runtime.launchers.images import OLDEST_PYTHON, Image, ImageStore
 from providers.runtime.launchers.oci import GvisorLauncher, RuncLauncher
 from providers.runtime.launchers.unisolated import UnisolatedLauncher
-from providers.runtime.pool.launcher import Launcher
-from providers.runtime.pool.sharing_level import ChosenLevel, choose_level, try_out
+from providers.runtime.pool.launcher import Launcher, Starter
+from providers.runtime.pool.sandbox import Sandbox
+from providers.runtime.pool.settings import Isolation, Level
 from providers.runtime.pool.state_store import StateStore
+from providers.runtime.pool.template import Template
 from providers.runtime.service.settings import IMAGE_FIELDS, ServiceSettings
 
 logger = logging.getLogger(__name__)
@@ -197,3 +200,52 @@ def _log_change(kind: str, complaint: str) -> None:
         logger.info("runtime unavailable", extra={"runtime": kind, "reason": complaint})
     else:
         logger.info("runtime available again", extra={"runtime": kind})
+
+
+# Whose kernel shows that there can be one. No caller's name has a space.
+_NOBODY = "no tenant"
+
+
+@dataclass(frozen=True)
+class ChosenLevel:
+    """`why` is for the provider's page, empty where somebody has named the level."""
+
+    level: Level
+    why: str = ""
+
+
+async def choose_level(launcher: Launcher, wanted: Isolation) -> ChosenLevel:
+    """The level to have with this launcher, which is prepared.
+
+    `auto` takes a gVisor kernel for each tenant where there can be one: that is gVisor's isolation
+    from the machine and from other tenants, without a fresh kernel's start for every run. Raises
+    SandboxError where the level that is named cannot be had.
+    """
+    if wanted == "tenant-kernel":
+        await _require_tenant_kernels(launcher)
+    if wanted != "auto":
+        return ChosenLevel(wanted)
+    if launcher.runtime != "gvisor":
+        return ChosenLevel("execution", "execution: a new sandbox starts fast with this launcher")
+    try:
+        await _require_tenant_kernels(launcher)
+    except SandboxError as error:
+        return ChosenLevel("execution", f"execution: {error.message}"[:200])
+    return ChosenLevel("tenant-kernel", "tenant-kernel: a new gVisor for every run starts slowly")
+
+
+async def _require_tenant_kernels(launcher: Launcher) -> None:
+    """Have one make a run. Raises SandboxError where that cannot be, or its kernel is not gVisor's:
+    what it takes to make runs in a container is too much for one on this machine's kernel."""
+    await try_out(launcher.for_owner(_NOBODY))
+
+
+async def try_out(starter: Starter) -> None:
+    """Start a sandbox and end it. Raises SandboxError where that cannot be."""
+    sandbox = await Sandbox.start(starter, Template("python", "python"))
+    try:
+        await sandbox.destroy()
+    except asyncio.CancelledError:
+        # Whoever gives it up closes the launcher, of which nothing may be left then.
+        await sandbox.destroy()
+        raise

@@ -38,8 +38,7 @@ from providers.runtime.service.settings import ServiceSettings
 from providers.values import SandboxLimits
 
 if TYPE_CHECKING:
-    from providers.runtime.service.pool_manager import PoolManager
-    from providers.runtime.service.revisions import Instance, Revision
+    from providers.runtime.service.pool_manager import Instance, PoolManager, Revision
 
 logger = logging.getLogger(__name__)
 
@@ -378,8 +377,7 @@ class Sessions:
 
 
 if TYPE_CHECKING:
-    from providers.runtime.service.pool_manager import PoolManager
-    from providers.runtime.service.revisions import Revision
+    from providers.runtime.service.pool_manager import PoolManager, Revision
 
 
 # A lease that differs by more than that from what is remembered is remembered anew.

@@ -34,10 +34,9 @@ from providers.languages import offered_names
 from providers.runtime.guest import wire
 from providers.runtime.pool.protocol import Frame, Parts
 from providers.runtime.service import messages, operations
-from providers.runtime.service.pool_manager import PoolManager
+from providers.runtime.service.pool_manager import Instance, PoolManager, Revision
 from providers.runtime.service.registry import PoolSpec
 from providers.runtime.service.relay import SEND_SECONDS, relay_run, result_text
-from providers.runtime.service.revisions import Instance, Revision
 
 logger = logging.getLogger(__name__)
 

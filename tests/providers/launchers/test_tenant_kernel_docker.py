@@ -15,7 +15,7 @@ from providers.runtime.launchers.docker_engine import Started
 from providers.runtime.launchers.docker_owner import POOL_LABEL
 from providers.runtime.pool.hardening import GVISOR
 from providers.runtime.pool.requests import make_template
-from providers.runtime.pool.sharing_level import choose_level
+from providers.runtime.service.launchers import choose_level
 from providers.values import SandboxLimits
 from tests.conftest import require
 from tests.providers.launchers.tenant_kernels import Going, Kernels

@@ -17,10 +17,8 @@ from providers.launcher_names import KINDS
 from providers.runtime.launchers import guest_files, host_programs
 from providers.runtime.launchers.oci import GvisorLauncher
 from providers.runtime.pool.launcher import Launcher, ProcessGuest
-from providers.runtime.pool.sharing_level import try_out
-from providers.runtime.service.launchers import LauncherChoice
-from providers.runtime.service.pool_manager import PoolManager
-from providers.runtime.service.revisions import open_line
+from providers.runtime.service.launchers import LauncherChoice, try_out
+from providers.runtime.service.pool_manager import PoolManager, open_line
 from providers.runtime.service.settings import ServiceSettings
 from tests.conftest import require
 from tests.support.impostor_pools import until
