@@ -59,7 +59,7 @@ class ServiceHere:
     @property
     def pool(self) -> Pool:
         """The one pool that somebody holds."""
-        (line,) = self.manager._pools.values()
+        (line,) = self.manager._open.values()
         return line.pool
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The pools of the service, one for each kind of settings, and the sandboxes that are lent of them."""
+"""The pools of the service, one for each kind of settings, and what is lent of them."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from providers.values import Emit, ExecutionResult, Job
 
 @dataclass(eq=False)
 class Revision:
-    """One pool and what it was made for. Retired when another one is in force."""
+    """One pool and what it was made for. It is open while it has holders or sandboxes are lent."""
 
     settings: ServiceSettings
+    choice: LauncherChoice
     kind: str
     launcher: Launcher
     pool: Pool
     templates: Mapping[str, Template]
     chosen: ChosenLevel
     instances: int = 0
-    retired: bool = False
     # How clients name it.
     name: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     # Who needs it open, and is told when it becomes full and when it is no longer.
@@ -62,16 +62,16 @@ class Revision:
         }
 
 
-async def open_line(
+async def open_revision(
     choice: LauncherChoice, settings: ServiceSettings, former: Revision | None = None
 ) -> Revision:
     """A pool for these settings, over the former's launcher if that fits them too."""
     if former is not None and settings.launcher_key == former.settings.launcher_key:
         chosen = await choose_level(former.launcher, settings.isolation)
-        return _over(former.kind, former.launcher, chosen, settings)
+        return _over(choice, former.kind, former.launcher, chosen, settings)
     kind, launcher, chosen = await choice.open(settings)
     try:
-        return _over(kind, launcher, chosen, settings)
+        return _over(choice, kind, launcher, chosen, settings)
     except BaseException:
         # Nobody else has it yet.
         launcher.close()
@@ -79,7 +79,11 @@ async def open_line(
 
 
 def _over(
-    kind: str, launcher: Launcher, chosen: ChosenLevel, settings: ServiceSettings
+    choice: LauncherChoice,
+    kind: str,
+    launcher: Launcher,
+    chosen: ChosenLevel,
+    settings: ServiceSettings,
 ) -> Revision:
     wanted = {language: language for language in launcher.languages()}
     wanted |= {name: language for name, (language, _) in settings.templates.items()}
@@ -100,11 +104,11 @@ def _over(
         "pool opened",
         extra={"launcher": kind, "runtime": launcher.runtime, "size": settings.pool_size},
     )
-    return Revision(settings, kind, launcher, pool, templates, chosen)
+    return Revision(settings, choice, kind, launcher, pool, templates, chosen)
 
 
 def why_not_opened(error: Exception) -> SandboxError:
-    """What is told of a line that cannot be opened. What nobody has foreseen may name files and
+    """What is told of a revision that cannot be opened. What nobody has foreseen may name files and
     commands of this machine, which are for its log alone."""
     if isinstance(error, SandboxError):
         return error
@@ -122,7 +126,7 @@ class Instance:
     instance_id: str
     template: str
     sandbox: Sandbox
-    line: Revision
+    revision: Revision
     client: str = ""
     used: bool = False
     kept: Kept | None = None
@@ -157,12 +161,12 @@ class PoolManager:
     def __init__(self, choice: LauncherChoice, settings: ServiceSettings) -> None:
         self._choice = choice
         self._settings = settings
-        self._line: Revision | None = None
-        self._retired: set[Revision] = set()
+        # The one of the settings in force, which holds itself.
+        self._current: Revision | None = None
+        self._open: dict[Hashable, Revision] = {}
         self._failure: SandboxError | None = None
         self._instances: dict[str, Instance] = {}
         self.registry = SandboxRegistry(self, choice.memory)
-        self._pools: dict[Hashable, Revision] = {}
         self._creating = 0
         self._spent: dict[str, None] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -195,15 +199,7 @@ class PoolManager:
         """
         self._refuse_when_draining()
         async with self._changing:
-            if self._line is None:
-                self._line = await open_line(self._choice, settings)
-                self._ready.set()
-            elif settings.sandbox_key == self._line.settings.sandbox_key:
-                await _resize(self._line, settings)
-            else:
-                former, self._line = self._line, await open_line(self._choice, settings, self._line)
-                self.registry.move_what_was_found(former, self._line)
-                await self._retire(former)
+            await self._hold_current(settings)
             self._settings = settings
             self._failure = None
 
@@ -218,38 +214,37 @@ class PoolManager:
         into force. Raises SandboxError."""
         self._refuse_when_draining()
         async with self._changing:
-            line = await open_line(self._choice, settings.for_one(), self._line)
-        line.retired = True
-        self._retired.add(line)
-        return await self.create_in(line, template, owner)
+            # By a key that no other has: whether one can be started is what is asked.
+            revision = await self._open_one(object(), self._choice, settings.for_one())
+        return await self.create_in(revision, template, owner)
 
     async def create_in(
-        self, line: Revision, template: str, owner: str, *, alone: bool = False
+        self, revision: Revision, template: str, owner: str, *, alone: bool = False
     ) -> Instance:
         """One of this pool's sandboxes, handed out; `alone` shares nothing with other runs."""
         name = normalize_language(template)
-        line.instances += 1
+        revision.instances += 1
         self._creating += 1
         try:
-            sandbox = await line.pool.acquire(name, owner, alone=alone)
+            sandbox = await revision.pool.acquire(name, owner, alone=alone)
         except BaseException:
-            line.instances -= 1
-            self.close_if_unused(line)
+            revision.instances -= 1
+            self.close_if_unused(revision)
             raise
         finally:
             self._creating -= 1
-        line.tell_full()
-        return self._hold(Instance(secrets.token_urlsafe(12), name, sandbox, line))
+        revision.tell_full()
+        return self._hold(Instance(secrets.token_urlsafe(12), name, sandbox, revision))
 
-    def take_over(self, line: Revision, kept: Kept, owner: str) -> Instance:
+    def take_over(self, revision: Revision, kept: Kept, owner: str) -> Instance:
         """A sandbox that a former process has kept for this owner."""
         sandbox = kept.sandbox
-        line.instances += 1
-        line.pool.take_over(sandbox, owner)
-        line.tell_full()
+        revision.instances += 1
+        revision.pool.take_over(sandbox, owner)
+        revision.tell_full()
         name = sandbox.template.name
         token = secrets.token_urlsafe(12)
-        return self._hold(Instance(token, name, sandbox, line, used=True, kept=kept))
+        return self._hold(Instance(token, name, sandbox, revision, used=True, kept=kept))
 
     def _hold(self, instance: Instance) -> Instance:
         self._instances[instance.instance_id] = instance
@@ -263,7 +258,7 @@ class PoolManager:
         self._instances.pop(instance.instance_id, None)
         if instance.forget:
             instance.sandbox.closed.remove_done_callback(instance.forget)
-        instance.line.pool.let_go(instance.sandbox)
+        instance.revision.pool.let_go(instance.sandbox)
 
     async def hold(
         self, spec: PoolSpec, tell_full: Callable[[bool], None], *, is_trial: bool = False
@@ -273,50 +268,73 @@ class PoolManager:
         `tell_full` is told whenever it becomes full or is no longer. A trial leaves the sizes of an
         open pool as they are, and opens one with a single idle sandbox. Raises SandboxError.
         """
-        if is_trial:
-            line = await self.pool_of(replace(spec, settings=replace(spec.settings, pool_size=1)))
-        else:
-            line = await self.pool_of(spec)
-        line.holders.append(tell_full)
-        if line.was_full:
+        trial = replace(spec, settings=replace(spec.settings, pool_size=1))
+        revision = await self.pool_of(trial if is_trial else spec)
+        is_first = not revision.holders
+        revision.holders.append(tell_full)
+        if revision.was_full:
             tell_full(True)
-        if not is_trial and line.settings != spec.settings:
+        if not is_trial and (is_first or revision.settings != spec.settings):
             try:
-                await _resize(line, spec.settings)
+                await _resize(revision, spec.settings)
             except BaseException:
-                self.leave(line, tell_full)
+                self.leave(revision, tell_full)
                 raise
-        return line
+        return revision
 
-    def leave(self, line: Revision, tell_full: Callable[[bool], None]) -> None:
-        """Hold it no longer."""
-        line.holders.remove(tell_full)
-        self.close_if_unused(line)
+    def leave(self, revision: Revision, tell_full: Callable[[bool], None]) -> None:
+        """Hold it no longer. What is lent of it may be used, and nothing is kept warm."""
+        revision.holders.remove(tell_full)
+        self.close_if_unused(revision)
+        if not revision.holders and revision.instances and not self._closing:
+            sizes = revision.settings.pool_settings(revision.chosen.level)
+            self._spawn(revision.pool.resize(replace(sizes, size=0, minimum=0, burst=0)))
 
     def pool_named(self, name: str) -> Revision:
-        """The pool of this name that somebody holds. Raises ProviderUnavailable."""
+        """The open pool of this name. Raises ProviderUnavailable."""
         self._refuse_when_draining()
-        for line in self._pools.values():
-            if line.name == name:
-                return line
+        for revision in self._open.values():
+            if revision.name == name:
+                return revision
         raise ProviderUnavailable("The pool service has no such pool.")
 
     async def pool_of(self, spec: PoolSpec) -> Revision:
         """The pool of the spec. It ends with its last sandbox, unless somebody holds it."""
         self._refuse_when_draining()
         async with self._changing:
-            line = self._pools.get(spec.key)
-            if line is None:
+            revision = self._open.get(spec.key)
+            if revision is None:
                 choice = self._choice.for_local(spec.launcher, spec.gvisor_platform)
-                line = await open_line(choice, spec.settings)
-                if line.kind == "none":
+                revision = await self._open_one(spec.key, choice, spec.settings)
+                if revision.kind == "none":
                     logger.warning(
                         "SANDBOX_LOCAL_UNISOLATED is set: code runs without any isolation"
                     )
-                line.retired = True
-                self._retired.add(line)
-                self._pools[spec.key] = line
-            return line
+            return revision
+
+    async def _hold_current(self, settings: ServiceSettings) -> None:
+        """Have the pool of these settings in place of the former, which ends when it is unused."""
+        former, key = self._current, repr(settings.sandbox_key)
+        if former is None or self._open.get(key) is not former:
+            revision = self._open.get(key) or await self._open_one(key, self._choice, settings)
+            revision.holders.append(_tell_nobody)
+            self._current = revision
+            self._ready.set()
+            if former is not None:
+                self.registry.move_what_was_found(former, revision)
+                self.leave(former, _tell_nobody)
+        assert self._current is not None  # noqa: S101  for the type
+        if self._current.settings != settings or former is not self._current:
+            await _resize(self._current, settings)
+
+    async def _open_one(
+        self, key: Hashable, choice: LauncherChoice, settings: ServiceSettings
+    ) -> Revision:
+        """Open a pool, over the launcher of another one where that fits. Raises SandboxError."""
+        others = [each for each in self._open.values() if each.choice == choice]
+        fits = (each for each in others if each.settings.launcher_key == settings.launcher_key)
+        revision = self._open[key] = await open_revision(choice, settings, next(fits, None))
+        return revision
 
     @property
     def is_used(self) -> bool:
@@ -325,7 +343,7 @@ class PoolManager:
             self._creating
             or self._instances
             or self._changing.locked()
-            or any(line.holders for line in self._pools.values())
+            or any(revision.holders for revision in self._open.values())
         )
 
     async def run(self, instance_id: str, job: Job, emit: Emit | None = None) -> ExecutionResult:
@@ -370,17 +388,15 @@ class PoolManager:
 
     def languages(self) -> list[str]:
         """What can be run now."""
-        if self._line is None:
-            return []
-        return offered_names(self._line.templates)
+        return offered_names(self._current.templates) if self._current else []
 
     def problem(self) -> str:
         """Why no run could succeed now, "" when it could."""
         if self._draining:
             return "The service is shutting down."
-        if self._line is None:
+        if self._current is None:
             return self._failure.message if self._failure else "The pool is starting."
-        stats = self._line.pool.stats()
+        stats = self._current.pool.stats()
         if stats["idle"] + stats["kept"] + stats["busy"] > 0:
             return ""
         for template in stats["templates"].values():
@@ -390,24 +406,24 @@ class PoolManager:
 
     def stats(self) -> dict[str, Any]:
         """The pool's own figures, what they are about, and what is in force."""
-        line = self._line
+        revision = self._current
         return {
-            **(self.stats_of(line) if line else {}),
+            **(self.stats_of(revision) if revision else {}),
             "healthy": not self.problem(),
             "problem": self.problem(),
-            "launcher": line.kind if line else "",
-            "runtime": line.launcher.runtime if line else "",
+            "launcher": revision.kind if revision else "",
+            "runtime": revision.launcher.runtime if revision else "",
             "languages": self.languages(),
             "instances": len(self._instances),
             "sessions": len(self.registry.sessions.all()),
-            "retired_pools": len(self._retired),
+            "retired_pools": len(self._open) - bool(revision),
         }
 
-    def stats_of(self, line: Revision) -> dict[str, Any]:
+    def stats_of(self, revision: Revision) -> dict[str, Any]:
         """The figures of one pool."""
-        known = line.pool.stats()
-        if line.chosen.why:
-            known["enforced_by"] = {"isolation level": line.chosen.why, **known["enforced_by"]}
+        known = revision.pool.stats()
+        if revision.chosen.why:
+            known["enforced_by"] = {"isolation level": revision.chosen.why, **known["enforced_by"]}
         return known
 
     def drain(self) -> None:
@@ -434,25 +450,29 @@ class PoolManager:
         self.registry.leave()
         for instance in list(self._instances.values()):
             self.end(instance)
-        lines = [line for line in (self._line, *self._retired) if line]
-        await asyncio.gather(*(line.pool.close() for line in lines), return_exceptions=True)
+        revisions = list(self._open.values())
+        await asyncio.gather(
+            *(revision.pool.close() for revision in revisions), return_exceptions=True
+        )
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        for launcher in {id(line.launcher): line.launcher for line in lines}.values():
+        for launcher in {
+            id(revision.launcher): revision.launcher for revision in revisions
+        }.values():
             launcher.close()
 
     async def current(self) -> Revision:
-        """The line in force, waited for while it is being opened for the first time."""
-        if self._line is None and self._failure is None:
+        """The revision in force, waited for while it is being opened for the first time."""
+        if self._current is None and self._failure is None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._settings.queue_timeout):
                     await self._ready.wait()
         self._refuse_when_draining()
-        if self._line is None:
+        if self._current is None:
             message = self._failure.message if self._failure else "The pool is still starting."
             raise ProviderUnavailable(message, retry_after=1)
-        return self._line
+        return self._current
 
     def _refuse_when_draining(self) -> None:
         if self._draining:
@@ -472,8 +492,8 @@ class PoolManager:
         while not self._closing:
             try:
                 async with self._changing:
-                    if self._line is None:
-                        self._line = await open_line(self._choice, self._settings)
+                    if self._current is None:
+                        await self._hold_current(self._settings)
                 break
             except Exception as error:
                 failure = why_not_opened(error)
@@ -488,31 +508,19 @@ class PoolManager:
         self._failure = None
         self._ready.set()
 
-    async def _retire(self, line: Revision) -> None:
-        """Let what runs in it finish, and keep nothing warm for others."""
-        line.retired = True
-        self._retired.add(line)
-        former = line.settings.pool_settings(line.chosen.level)
-        nothing = replace(former, size=0, minimum=0, burst=0)
-        await line.pool.resize(nothing)
-        self.close_if_unused(line)
-
-    def close_if_unused(self, line: Revision) -> None:
-        """End a pool that is not in force once nothing of it is lent."""
-        if self._closing:
-            # Whoever closes all of them closes this one.
+    def close_if_unused(self, revision: Revision) -> None:
+        """End a pool that has no holder once nothing of it is lent."""
+        if self._closing or revision.holders or revision.instances:
+            # Whoever closes all of them closes this one too.
             return
-        is_unused = line.retired and line.instances == 0 and not line.holders
-        if is_unused and line in self._retired:
-            self._retired.discard(line)
-            self._pools = {key: each for key, each in self._pools.items() if each is not line}
-            self._spawn(self._close_line(line))
+        for key in [key for key, each in self._open.items() if each is revision]:
+            del self._open[key]
+            self._spawn(self._close(revision))
 
-    async def _close_line(self, line: Revision) -> None:
-        await line.pool.close()
-        others = (self._line, *self._retired)
-        if not any(other and other.launcher is line.launcher for other in others):
-            line.launcher.close()
+    async def _close(self, revision: Revision) -> None:
+        await revision.pool.close()
+        if not any(other.launcher is revision.launcher for other in self._open.values()):
+            revision.launcher.close()
 
     def end(self, instance: Instance) -> None:
         """Have the pool take it back, whatever runs in it."""
@@ -525,12 +533,12 @@ class PoolManager:
 
     async def _release(self, instance: Instance) -> None:
         try:
-            await instance.line.pool.release(instance.sandbox)
+            await instance.revision.pool.release(instance.sandbox)
         except Exception:
             logger.exception("instance %s could not be destroyed", instance.instance_id)
-        instance.line.instances -= 1
-        instance.line.tell_full()
-        self.close_if_unused(instance.line)
+        instance.revision.instances -= 1
+        instance.revision.tell_full()
+        self.close_if_unused(instance.revision)
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)
@@ -538,9 +546,13 @@ class PoolManager:
         task.add_done_callback(self._tasks.discard)
 
 
-async def _resize(line: Revision, settings: ServiceSettings) -> None:
+async def _resize(revision: Revision, settings: ServiceSettings) -> None:
     """Have a pool work by settings that its sandboxes fit too."""
-    line.chosen = await choose_level(line.launcher, settings.isolation)
-    line.settings = settings
-    await line.pool.resize(settings.pool_settings(line.chosen.level))
-    line.tell_full()
+    revision.chosen = await choose_level(revision.launcher, settings.isolation)
+    revision.settings = settings
+    await revision.pool.resize(settings.pool_settings(revision.chosen.level))
+    revision.tell_full()
+
+
+def _tell_nobody(is_full: bool) -> None:
+    """For who holds a pool and looks at it himself."""

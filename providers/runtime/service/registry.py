@@ -76,27 +76,27 @@ class SandboxRegistry:
         run then.
         """
         manager = self._manager
-        line = await (manager.current() if spec is None else manager.pool_of(spec))
+        revision = await (manager.current() if spec is None else manager.pool_of(spec))
         instance, reserved = None, False
         try:
-            self.sessions.reserve(line, owner, line.settings.most_kept)
+            self.sessions.reserve(revision, owner, revision.settings.most_kept)
             reserved = True
-            instance = await self._take(line, template, owner)
+            instance = await self._take(revision, template, owner)
             check_limits(limits, instance.sandbox.template.limits)
-            commands = line.commands(instance.sandbox.template)
+            commands = revision.commands(instance.sandbox.template)
             marker = new_marker() if self._outliving.may(instance.sandbox) else ""
             told = lasting(marker, seconds) if marker else None
             kept = await Kept.open(instance.sandbox, environment, commands, told)
         except BaseException:
             if reserved:
-                self.sessions.cancel(line, owner)
+                self.sessions.cancel(revision, owner)
             if instance is not None:
                 manager.end(instance)
-            manager.close_if_unused(line)
+            manager.close_if_unused(revision)
             raise
         instance.kept = kept
         self._instances[kept] = instance
-        session = self.sessions.add(kept, line, owner, seconds)
+        session = self.sessions.add(kept, revision, owner, seconds)
         if marker:
             try:
                 await self._outliving.begin(session, marker)
@@ -140,27 +140,27 @@ class SandboxRegistry:
             self._manager.let_go(self._instances.pop(session.kept))
             session.kept.leave()
 
-    def move_what_was_found(self, former: Revision, line: Revision) -> None:
+    def move_what_was_found(self, former: Revision, revision: Revision) -> None:
         """Have what was found before the settings were known count where the next ones do."""
-        if line.launcher is not former.launcher:
+        if revision.launcher is not former.launcher:
             return
         for session in self._outliving.found():
             instance = self._instances[session.kept]
-            if instance.line is former:
+            if instance.revision is former:
                 former.pool.let_go(instance.sandbox)
                 former.instances -= 1
-                line.pool.take_over(instance.sandbox, session.owner)
-                line.instances += 1
-                instance.line = line
-                self.sessions.move(session, line)
+                revision.pool.take_over(instance.sandbox, session.owner)
+                revision.instances += 1
+                instance.revision = revision
+                self.sessions.move(session, revision)
 
-    def _go_on(self, line: Revision, kept: Kept, remembered: SandboxRecord) -> None:
+    def _go_on(self, revision: Revision, kept: Kept, remembered: SandboxRecord) -> None:
         """One that was found. Its lease goes on."""
-        self._instances[kept] = self._manager.take_over(line, kept, remembered.owner)
-        self.sessions.count(line, remembered.owner)
+        self._instances[kept] = self._manager.take_over(revision, kept, remembered.owner)
+        self.sessions.count(revision, remembered.owner)
         session = self.sessions.add(
             kept,
-            line,
+            revision,
             remembered.owner,
             remembered.left,
             ref=remembered.ref,
@@ -183,10 +183,10 @@ class SandboxRegistry:
                 logger.exception("maintenance of persistent sandboxes failed")
             await asyncio.sleep(REAP_SECONDS)
 
-    async def _take(self, line: Revision, template: str, owner: str) -> Instance:
+    async def _take(self, revision: Revision, template: str, owner: str) -> Instance:
         """One in which nothing has run: what the owner's former runs have left is ended."""
         while True:
-            instance = await self._manager.create_in(line, template, owner, alone=True)
+            instance = await self._manager.create_in(revision, template, owner, alone=True)
             instance.used = True
             if not instance.sandbox.has_run:
                 return instance
@@ -574,9 +574,9 @@ async def _adopt(
     while remembered.left > 0:
         try:
             async with slots:
-                line = await manager.current()
-                kept = await find_again(line.launcher, remembered, template)
-            found(line, kept, remembered)
+                revision = await manager.current()
+                kept = await find_again(revision.launcher, remembered, template)
+            found(revision, kept, remembered)
             return
         except CreationFailed:
             failures += 1
@@ -591,8 +591,8 @@ async def _adopt(
 async def _end(manager: PoolManager, remembered: SandboxRecord) -> None:
     """At once where that is possible, else the launcher's search for orphans does it."""
     try:
-        line = await manager.current()
-        await line.launcher.end(remembered.container)
+        revision = await manager.current()
+        await revision.launcher.end(remembered.container)
     except SandboxError as error:
         logger.info("the container is left for the search for orphans: %s", error.message)
 

@@ -19,7 +19,7 @@ from providers.runtime.pool.background import BackgroundLoop
 from providers.runtime.pool.kept import Kept
 from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.service.launchers import LauncherChoice
-from providers.runtime.service.pool_manager import Revision, open_line
+from providers.runtime.service.pool_manager import Revision, open_revision
 from providers.runtime.service.settings import ServiceSettings
 from providers.values import ExecutionResult, Job
 from tests.support.docker_engine import SMALL_IMAGE, small_root
@@ -73,7 +73,7 @@ class Line:
         read = ServiceSettings.from_config(wanted)
         self.loop = BackgroundLoop("test-images")
         try:
-            self.line: Revision = self.loop.call(open_line(choice, read))
+            self.line: Revision = self.loop.call(open_revision(choice, read))
         except BaseException:
             self.loop.stop()
             raise

@@ -173,7 +173,7 @@ class Raw:
         self.socket: socket.socket = connect(runs_path(path), 60)
         self._parser = wire.Parser(wire.REQUEST_LIMIT)
         self._frames: list[Any] = []
-        self._pool = next(iter(local.service.manager._pools.values())).name
+        self._pool = next(iter(local.service.manager._open.values())).name
 
     def send(self, frame: bytes) -> None:
         self.socket.sendall(frame)

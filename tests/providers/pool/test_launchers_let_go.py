@@ -18,7 +18,7 @@ from providers.runtime.launchers import guest_files, host_programs
 from providers.runtime.launchers.oci import GvisorLauncher
 from providers.runtime.pool.launcher import Launcher, ProcessGuest
 from providers.runtime.service.launchers import LauncherChoice, try_out
-from providers.runtime.service.pool_manager import PoolManager, open_line
+from providers.runtime.service.pool_manager import PoolManager, open_revision
 from providers.runtime.service.settings import ServiceSettings
 from tests.conftest import require
 from tests.support.impostor_pools import until
@@ -77,15 +77,15 @@ def test_one_that_no_pool_can_be_made_over_is_closed_where_it_is_new(tmp_path: P
     async def scenario() -> None:
         launcher = Held(unnamed=FULL)
         with pytest.raises(OSError, match="No space"):
-            await open_line(choice_of(tmp_path, launcher), SETTINGS)
+            await open_revision(choice_of(tmp_path, launcher), SETTINGS)
         assert launcher.closed == 1
 
         used = Held()
         choice = choice_of(tmp_path, used)
-        former = await open_line(choice, SETTINGS)
+        former = await open_revision(choice, SETTINGS)
         used.unnamed = FULL
         with pytest.raises(OSError, match="No space"):
-            await open_line(choice, SETTINGS, former)
+            await open_revision(choice, SETTINGS, former)
         assert used.closed == 0
         await former.pool.close()
 

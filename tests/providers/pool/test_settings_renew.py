@@ -142,6 +142,6 @@ async def _is_kept(folder: Path, **changed: object) -> bool:
             former = await manager.current()
             await manager.apply(settings(**changed))
             instance = await manager.create("python")
-        return instance.line is former and instance.sandbox.number < mark
+        return instance.revision is former and instance.sandbox.number < mark
     finally:
         await manager.close()
