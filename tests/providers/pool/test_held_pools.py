@@ -14,6 +14,7 @@ from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.pool_manager import PoolManager
 from providers.runtime.service.registry import PoolSpec
 from providers.runtime.service.settings import ServiceSettings
+from providers.values import Job
 from tests.conftest import require
 
 SETTINGS = ServiceSettings(pool_size=1, max_sandboxes=4)
@@ -71,6 +72,36 @@ def test_what_is_lent_keeps_a_pool_that_nobody_holds(tmp_path: Path) -> None:
         assert manager.is_used
         manager.registry.sessions.remove(session)
         await until_none_is_open(manager)
+
+    in_a_service(tmp_path, work)
+
+
+def test_a_pool_that_is_held_no_longer_keeps_nothing_warm_until_it_is_held_again(
+    tmp_path: Path,
+) -> None:
+    async def work(manager: PoolManager) -> None:
+        pool = await manager.hold(ONE, nobody)
+        instance = await manager.create_in(pool, "python", "alice")
+        manager.leave(pool, nobody)
+        while manager.stats_of(pool)["size"]:
+            await asyncio.sleep(0.01)
+        assert await manager.hold(ONE, nobody) is pool
+        assert manager.stats_of(pool)["size"] == 1
+        manager.end(instance)
+
+    in_a_service(tmp_path, work)
+
+
+def test_pools_with_the_same_launcher_share_it(tmp_path: Path) -> None:
+    async def work(manager: PoolManager) -> None:
+        first = await manager.hold(ONE, nobody)
+        second = await manager.hold(OTHER, nobody)
+        assert second.launcher is first.launcher
+        manager.leave(first, nobody)
+        while manager.stats()["retired_pools"] > 1:
+            await asyncio.sleep(0.01)
+        instance = await manager.create_in(second, "python", "alice")
+        assert (await manager.run_in(instance, Job("print(1)"))).stdout == "1\n"
 
     in_a_service(tmp_path, work)
 
