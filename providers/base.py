@@ -38,10 +38,10 @@ KEPT = "kept sandboxes"
 PROCESSES = "processes"
 # Some of them: those that are waited for, without an input and a terminal.
 COMMANDS = "commands"
-# Of a kept sandbox: variables for all that runs in it, a cell that any holder of it interrupts and
-# whose state stays, files with modes and no way outside, what changes told to whoever listens, and
-# the memory that it uses.
+# Variables: those of a single run, and of a kept sandbox those for all that runs in it.
 ENVIRONMENT = "environment"
+# Of a kept sandbox: a cell that any holder of it interrupts and whose state stays, files with modes
+# and no way outside, what changes told to whoever listens, and the memory that it uses.
 INTERRUPTS = "interrupts"
 GUARDED = "guarded files"
 WATCHING = "watching files"
@@ -308,6 +308,11 @@ class _ByName(Sandbox):
         self._provider = provider
 
     def run(self, job: Job, emit: Emit | None = None) -> ExecutionResult:
+        if job.environment:
+            with before_the_code():
+                raise InvalidConfiguration(
+                    f"environment: {self._provider.id!r} cannot do this.", field="environment"
+                )
         result = self._provider.execute_code(
             self.ref,
             job.code,

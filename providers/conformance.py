@@ -10,6 +10,7 @@ from typing import Any
 from providers.base import (
     ARGUMENTS,
     ARTIFACTS,
+    ENVIRONMENT,
     FILES,
     KEPT,
     STREAMING,
@@ -278,6 +279,27 @@ def _takes_files(probe: Probe, code: str) -> None:
     expect("stdout", (result.stdout.strip(), result.stderr), ("256", ""))
 
 
+_SUBPROCESS = "echo ${PROMISED-none}"
+
+
+@promise(
+    "gives a run and its subprocesses their variables, and no other run",
+    ENVIRONMENT,
+    python="import os, subprocess\n"
+    f"child = subprocess.check_output({_SUBPROCESS!r}, shell=True, text=True).strip()\n"
+    "print(os.environ.get('PROMISED', 'none'), child)",
+    javascript="const { execSync } = await import('node:child_process')\n"
+    f"const child = execSync({_SUBPROCESS!r}).toString().trim()\n"
+    "console.log(process.env.PROMISED ?? 'none', child)",
+    bash=f"echo ${{PROMISED-none}} $(sh -c {_SUBPROCESS!r})",
+)
+def _sets_variables(probe: Probe, code: str) -> None:
+    value = "'q'\"$é✓"
+    result = probe.run(code, environment={"PROMISED": value})
+    expect("stdout", (result.stdout, result.stderr), (f"{value} {value}\n", ""))
+    expect("stdout of the next run", probe.run(code).stdout, "none none\n")
+
+
 @promise(
     "collects artifacts",
     ARTIFACTS,
@@ -326,6 +348,9 @@ def _refuses(probe: Probe, code: str) -> None:
         kept = SandboxSpec(probe.language, kept=True)
         expect_refusal("a kept sandbox", "SB002", lambda: provider.open(kept, "contract"))
         expect_refusal("attach", "SB002", lambda: provider.attach("x"))
+    if ENVIRONMENT not in provider.capabilities:
+        given = {"PROMISED": "value"}
+        expect_refusal("variables", "SB002", lambda: probe.run(code, environment=given))
     if provider.max_timeout is not None:
         longer = provider.max_timeout + 1
         expect_refusal("timeout", "SB002", lambda: probe.run(code, timeout=longer))

@@ -108,7 +108,7 @@ class SandboxSpec:
     template: str = "python"
     kept: bool = False
     limits: SandboxLimits | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     seconds: float | None = None
 
 
@@ -118,8 +118,9 @@ class Job:
 
     `context` names the interpreter of a kept sandbox in which it runs, the default one where it is
     empty. There `main` is called only where `arguments` are given, and `entrypoint` is not asked.
-    `run` is a name that no other run has, by which an interrupt can mean this one. `tools` are
-    names of what code in a kept sandbox may call (see `ToolCall`).
+    `environment` is set for this job and what it starts, and may hold secrets. `run` is a name that
+    no other run has, by which an interrupt can mean this one. `tools` are names of what code in a
+    kept sandbox may call (see `ToolCall`).
     """
 
     code: str
@@ -130,7 +131,7 @@ class Job:
     files: Sequence[InputFile] = ()
     limits: RunLimits = field(default_factory=RunLimits)
     context: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     run: str = ""
     tools: Sequence[str] = ()
 
@@ -146,7 +147,7 @@ class Command:
     argv: Sequence[str] = ()
     shell: str = ""
     cwd: str = ""
-    environment: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     user: str = ""
     stdin: bool = False
     pty: tuple[int, int] | None = None

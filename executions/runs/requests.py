@@ -313,10 +313,10 @@ class ExecutionRequest:
     """Code and how to run it. `timeout` is seconds; None leaves it to the provider that runs it.
 
     Raises InvalidConfiguration naming the field at fault. `subject` is whom the caller acts for.
-    `session`, with the `context` and the environment `env` in it, is where it runs; `background` is
-    a command there that nobody waits for. `usual_timeout` is what it takes where `timeout` is None,
-    cut to what the provider carries out; its bound is for whoever names it. `provider` is the one
-    that somebody signed in has chosen in place of the tenant's route.
+    `session`, with the `context` in it, is where it runs; `background` is a command there that
+    nobody waits for. `env` may hold secrets. `usual_timeout` is what it takes where `timeout` is
+    None, cut to what the provider carries out; its bound is for whoever names it. `provider` is the
+    one that somebody signed in has chosen in place of the tenant's route.
     """
 
     code: Annotated[Code, Field(description="The limit counts the bytes of its UTF-8.")]
@@ -346,9 +346,9 @@ class ExecutionRequest:
     ] = ""
     background: bool = False
     usual_timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    env: Annotated[Environment, Field(description="Only in a session.")] = field(
-        default_factory=dict
-    )
+    env: Annotated[
+        Environment, Field(description="The environment variables of this code alone.")
+    ] = field(default_factory=dict, repr=False)
     agent: Agent = ""
     model: Model = ""
     conversation: ConversationName = ""
@@ -383,9 +383,8 @@ class ExecutionRequest:
     def __post_init__(self) -> None:
         if not self.language and self.session is None:
             object.__setattr__(self, "language", "python")
-        for name in ("context", "env"):
-            if self.session is None and getattr(self, name):
-                refuse(name, "Only supported in a session.")
+        if self.session is None and self.context:
+            refuse("context", "Only supported in a session.")
         if self.session is not None and self.provider:
             refuse("provider", "Not supported in a session: a session keeps its provider.")
         if self.tools and self.language and normalize_language(self.language) not in _CALLS_TOOLS:
@@ -458,6 +457,8 @@ class ExecutionRequest:
             parts += [file.path, hashlib.sha256(file.content).hexdigest()]
         if self.session is not None:
             parts += [str(self.session), self.context, to_json(dict(self.env))]
+        elif self.env:
+            parts.append(f"env {to_json(dict(self.env))}")
         if self.run_at is not None:
             parts.append(f"run_at {self.run_at.isoformat()}")
         if self.tools:
@@ -500,9 +501,10 @@ class ExecutionRequest:
         }
 
     def _place(self) -> dict[str, Any]:
+        env = {"env": dict(self.env)} if self.env else {}
         if self.session is None:
-            return {}
-        return {"session": str(self.session), "context": self.context, "env": dict(self.env)}
+            return env
+        return {"session": str(self.session), "context": self.context, **env}
 
     @classmethod
     def from_stored(cls, stored: Mapping[str, Any]) -> ExecutionRequest:
@@ -560,7 +562,6 @@ RUN = Body(
                 "properties": {
                     "session": {"type": "null"},
                     "context": {"maxLength": 0},
-                    "env": {"maxProperties": 0},
                 }
             },
         ],

@@ -25,7 +25,7 @@ from executions.runs.results import BlockedByPolicy
 from executions.tenants.keys import note_refusal
 from executions.tenants.models import ApiKey, Tenant
 from providers import errors, provider_status, registry
-from providers.base import FILES, TOOLS
+from providers.base import ENVIRONMENT, FILES, TOOLS
 from providers.errors import (
     ErrorCode,
     InvalidConfiguration,
@@ -336,6 +336,15 @@ def _require_fit(lease: Lease, name: str, request: ExecutionRequest, floor: str)
         raise ProviderIncompatible(f"{name} does not support files.")
     if request.tools and not takes_tools(lease):
         raise ProviderIncompatible(f"{name} does not support tools.", field="tools")
+    if request.env and ENVIRONMENT not in provider.capabilities:
+        raise ProviderIncompatible(f"{name} does not support environment variables.", field="env")
+
+
+def ensure_environment(lease: Lease, request: ExecutionRequest) -> None:
+    """Raise InvalidConfiguration for variables that this provider does not support. The only
+    provider of a route was not looked at before."""
+    if request.env and ENVIRONMENT not in lease.provider.capabilities:
+        refuse("env", f"The provider {lease.provider_id!r} does not support environment variables.")
 
 
 def takes_tools(lease: Lease) -> bool:

@@ -63,6 +63,7 @@ from executions.runs.routing import (
     RouteWalk,
     Served,
     allowed_steps,
+    ensure_environment,
     ensure_provider_allowed,
     ensure_provider_isolation,
     ensure_sandbox_isolation,
@@ -220,6 +221,7 @@ class Attempt:
         }
         ensure_provider_allowed(self.execution, lease)
         ensure_provider_isolation(lease, self.floor)
+        ensure_environment(lease, self.request)
         self.parts.check_provider(lease)
         self.seconds = self.parts.limit_seconds(seconds_at(lease, self.request))
         self.changes["timeout"] = self.seconds
@@ -286,6 +288,7 @@ class Attempt:
             request.entrypoint,
             request.files,
             self.limits,
+            environment=request.env,
         )
         emit: Emit | None = self.log.emit if self.log else None
         job, emit = self.parts.prepare(job, sandbox, emit)

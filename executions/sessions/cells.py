@@ -75,11 +75,9 @@ CONTEXT_KEPT = "context_kept"
 PID = "pid"
 
 
-def step_in(
-    session: Session, context: str, env: Mapping[str, str], runs: SandboxRunner | None = None
-) -> Step:
+def step_in(session: Session, context: str, runs: SandboxRunner | None = None) -> Step:
     """Return the step that lends the session's sandbox. See `route_in`."""
-    return Step(route_in(session, context, env, runs), host=SessionHost(session))
+    return Step(route_in(session, context, runs), host=SessionHost(session))
 
 
 def cell_of(session_id: UUID, request: ExecutionRequest, caller: Caller) -> Placement:
@@ -98,14 +96,14 @@ def cell_of(session_id: UUID, request: ExecutionRequest, caller: Caller) -> Plac
         refuse("language", f"The context {context!r} runs {language}. Name one that runs {named}.")
     subject = request.subject or session.subject
     placed = replace(request, context=context, language=language, subject=subject)
-    return Placement(placed, [step_in(session, context, request.env)])
+    return Placement(placed, [step_in(session, context)])
 
 
 def steps_of_queued(session_id: UUID, request: ExecutionRequest) -> Sequence[Step]:
     """Return where a queued request of a session runs. Raises Conflict for one that has ended."""
     session = Session.objects.get(pk=session_id)
     ensure_not_ended(session)
-    return [step_in(session, request.context, request.env)]
+    return [step_in(session, request.context)]
 
 
 def language_of(session: Session, context: str) -> str | None:
@@ -189,7 +187,7 @@ async def run_command(
 ) -> Outcome:
     """Run a command and wait for its end: a run like every other. As `execute`."""
     request = _as_execution(session, wanted)
-    step = step_in(session, "", {}, _Command(wanted))
+    step = step_in(session, "", _Command(wanted))
     return await execute(request, caller, step=step, log=log)
 
 
@@ -207,7 +205,7 @@ async def start_command(
     """
     request = _as_execution(session, wanted)
     command = wanted.to_command(seconds)
-    allowed_steps(caller, request.language, [step_in(session, "", {}, _Command(wanted))])
+    allowed_steps(caller, request.language, [step_in(session, "", _Command(wanted))])
     ensure_ledger()
     execution, _ = open_record(request, caller)
     try:

@@ -194,15 +194,13 @@ def forget(session: Session) -> None:
             sandboxes.pop(session.pk, None)
 
 
-def route_in(
-    session: Session, context: str, env: Mapping[str, str], runs: SandboxRunner | None
-) -> Route:
+def route_in(session: Session, context: str, runs: SandboxRunner | None) -> Route:
     """Return the route to the session's sandbox. `runs` is what runs, if not code in `context`."""
 
     @contextmanager
     def route(*, wait: bool = True) -> Iterator[Lease]:
         with lender_of(session)(wait=wait) as lease:
-            place = _SessionProvider(lease.provider, session, context, env, runs)
+            place = _SessionProvider(lease.provider, session, context, runs)
             yield Lease(place, lease.provider_id, lease.config_version)
 
     return route
@@ -281,13 +279,11 @@ class _SessionProvider(SandboxProvider):
         provider: SandboxProvider,
         session: Session,
         context: str,
-        env: Mapping[str, str],
         runs: SandboxRunner | None,
     ) -> None:
         self._provider = provider
         self._session = session
         self._context = context
-        self._env = env
         self._runs = runs
 
     @property
@@ -327,7 +323,7 @@ class _SessionProvider(SandboxProvider):
             "isolation": session.isolation,
             "sharing": SHARING,
         }
-        return _Cell(kept, metadata, self._context, self._env, self._runs)
+        return _Cell(kept, metadata, self._context, self._runs)
 
 
 class _Cell(Sandbox):
@@ -338,14 +334,12 @@ class _Cell(Sandbox):
         kept: KeptSandbox,
         metadata: dict[str, Any],
         context: str,
-        env: Mapping[str, str],
         runs: SandboxRunner | None,
     ) -> None:
         self.ref = context or "command"
         self.metadata = metadata
         self._kept = kept
         self._context = context
-        self._env = env
         self._runs = runs
         self._run = secrets.token_hex(8)
         self._running: Future[ExecutionResult] | None = None
@@ -354,8 +348,7 @@ class _Cell(Sandbox):
         return self.submit_run(job, emit).result()
 
     def submit_run(self, job: Job, emit: Emit | None = None) -> Future[ExecutionResult]:
-        env = {**job.environment, **self._env}
-        job = replace(job, context=self._context, environment=env, run=self._run)
+        job = replace(job, context=self._context, run=self._run)
         if self._runs is not None:
             self._running = self._runs.submit(self._kept, job, emit)
         else:

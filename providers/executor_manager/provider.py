@@ -205,6 +205,9 @@ def _language(job: Job) -> str:
         raise InvalidConfiguration("RAGFlow's executor runs Python and JavaScript.")
     if job.files:
         raise InvalidConfiguration("RAGFlow's executor does not accept files.", field="files")
+    if job.environment:
+        problem = "RAGFlow's executor sets no variables for code."
+        raise InvalidConfiguration(problem, field="environment")
     if job.entrypoint == "script":
         problem = "RAGFlow's executor runs only main()."
         raise InvalidConfiguration(problem, field="entrypoint")

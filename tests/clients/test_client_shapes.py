@@ -27,8 +27,8 @@ from tests.support.processes import ROOT
 PACKAGE = ROOT / "clients" / "python"
 # By which method or argument else the client says it.
 SAID_ELSEWHERE = {
-    options.RunOptions: {"code", "mode", "session", "context", "env", "webhook", "run_at"},
-    options.SubmitOptions: {"code", "mode", "session", "context", "env"},
+    options.RunOptions: {"code", "mode", "session", "context", "webhook", "run_at"},
+    options.SubmitOptions: {"code", "mode", "session", "context"},
     options.CellOptions: {"code", "mode", "webhook"},
     options.CommandOptions: {"command", "shell", "background"},
     options.SessionOptions: {"from"},

@@ -80,13 +80,25 @@ def test_bytes_go_through_and_the_exit_code_is_the_programs(shell: Shell, tmp_pa
         (["-c", "print(1)", "--timeout", "400"], 125, "cofferdam: SB002: timeout: "),
         (["missing.py"], 125, "missing.py"),
         (["-c", "1", "--arguments", "[1]"], 125, "Must be a JSON object"),
+        (["-c", "1", "-e", "NOT_SET_HERE"], 125, "--env: 'NOT_SET_HERE' is not set"),
         (["-c", "1", "file.py"], 125, "not both"),
         (["-c", "1", "-l", "cobol"], 125, "SB002: "),
         (["--nonsense"], 125, "unrecognized arguments"),
         (["-c", "import os; os.kill(os.getpid(), 9)"], 137, ""),
         (["-c", "x = ['x' * 2**20 for _ in range(2**14)]"], 137, "SB006: "),
     ],
-    ids=["slow", "refused", "no file", "array", "both", "cobol", "usage", "killed", "memory"],
+    ids=[
+        "slow",
+        "refused",
+        "no file",
+        "array",
+        "variable",
+        "both",
+        "cobol",
+        "usage",
+        "killed",
+        "memory",
+    ],
 )
 def test_what_did_not_end_by_itself_has_a_code_of_its_own(
     arguments: list[str], exit_code: int, said: str, here: Path, capfd: pytest.CaptureFixture[str]
@@ -97,6 +109,15 @@ def test_what_did_not_end_by_itself_has_a_code_of_its_own(
         ended = int(left.code or 0)
     assert ended == exit_code
     assert said in capfd.readouterr().err
+
+
+def test_variables_come_by_value_and_from_the_environment(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OWN", "own=1")
+    code = "import os; print(os.environ['OWN'], os.environ['GIVEN'])"
+    assert main(["run", "-c", code, "-e", "OWN", "--env", "GIVEN=a=b"]) == 0
+    assert capfd.readouterr().out == "own=1 a=b\n"
 
 
 def test_without_a_service_or_a_key_it_says_what_to_set(

@@ -27,6 +27,7 @@ FOREIGN = frozenset(
         "CAP_SYS_ADMIN",
         "CODE_EXEC_PYTHON_BIN",
         "HTTPS_PROXY",
+        "LD_PRELOAD",
         "SSL_CERT_FILE",
         "TIME_WAIT",
     )

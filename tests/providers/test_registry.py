@@ -12,6 +12,7 @@ import pytest
 
 from providers import registry
 from providers.errors import InvalidConfiguration
+from providers.values import Job, SandboxSpec
 from tests.support.provider_package import PROBE, Packages, install_probe
 
 
@@ -40,6 +41,15 @@ def test_a_class_is_imported_only_when_it_is_asked_for(packages: Packages) -> No
     first = registry.get("probe")
     assert "registry_lazy" in sys.modules
     assert registry.get("probe") is first
+
+
+def test_one_that_has_sandboxes_by_name_alone_is_sent_no_variables(packages: Packages) -> None:
+    install_probe(packages, "registry_by_name")
+    sandbox = registry.get("probe")().open(SandboxSpec(), "alice")
+    assert sandbox.run(Job("1")).exit_code == 0
+    with pytest.raises(InvalidConfiguration) as refused:
+        sandbox.run(Job("1", environment={"NAME": "value"}))
+    assert (refused.value.field, refused.value.started) == ("environment", False)
 
 
 def test_an_unknown_provider_is_refused_with_the_known_ones() -> None:

@@ -58,3 +58,16 @@ def test_files_and_contexts_are_there_after_a_sleep(alice: Caller, bob: Caller) 
     assert again.json()["stdout"] == "it False\n"
     assert row(session).wakes == 1
     assert alice.client.delete(url).status_code == 204
+
+
+@pytest.mark.usefixtures("_at_a_service")
+def test_variables_of_a_cell_are_set_or_refused_by_name(alice: Caller) -> None:
+    session = opened(alice)
+    code = "import os; print(os.environ.get('NAME'))"
+    answer = cell(alice, session, code, env={"NAME": "value"})
+    if session["provider"] == "e2b":
+        assert answer.json()["stdout"] == "value\n"
+    else:
+        assert (answer.status_code, answer.json()["error"]["field"]) == (400, "env")
+    assert cell(alice, session, code).json()["stdout"] == "None\n"
+    assert alice.client.delete(f"{URL}/{session['id']}").status_code == 204

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from providers.base import KEPT, Health, SandboxProvider
+from providers.base import ENVIRONMENT, KEPT, Health, SandboxProvider
 from providers.errors import InvalidConfiguration, KeptSandboxLost, before_the_code
 from providers.sandbox import (
     DEFAULT_CONTEXT,
@@ -304,7 +304,7 @@ class KeptHere(SandboxProvider):
     id = "kept_here"
     name = "Kept here"
     isolation = "namespaces"
-    capabilities = frozenset({KEPT, "files", "contexts", "arguments"})
+    capabilities = frozenset({ENVIRONMENT, KEPT, "files", "contexts", "arguments"})
     config_fields = {"mark": ConfigField("string", "Mark", required=False, default="")}
 
     def initialize(self, config: Mapping[str, Any]) -> bool:

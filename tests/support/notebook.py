@@ -129,7 +129,7 @@ class Context:
                 # The kernel that it waited for was ended.
                 return Cell("", "", error=_error("KernelDied", ""))
             if self.language != "python":
-                return self._notebook.run_javascript(code, emit, is_gone)
+                return self._notebook.run_javascript(code, emit, is_gone, environment)
             if self._process is None:
                 self._start()
             if is_gone():
@@ -248,13 +248,19 @@ class Notebook:
                 context = self._defaults.setdefault(language, Context(self, language))
         return context.run(code, **options)
 
-    def run_javascript(self, code: str, emit: Emit, is_gone: Callable[[], bool]) -> Cell:
+    def run_javascript(
+        self,
+        code: str,
+        emit: Emit,
+        is_gone: Callable[[], bool],
+        environment: Mapping[str, str] | None = None,
+    ) -> Cell:
         # Such kernels wait for a top-level await; Node does so in modules alone.
         waits = ("await " in code and "import(" in code) or "\n;await " in code
         suffix = "mjs" if waits else "cjs"
         program = self.tmp / f"cell-{secrets.token_hex(4)}.{suffix}"
         program.write_text(code)
-        done = self.communicate([NODE, f"/tmp/{program.name}"], is_gone)
+        done = self.communicate([NODE, f"/tmp/{program.name}"], is_gone, environment)
         emit("stdout", done.stdout)
         if done.returncode == 0:
             emit("stderr", done.stderr)
@@ -262,9 +268,12 @@ class Notebook:
         return Cell(done.stdout, "", error=_error("Error", done.stderr))
 
     def communicate(
-        self, command: Sequence[str], is_gone: Callable[[], bool] = lambda: False
+        self,
+        command: Sequence[str],
+        is_gone: Callable[[], bool] = lambda: False,
+        environment: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        process = self.popen(command, HOME)
+        process = self.popen(command, HOME, environment)
         while True:
             try:
                 out, err = process.communicate(timeout=0.1)

@@ -32,10 +32,14 @@ class WarmPool:
         pool_settings: PoolSettings = CALM,
         templates: Mapping[str, Template] | None = None,
         launcher: Launcher | None = None,
+        *,
+        in_all_languages: bool = False,
     ) -> None:
         self.loop = BackgroundLoop("test-pool")
         self.launcher = launcher or BubblewrapLauncher(settings.DATA_DIR)
         self.loop.call(self.launcher.prepare())
+        if in_all_languages:
+            templates = languages(self.launcher)
         self.pool = self.loop.call(self._open(pool_settings, templates or {}))
         self._threads = ThreadPoolExecutor(64)
 
@@ -82,15 +86,19 @@ class WarmPool:
         timeout: float = 10,
         arguments: Mapping[str, Any] | None = None,
         files: tuple[InputFile, ...] = (),
+        environment: Mapping[str, str] | None = None,
+        language: str = "python",
         **limits: int,
     ) -> ExecutionResult:
         job = Job(
             textwrap.dedent(code),
-            timeout=timeout,
-            arguments=arguments,
-            entrypoint=entrypoint,
-            files=files,
-            limits=RunLimits(**limits),
+            language,
+            timeout,
+            arguments,
+            entrypoint,
+            files,
+            RunLimits(**limits),
+            environment=environment or {},
         )
         return self.loop.call(sandbox.run(job))
 

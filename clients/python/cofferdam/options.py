@@ -39,6 +39,7 @@ class RunOptions(Claims, total=False):
     timeout: float
     files: Mapping[str, bytes | str]
     idempotency_key: str
+    env: Mapping[str, str]
     language: str
     entrypoint: Literal["auto", "main", "script"]
     priority: Literal["low", "normal", "high"]

@@ -36,10 +36,10 @@ type Words<Request extends { code: string }, Elsewhere extends keyof Request> = 
  */
 export type RunWords = Words<
   ExecutionRequest,
-  "session" | "context" | "env" | "webhook" | "run_at" | "priority"
+  "session" | "context" | "webhook" | "run_at" | "priority"
 >;
 export type RunOptions = RunWords & Waiting;
-export type SubmitOptions = Words<ExecutionRequest, "session" | "context" | "env"> & Asked;
+export type SubmitOptions = Words<ExecutionRequest, "session" | "context"> & Asked;
 
 /** Options of code in a session. */
 export type CellWords = Words<Cell, "webhook">;

@@ -37,7 +37,7 @@ export interface Cell {
   idempotency_key?: string | null;
   /** A context of the session; without it, the context `default`. */
   context?: string | null;
-  /** Only in a session. */
+  /** The environment variables of this code alone. */
   env?: Record<string, string> | null;
   /** The agent, as claimed by the caller. */
   agent?: string | null;
@@ -135,7 +135,7 @@ export interface ExecutionRequest {
   session?: string | null;
   /** A context of the session; without it, the context `default`. */
   context?: string | null;
-  /** Only in a session. */
+  /** The environment variables of this code alone. */
   env?: Record<string, string> | null;
   /** The agent, as claimed by the caller. */
   agent?: string | null;

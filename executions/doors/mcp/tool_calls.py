@@ -524,6 +524,7 @@ _ALL = (
                 "Text files for the program: the text of each file by its relative path.",
                 additionalProperties=TEXT,
             ),
+            "env": ENVIRONMENT,
         },
         EXECUTION,
         NEEDS["executions"]["POST"],

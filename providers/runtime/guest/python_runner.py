@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+import time
 
 from . import display, ending, preload, printing, program, wire
 from .job import free_name, lend_artifacts, limit_cpu_time, write_files
@@ -38,7 +39,10 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
 
         python_context.serve(job, outputs, header, advised=bool(template["advise"]))
     os.close(job)
-    os.environ.update(header["environment"])  # type: ignore[call-overload]
+    environment: "dict[str, str]" = header["environment"]  # type: ignore[assignment]
+    os.environ.update(environment)
+    if "TZ" in environment:
+        time.tzset()
     limit_cpu_time(float(header["timeout"]))  # type: ignore[arg-type]
     _choose_file(parts)
     _complete_sys_path()

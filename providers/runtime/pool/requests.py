@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, NoReturn
+from typing import Any
 
 from providers.errors import InvalidConfiguration
 from providers.languages import language_of, normalize_language
@@ -36,7 +36,9 @@ def check_spec(spec: SandboxSpec, has: SandboxLimits) -> None:
     if spec.kept:
         raise InvalidConfiguration("kept: This pool has only sandboxes for one run.", field="kept")
     if spec.environment:
-        _refuse_environment()
+        raise InvalidConfiguration(
+            "environment: Only persistent sandboxes accept variables.", field="environment"
+        )
     check_limits(spec.limits, has)
 
 
@@ -66,8 +68,6 @@ def check_job(job: Job, template: Template) -> None:
         raise InvalidConfiguration(f"Code in {known.name} has no main().", field="entrypoint")
     if job.context:
         raise InvalidConfiguration("context: The sandbox is for one run.", field="context")
-    if job.environment:
-        _refuse_environment()
     check_files(job)
 
 
@@ -97,8 +97,13 @@ def request_frame(
         "stream": live,
         "entrypoint": job.entrypoint,
         "timeout": job.timeout,
+        "environment": dict(job.environment),
         "limits": {"memory_bytes": memory_bytes, **vars(job.limits)},
     }
+    with _refusing("environment"):
+        # The names of the files are in the header too.
+        if len(wire.dumps(header["environment"]).encode()) > wire.HEADER_LIMIT // 2:
+            raise ValueError("too large")
     parts = parts_of(job)
     with _refusing("files"):
         frame = wire.pack(header, parts)
@@ -126,12 +131,6 @@ def _refusing(field: str) -> Iterator[None]:
         yield
     except (TypeError, ValueError, RecursionError) as error:
         raise InvalidConfiguration(f"{field}: cannot be sent: {error}", field=field) from error
-
-
-def _refuse_environment() -> NoReturn:
-    raise InvalidConfiguration(
-        "environment: Only persistent sandboxes accept variables.", field="environment"
-    )
 
 
 def _check_path(path: str) -> None:

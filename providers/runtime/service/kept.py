@@ -58,7 +58,7 @@ class KeptHandlers:
             template,
             owner,
             lease(body.get("seconds", LEASE_SECONDS)),
-            operations.environment(body.get("environment") or {}),
+            messages.environment(body.get("environment") or {}),
             operations.sandbox_limits(body.get("limits")),
             None if pool is None else PoolSpec.from_json(pool),
         )

@@ -30,7 +30,7 @@ LARGE = 256 * 1024
 _SMALL = Bounds(1024 * 1024, 10_000)
 
 _LIMITS = tuple(each.name for each in fields(RunLimits))
-_JOB = frozenset(each.name for each in fields(Job)) - {"context", "environment"}
+_JOB = frozenset(each.name for each in fields(Job)) - {"context"}
 
 # Names the configuration a client expects to be in force; 412 says that it was never pushed.
 SETTINGS_HEADER = "X-Pool-Settings"
@@ -146,6 +146,8 @@ def job_to_json(job: Job) -> dict[str, Any]:
             for file in job.files
         ],
         "limits": dict(vars(job.limits)),
+        # What knows of no variables refuses a run with some, and no other.
+        **({"environment": dict(job.environment)} if job.environment else {}),
     }
 
 
@@ -177,6 +179,7 @@ def job_from_json(body: Any, default_timeout: float) -> Job:
         entrypoint=cast("Entrypoint", entrypoint),
         files=[_file(each) for each in _list("files", body.get("files"))],
         limits=_limits(body.get("limits") or {}),
+        environment=environment(body.get("environment") or {}),
     )
 
 
@@ -213,6 +216,21 @@ def result_from_json(body: Any) -> ExecutionResult:
             f"The pool service answered with an invalid result: {error!r}.",
             started=True,
         ) from None
+
+
+def environment(given: object) -> dict[str, str]:
+    """Names and values that a process may be given. Raises InvalidConfiguration."""
+    if not isinstance(given, dict) or not all(
+        isinstance(name, str)
+        and isinstance(value, str)
+        and name
+        and "=" not in name
+        and "\0" not in name + value
+        and _is_utf8(name + value)
+        for name, value in given.items()
+    ):
+        _refuse("environment", "Must be an object of names and strings.")
+    return dict(given)
 
 
 def _timeout(value: Any, default: float) -> float:

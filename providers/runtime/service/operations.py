@@ -143,7 +143,7 @@ def run_from_frame(received: Frame) -> Job:
         limits=replace(RunLimits(), **_numbers(header.get("limits", {}), _RUN_LIMITS)),
         context=cast(str, context),
         run=cast(str, run),
-        environment=environment(header.get("environment", {})),
+        environment=messages.environment(header.get("environment", {})),
         tools=_tools(header.get("tools", [])),
     )
 
@@ -158,22 +158,6 @@ def _tools(given: object) -> list[str]:
     ):
         raise InvalidConfiguration("tools: Must be a list of names.", field="tools")
     return given
-
-
-def environment(given: object) -> dict[str, str]:
-    """Names and values that a process may be given. Raises InvalidConfiguration."""
-    if not isinstance(given, dict) or not all(
-        isinstance(name, str)
-        and isinstance(value, str)
-        and name
-        and "=" not in name
-        and "\0" not in name + value
-        for name, value in given.items()
-    ):
-        raise InvalidConfiguration(
-            "environment: Must be an object of names and strings.", field="environment"
-        )
-    return dict(given)
 
 
 def frame(header: Mapping[str, object], parts: Parts = ()) -> bytes:

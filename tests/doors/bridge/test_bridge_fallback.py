@@ -10,7 +10,9 @@ import pytest
 
 from executions.doors.bridge import Bridge, exit_code_of
 from executions.runs.models import Execution
+from providers.errors import InvalidConfiguration
 from providers.executor_manager.provider import route_to
+from providers.values import Job, SandboxSpec
 from tests.conftest import Caller
 from tests.doors.bridge.executor_server import ExecutorServer
 from tests.support.lying_provider import Liar
@@ -101,6 +103,15 @@ def test_what_it_cannot_do_is_refused_before_it_is_asked(
     file = {"path": "x", "content_base64": ""}
     for body in ({"files": [file]}, {"entrypoint": "script"}, {"language": "bash"}):
         assert call(**body)["error"]["code"] == "SB002"
+    assert executor.asked == []
+
+
+def test_it_is_sent_no_variables(executor: ExecutorServer) -> None:
+    with route_to(executor.host)() as lease:
+        sandbox = lease.provider.open(SandboxSpec(), "alice")
+        with pytest.raises(InvalidConfiguration) as refused:
+            sandbox.run(Job(CODE, environment={"NAME": "value"}))
+    assert (refused.value.field, refused.value.started) == ("environment", False)
     assert executor.asked == []
 
 

@@ -130,6 +130,19 @@ def test_what_is_left_out_of_a_run_is_said(streaming_site: Site) -> None:
     go(work)
 
 
+def test_code_has_the_environment_variables_of_its_call(streaming_site: Site) -> None:
+    async def work() -> None:
+        async with connected(streaming_site) as client:
+            code = "import os; print(os.environ.get('NAME'))"
+            said = await called(client, "run_code", code=code, env={"NAME": "value"})
+            assert said["stdout"] == "value\n"
+            said = json.loads(await refusal(client, "run_code", code=code, env={"1": "value"}))
+            assert said["error"]["field"] == "env"
+            assert (await called(client, "run_code", code=code))["stdout"] == "None\n"
+
+    go(work)
+
+
 def test_a_session_keeps_its_variables_its_files_and_its_processes(streaming_site: Site) -> None:
     async def work() -> None:
         async with connected(streaming_site) as client:

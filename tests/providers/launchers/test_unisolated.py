@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from providers.errors import ProviderUnavailable
+from providers.values import Job, SandboxSpec
 from tests.support.processes import ROOT
 from tests.support.sandboxes import (
     Local,
@@ -129,6 +130,22 @@ def test_the_opt_out_passes_nothing_of_our_environment_on(
     monkeypatch.setenv("PLANTED", "planted-secret")
     for _ in range(3):
         assert "planted-secret" not in opted_out.run("import os\nprint(os.environ)").stdout
+
+
+def test_variables_of_a_run_are_in_no_other_run(opted_out: Local) -> None:
+    def run(code: str, **given: str) -> str:
+        sandbox = opted_out.provider.open(SandboxSpec(), "alice")
+        try:
+            return sandbox.run(Job(code, environment=given)).stdout
+        finally:
+            sandbox.close()
+
+    look = "import os; print(sorted(os.environ), os.environ['PATH'])"
+    before = run(look)
+    code = "import os; print(os.environ['LD_PRELOAD'])"
+    given = {"LD_PRELOAD": "/evil.so", "PATH": "/nowhere", "PYTHONHOME": "/nowhere"}
+    assert run(code, **given) == "/evil.so\n"
+    assert run(look) == before
 
 
 def test_a_signal_to_its_group_does_not_reach_the_service(opted_out: Local) -> None:

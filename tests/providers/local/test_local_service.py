@@ -256,7 +256,7 @@ def test_a_client_that_does_not_read_holds_up_no_other(own: Local) -> None:
 def test_a_refused_program_leaves_its_sandbox_usable(own: Local) -> None:
     sandbox = take(own.provider)
     with pytest.raises(SandboxError) as caught:
-        sandbox.run(Job("1", environment={"A": "b"}))
+        sandbox.run(Job("1", context="x"))
     assert caught.value.nothing_ran
     assert sandbox.run(Job("print(1)")).stdout == "1\n"
     assert sandbox.close()

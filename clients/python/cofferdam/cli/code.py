@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--arguments", metavar="JSON", help="arguments for main(), as a JSON object"
+    )
+    parser.add_argument(
+        *("-e", "--env"),
+        action="append",
+        default=[],
+        metavar="NAME[=VALUE]",
+        help="environment variable of the code; without VALUE, your own one; repeatable",
     )
     parser.add_argument(
         *("-f", "--file"),
@@ -75,6 +83,8 @@ def options_of(options: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if options.arguments is not None or options.argument:
         found["arguments"] = _arguments(options)
+    if options.env:
+        found["env"] = dict(map(_variable, options.env))
     if options.files:
         found["files"] = dict(map(_file, options.files))
     if options.timeout is not None:
@@ -150,6 +160,15 @@ def _arguments(options: argparse.Namespace) -> dict[str, Any]:
         except ValueError:
             found[name] = text
     return found
+
+
+def _variable(given: str) -> tuple[str, str]:
+    name, equals, value = given.partition("=")
+    if not equals:
+        if name not in os.environ:
+            raise ValueError(f"--env: {name!r} is not set.")
+        value = os.environ[name]
+    return name, value
 
 
 def _file(given: str) -> tuple[str, bytes]:
