@@ -10,8 +10,8 @@ from typing import Any
 
 from providers.addresses import rules
 from providers.aliyun_codeinterpreter import sdk
-from providers.aliyun_codeinterpreter.errors import translate
 from providers.aliyun_codeinterpreter.machine import AliyunMachine
+from providers.aliyun_codeinterpreter.sdk import translate
 from providers.errors import SandboxError
 from providers.remote import service
 from providers.remote.receiver import Receiver

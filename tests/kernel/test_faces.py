@@ -61,7 +61,7 @@ FACES = {
         "secret service"
     ),
     "providers.local": "packages",
-    "providers.self_managed": "client images images.build images.debian kept",
+    "providers.self_managed": "client images images.build kept",
     "providers.e2b": "",
     "providers.aliyun_codeinterpreter": "",
     "providers.runtime.pool": (

@@ -16,7 +16,7 @@ from executions.ledger.verification import verify
 from executions.runs.models import Execution
 from executions.runs.results import kinds_in
 from executions.tenants.service import AUDITOR
-from providers.runtime.launchers.engine_cgroup import ProcessLimit
+from providers.runtime.launchers.docker_guest import ProcessLimit
 from providers.runtime.pool.cgroup import ResourceUsage
 from providers.runtime.pool.claims import observed
 from providers.values import KINDS, OBSERVATIONS

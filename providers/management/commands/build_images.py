@@ -12,8 +12,12 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from providers.checks import BEFORE_WORK
 from providers.errors import SandboxError
 from providers.languages import TABLE
-from providers.self_managed.images.build import REPOSITORY, build_from_registry, build_template
-from providers.self_managed.images.debian import build_from_debian
+from providers.self_managed.images.build import (
+    REPOSITORY,
+    build_from_debian,
+    build_from_registry,
+    build_template,
+)
 
 LANGUAGES = tuple(each.name for each in TABLE if each.image)
 

@@ -15,25 +15,29 @@ from typing import Any, TypeVar
 
 from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
 from providers.languages import OURS, TABLE, version_in
-from providers.runtime.launchers.docker_engine import PARALLEL_CALLS, End, Engine, Recipe, Started
-from providers.runtime.launchers.docker_guest import DockerGuest
-from providers.runtime.launchers.docker_kernel import (
+from providers.runtime.launchers.docker_engine import (
+    ALONE_SECONDS,
+    BUILD_COMMAND,
+    DEFAULT_IMAGES,
+    GVISOR_REMEDY,
+    PARALLEL_CALLS,
+    DockerSettings,
+    End,
+    Engine,
+    Image,
+    Recipe,
+    Started,
+    node_runner,
+    sources,
+    text_of,
+)
+from providers.runtime.launchers.docker_guest import (
+    DockerGuest,
     DockerKernelHost,
     kernel_argument,
     kernel_recipe,
 )
 from providers.runtime.launchers.docker_owner import Owner, Reaper, attach_again
-from providers.runtime.launchers.docker_settings import (
-    ALONE_SECONDS,
-    BUILD_COMMAND,
-    DEFAULT_IMAGES,
-    GVISOR_REMEDY,
-    DockerSettings,
-    Image,
-    node_runner,
-    sources,
-    text_of,
-)
 from providers.runtime.launchers.guest_files import interpreter_options
 from providers.runtime.launchers.seccomp import build_filter
 from providers.runtime.launchers.tenant_kernel import TenantKernels

@@ -22,8 +22,14 @@ from typing import Any
 
 from providers import process_liveness
 from providers.errors import CreationFailed, SandboxError
-from providers.runtime.launchers.docker_engine import Engine, Listed, Started
-from providers.runtime.launchers.docker_settings import differences, shape_of, weaknesses
+from providers.runtime.launchers.docker_engine import (
+    Engine,
+    Listed,
+    Started,
+    differences,
+    shape_of,
+    weaknesses,
+)
 from providers.runtime.pool.state_store import StateStore
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import docker
 import pytest
 from django.core.management import CommandError, call_command
 
-from providers.self_managed.images.debian import find_mirror
+from providers.self_managed.images.build import find_mirror
 from tests.support.docker_engine import Containers
 
 TEMPLATE = "test-template"

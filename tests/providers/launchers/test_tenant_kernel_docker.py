@@ -9,7 +9,7 @@ import docker
 import pytest
 
 from providers.errors import ProviderUnavailable
-from providers.runtime.launchers import docker_kernel
+from providers.runtime.launchers import docker_guest
 from providers.runtime.launchers.docker import DEFAULT_IMAGES, DockerLauncher, DockerSettings
 from providers.runtime.launchers.docker_engine import Started
 from providers.runtime.launchers.docker_owner import POOL_LABEL
@@ -94,7 +94,7 @@ def test_libraries_that_are_loaded_already_work_and_are_not_the_same_twice(
 def test_more_runs_than_find_room_get_another_kernel(
     kernels: Kernels, engine: docker.DockerClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(docker_kernel, "MOST_AT_ONCE", 1)
+    monkeypatch.setattr(docker_guest, "MOST_AT_ONCE", 1)
     before = len(present(kernels, engine))
     first = kernels.start("dave")
     second = kernels.start("dave")

@@ -14,7 +14,7 @@ import pytest
 from providers.errors import ProviderUnavailable, SandboxError
 from providers.runtime.guest import lanes
 from providers.runtime.launchers import tenant_kernel
-from providers.runtime.launchers.lanes import Lane
+from providers.runtime.launchers.tenant_kernel import Lane
 from providers.runtime.pool.sandbox import Sandbox
 from tests.conftest import require
 from tests.providers.launchers.tenant_kernels import Kernels
@@ -200,7 +200,7 @@ def test_a_run_that_breaks_the_protocol_ends_the_trust_in_its_kernel(kernels: Ke
 )
 def test_a_kernel_that_breaks_the_protocol_is_ended(kernels: Kernels, message: bytes) -> None:
     """A run that has broken out into gVisor's kernel speaks to us by its stream."""
-    from providers.runtime.launchers.lanes import Lanes
+    from providers.runtime.launchers.tenant_kernel import Lanes
 
     async def speak() -> tuple[bool, bool]:
         stream = Lanes(lambda: None)
