@@ -100,13 +100,18 @@ def request_frame(
         "environment": dict(job.environment),
         "limits": {"memory_bytes": memory_bytes, **vars(job.limits)},
     }
+    return pack_job(header, job)
+
+
+def pack_job(header: Mapping[str, object], job: Job) -> bytes:
+    """Return a job as a frame with this header. Raises InvalidConfiguration naming the field."""
     with _refusing("environment"):
         # The names of the files are in the header too.
-        if len(wire.dumps(header["environment"]).encode()) > wire.HEADER_LIMIT // 2:
+        if len(wire.dumps(dict(job.environment)).encode()) > wire.HEADER_LIMIT // 2:
             raise ValueError("too large")
     parts = parts_of(job)
     with _refusing("files"):
-        frame = wire.pack(header, parts)
+        frame = wire.pack(dict(header), parts)
         names = int.from_bytes(frame[:4], "big")
         if names > wire.HEADER_LIMIT or len(frame) - names > wire.REQUEST_LIMIT:
             raise ValueError("too many or too large")

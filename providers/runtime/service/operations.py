@@ -22,6 +22,7 @@ from providers.errors import InvalidConfiguration, ProviderUnavailable, SandboxE
 from providers.runtime.guest import wire
 from providers.runtime.guest.protocol import CHOSEN_BYTES, NAME_BYTES
 from providers.runtime.pool.protocol import Frame, Parts
+from providers.runtime.pool.requests import pack_job
 from providers.runtime.service import messages
 from providers.values import Entrypoint, Event, InputFile, Job, RunLimits, SandboxLimits
 
@@ -85,8 +86,10 @@ def parts_of(received: Frame) -> list[tuple[str, bytes]]:
 
 
 def run_to_frame(job: Job, **how: object) -> bytes:
-    """A run, as the first frame of a request; `how` are fields beside the job's. Raises
-    InvalidConfiguration."""
+    """A run, as the first frame of a request; `how` are fields beside the job's.
+
+    Raises InvalidConfiguration naming the field at fault.
+    """
     header = {
         "op": "run",
         "context": job.context,
@@ -99,14 +102,7 @@ def run_to_frame(job: Job, **how: object) -> bytes:
         # What knows of no tools refuses a run with some, and no other.
         **({"tools": list(job.tools)} if job.tools else {}),
     }
-    try:
-        parts: list[tuple[str, bytes]] = [("code", job.code.encode())]
-        if job.arguments is not None:
-            parts.append(("arguments", wire.dumps(dict(job.arguments)).encode()))
-        parts += [(f"file:{file.path}", file.content) for file in job.files]
-        return frame(header, parts)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidConfiguration(f"The run cannot be sent: {error}.") from error
+    return pack_job(header, job)
 
 
 def run_from_frame(received: Frame) -> Job:

@@ -170,6 +170,7 @@ class PoolManager:
         self._creating = 0
         self._spent: dict[str, None] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._endings: set[asyncio.Task[None]] = set()
         self._changing = asyncio.Lock()
         self._ready = asyncio.Event()
         self._draining = False
@@ -451,9 +452,9 @@ class PoolManager:
         for instance in list(self._instances.values()):
             self.end(instance)
         revisions = list(self._open.values())
-        await asyncio.gather(
-            *(revision.pool.close() for revision in revisions), return_exceptions=True
-        )
+        closed = (each.pool.close() for each in revisions)
+        # What is ending already is to come to its end: sandboxes would be left of it.
+        await asyncio.gather(*self._endings, *closed, return_exceptions=True)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -515,7 +516,9 @@ class PoolManager:
             return
         for key in [key for key, each in self._open.items() if each is revision]:
             del self._open[key]
-            self._spawn(self._close(revision))
+            ending = asyncio.get_running_loop().create_task(self._close(revision))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
 
     async def _close(self, revision: Revision) -> None:
         await revision.pool.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from providers.runtime.service.registry import PoolSpec
 from providers.runtime.service.settings import ServiceSettings
 from providers.values import Job
 from tests.conftest import require
+from tests.support.sandboxes import children, command
 
 SETTINGS = ServiceSettings(pool_size=1, max_sandboxes=4)
 ONE = PoolSpec(SETTINGS, "bubblewrap", "systrap")
@@ -163,3 +165,25 @@ def test_sessions_and_runs_count_in_one_pool(tmp_path: Path) -> None:
             await manager.create_in(pool, "python", "charlie")
 
     in_a_service(tmp_path, work)
+
+
+def test_nothing_is_left_of_a_pool_that_was_just_ending(tmp_path: Path) -> None:
+    """Its last holder has left right before the service ends."""
+    seen: list[set[int]] = []
+
+    def ours() -> set[int]:
+        place = str(tmp_path)
+        return {pid for pid in children(os.getpid()) if place in " ".join(command(pid))}
+
+    async def work(manager: PoolManager) -> None:
+        pool = await manager.hold(ONE, nobody)
+        instance = await manager.create_in(pool, "python", "alice")
+        manager.end(instance)
+        while pool.instances:
+            await asyncio.sleep(0)
+        seen.append(ours())
+        manager.leave(pool, nobody)
+
+    in_a_service(tmp_path, work)
+    assert seen[0]
+    assert not ours()
