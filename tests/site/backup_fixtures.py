@@ -10,7 +10,7 @@ import pytest
 from tests.conftest import require
 from tests.support import backups
 from tests.support.backups import SCRIPT, manage, succeeded
-from tests.support.site import kept_folder, prepare
+from tests.support.site import NO_SOCKETS, kept_folder, prepare
 
 
 @pytest.fixture(scope="session")
@@ -37,7 +37,7 @@ def installation(backed_up: Path) -> Path:
 
 @pytest.fixture
 def data_dir(installation: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(installation, tmp_path / "data"))
+    return Path(shutil.copytree(installation, tmp_path / "data", ignore=NO_SOCKETS))
 
 
 @pytest.fixture

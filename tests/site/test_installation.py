@@ -23,7 +23,7 @@ from sandbox_site import installation
 from sandbox_site.installation import DoesNotFit, join, refuse_foreign
 from sandbox_site.models import InstallationMark
 from tests.support.processes import ROOT, clean_environment, free_port
-from tests.support.site import bootstrapped
+from tests.support.site import NO_SOCKETS, bootstrapped
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.one_database]
 
@@ -239,7 +239,7 @@ def test_the_embedded_default_needs_nothing_even_after_its_files_were_moved(
     embedded: dict[str, str], tmp_path: Path
 ) -> None:
     moved = tmp_path / "moved"
-    shutil.copytree(embedded["DATA_DIR"], moved)
+    shutil.copytree(embedded["DATA_DIR"], moved, ignore=NO_SOCKETS)
     (moved / installation.FILE_NAME).unlink()
     environment = embedded | {"DATA_DIR": str(moved)}
 

@@ -30,6 +30,8 @@ EXECUTIONS = "/api/v1/executions"
 CACHE = ROOT / ".pytest_cache" / "d" / "data-directories"
 KEPT_SECONDS = 24 * 3600
 MANAGE = (sys.executable, "manage.py")
+# A pool service may have listened there.
+NO_SOCKETS = shutil.ignore_patterns("*.sock")
 
 CONFIGURE = """
 from executions.models import Tenant
@@ -96,7 +98,7 @@ class Prepared:
 def migrated(data_dir: Path) -> None:
     """Make `data_dir` one in which `manage.py bootstrap` finds its keys and its tables, as after
     a start that was cut off. It has everything else to do."""
-    shutil.copytree(migrated_folder(), data_dir, dirs_exist_ok=True)
+    shutil.copytree(migrated_folder(), data_dir, dirs_exist_ok=True, ignore=NO_SOCKETS)
 
 
 def migrated_folder() -> Path:
@@ -118,7 +120,7 @@ def bootstrapped(data_dir: Path) -> dict[str, str]:
     It has the tenant `demo` and the provider `local`, and nothing was ever started over it.
     """
     made = kept_folder("bootstrapped", lambda folder: _bootstrap(folder / "data"))
-    shutil.copytree(made / "data", data_dir, dirs_exist_ok=True)
+    shutil.copytree(made / "data", data_dir, dirs_exist_ok=True, ignore=NO_SOCKETS)
     return credentials(data_dir)
 
 
@@ -136,7 +138,7 @@ def prepare(
     """`log` has what the commands say, which else is said here."""
     if provider is LOCAL and not extra:
         made = kept_folder("two-tenants", _prepare_locally)
-        shutil.copytree(made / "data", data_dir, dirs_exist_ok=True)
+        shutil.copytree(made / "data", data_dir, dirs_exist_ok=True, ignore=NO_SOCKETS)
         return Prepared(data_dir, *(made / "keys").read_text().split())
     _bootstrap(data_dir, log, **extra)
     return Prepared(data_dir, *_configure(data_dir, log, provider, extra))

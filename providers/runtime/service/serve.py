@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -81,7 +81,10 @@ def serve(options: ServiceOptions, announce: Callable[[str], None]) -> None:
     address that cannot be listened on.
     """
     check_options(options)
-    with unix_socket.alone(options.socket) if options.socket else nullcontext():
+    if options.socket is None:
+        asyncio.run(_serve(options, announce))
+        return
+    with unix_socket.alone(options.socket, is_temporary=options.until_unused):
         asyncio.run(_serve(options, announce))
 
 

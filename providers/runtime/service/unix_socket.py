@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from providers.errors import InvalidConfiguration
@@ -30,25 +31,59 @@ def runs_path(data_dir: Path) -> Path:
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
+def alone(path: Path, *, is_temporary: bool = False) -> Iterator[None]:
     """Be the only service that listens at `path`. Raises InvalidConfiguration where there is one,
-    or for want of rights."""
+    or for want of rights.
+
+    A temporary one is asked to end, and waited for, by one that is not.
+    """
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # A file of its own, which stays: who removes a lock may remove that of another.
-        lock = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock = os.open(_lock_of(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise _cannot_listen(path, error) from None
     try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        _take(lock, path, is_temporary=is_temporary)
+        yield
+        for left in (path, runs_path(path.parent.parent)):
+            left.unlink(missing_ok=True)
+    finally:
+        os.close(lock)
+
+
+def _take(lock: int, path: Path, *, is_temporary: bool) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = _temporary_owner(path)
+        if is_temporary or owner is None:
             raise InvalidConfiguration(
                 f"socket: Another service listens at {path}.", field="socket"
             ) from None
-        yield
-    finally:
-        os.close(lock)
+        with suppress(ProcessLookupError):
+            os.kill(owner, signal.SIGTERM)
+        fcntl.flock(lock, fcntl.LOCK_EX)
+    os.ftruncate(lock, 0)
+    if is_temporary:
+        os.pwrite(lock, str(os.getpid()).encode(), 0)
+
+
+def is_taken(path: Path) -> bool:
+    """Whether a service listens at `path` that does not end by itself."""
+    return answers(path) and _temporary_owner(path) is None
+
+
+def _temporary_owner(path: Path) -> int | None:
+    """The process that has the lock, where it is a temporary service."""
+    try:
+        return int(_lock_of(path).read_text("ascii"))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _lock_of(path: Path) -> Path:
+    return path.with_suffix(".lock")
 
 
 def listen(path: Path) -> socket.socket:

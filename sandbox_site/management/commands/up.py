@@ -67,7 +67,7 @@ class Command(BaseCommand):
             if has_environment:
                 processes.start_helper([sys.executable, manage, "packages"], environment)
             pool = [sys.executable, manage, "pool"]
-            local = [] if unix_socket.answers(_socket()) else ["--socket"]
+            local = [] if unix_socket.is_taken(_socket()) else ["--socket"]
             launcher = _launcher()
             has_pool = bool(launcher) and not _is_listening()
             if has_pool:

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -21,10 +22,18 @@ from providers.local.provider import LocalProvider
 from providers.local.service import start as start_process
 from providers.runtime.guest import wire
 from providers.runtime.service import operations
-from providers.runtime.service.unix_socket import alone, answers, connect, runs_path, socket_path
+from providers.runtime.service.unix_socket import (
+    alone,
+    answers,
+    connect,
+    is_taken,
+    runs_path,
+    socket_path,
+)
 from providers.sandbox import Sandbox
 from providers.values import Event, Job, SandboxSpec
 from tests.conftest import require
+from tests.support.processes import ROOT
 from tests.support.sandboxes import Local, wait_until_gone
 from tests.support.waiting import wait_until
 
@@ -94,6 +103,29 @@ def test_one_that_was_killed_is_started_again_for_the_next_run(data_dir: Path) -
         killed.wait(60)
         assert run(provider, "print(2)") == "2\n"
         assert process_of(data_dir).pid != killed.pid
+
+
+def test_one_that_stays_takes_the_place_of_one_that_was_started_on_the_way(
+    data_dir: Path,
+) -> None:
+    with opened() as provider:
+        assert run(provider) == "1\n"
+        former = process_of(data_dir)
+        command = [sys.executable, "manage.py", "pool", "--no-port"]
+        environment = os.environ | {"DATA_DIR": str(data_dir)}
+        with subprocess.Popen(
+            command, env=environment, cwd=ROOT, stdout=subprocess.PIPE
+        ) as lasting:
+            try:
+                assert former.wait(60) == 0
+                assert lasting.stdout is not None
+                assert b"pool.sock" in lasting.stdout.readline()
+                assert is_taken(socket_path(data_dir))
+                assert run(provider, "print(2)") == "2\n"
+                assert process_of(data_dir) is former
+            finally:
+                lasting.terminate()
+    assert not socket_path(data_dir).exists()
 
 
 def test_what_ran_in_one_that_was_killed_may_have_run(data_dir: Path) -> None:

@@ -43,9 +43,15 @@ def test_a_second_service_is_refused_and_the_first_goes_on(path: Path) -> None:
 def test_what_a_killed_service_has_left_is_replaced(path: Path) -> None:
     with unix_socket.alone(path):
         unix_socket.listen(path).close()
-    assert path.exists()
-    with unix_socket.alone(path), unix_socket.listen(path):
-        assert unix_socket.answers(path)
+        assert path.exists()
+        with unix_socket.listen(path):
+            assert unix_socket.answers(path)
+
+
+def test_a_service_that_ends_leaves_no_socket(path: Path) -> None:
+    with unix_socket.alone(path):
+        unix_socket.listen(path).close()
+    assert [each.name for each in path.parent.iterdir()] == ["pool.lock"]
 
 
 def test_a_folder_that_cannot_be_had_is_named(tmp_path: Path) -> None:
