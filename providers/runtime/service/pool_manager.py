@@ -100,10 +100,6 @@ def _over(
     }
     pool = Pool(launcher, templates, settings.pool_settings(chosen.level))
     pool.open()
-    logger.info(
-        "pool opened",
-        extra={"launcher": kind, "runtime": launcher.runtime, "size": settings.pool_size},
-    )
     return Revision(settings, choice, kind, launcher, pool, templates, chosen)
 
 
@@ -277,6 +273,8 @@ class PoolManager:
             tell_full(True)
         if not is_trial and (is_first or revision.settings != spec.settings):
             try:
+                if is_first:
+                    _log_opened(revision)
                 await _resize(revision, spec.settings)
             except BaseException:
                 self.leave(revision, tell_full)
@@ -320,6 +318,7 @@ class PoolManager:
             revision = self._open.get(key) or await self._open_one(key, self._choice, settings)
             revision.holders.append(_tell_nobody)
             self._current = revision
+            _log_opened(revision)
             self._ready.set()
             if former is not None:
                 self.registry.move_what_was_found(former, revision)
@@ -555,6 +554,17 @@ async def _resize(revision: Revision, settings: ServiceSettings) -> None:
     revision.settings = settings
     await revision.pool.resize(settings.pool_settings(revision.chosen.level))
     revision.tell_full()
+
+
+def _log_opened(revision: Revision) -> None:
+    logger.info(
+        "pool opened",
+        extra={
+            "launcher": revision.kind,
+            "runtime": revision.launcher.runtime,
+            "size": revision.settings.pool_size,
+        },
+    )
 
 
 def _tell_nobody(is_full: bool) -> None:
