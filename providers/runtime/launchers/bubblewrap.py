@@ -30,7 +30,7 @@ from providers.runtime.launchers.guest_files import (
 from providers.runtime.launchers.host_programs import HostProgramsLauncher
 from providers.runtime.launchers.seccomp import build_filter
 from providers.runtime.launchers.subordinate_users import SubordinateUsers, remedy_for
-from providers.runtime.pool.cgroup import memory_keeper
+from providers.runtime.pool.cgroup import CgroupParent, memory_keeper
 from providers.runtime.pool.launcher import (
     Guest,
     PidfdGuest,
@@ -74,7 +74,7 @@ class BubblewrapLauncher(HostProgramsLauncher):
         # Files elsewhere than below /usr may be closed to everybody but us.
         if not self._as_root and self._python.startswith("/usr/"):
             self._users = SubordinateUsers.find(self._bwrap)
-        self._make_group()
+        self._cgroups = CgroupParent.create()
         self.enforced_by = {
             **memory_keeper(self._cgroups),
             "processes": "rlimit per sandbox",

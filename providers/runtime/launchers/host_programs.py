@@ -43,12 +43,6 @@ class HostProgramsLauncher(Launcher):
         self._hidden = hidden_folders(self._python, self._data_dir)
         self._guest_dir = install_guest(self._python, self._data_dir / "run", self._hidden)
 
-    def _make_group(self) -> None:
-        """Where the kernel weighs sandboxes, what is being made yields by itself."""
-        self._cgroups = CgroupParent.create()
-        if self._cgroups and self._cgroups.weights:
-            self.rest_seconds = 0.0
-
     def _make_folder(self) -> None:
         """One for the tool's files, ours as long as we live; those of killed processes are removed.
 

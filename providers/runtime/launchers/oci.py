@@ -49,7 +49,14 @@ from providers.runtime.launchers.images import Image
 from providers.runtime.launchers.seccomp import build_filter, build_profile
 from providers.runtime.launchers.tenant_kernel import TenantKernels
 from providers.runtime.launchers.warm_images import WarmImages
-from providers.runtime.pool.cgroup import ROOT, Cgroup, ResourceUsage, memory_keeper, own_groups
+from providers.runtime.pool.cgroup import (
+    ROOT,
+    Cgroup,
+    CgroupParent,
+    ResourceUsage,
+    memory_keeper,
+    own_groups,
+)
 from providers.runtime.pool.hardening import RUNC, Hardening
 from providers.runtime.pool.launcher import (
     NOTHING,
@@ -147,7 +154,7 @@ class RuncLauncher(ImagesLauncher):
         self._find_programs()
         self._hold_images()
         self._make_folder()
-        self._make_group()
+        self._cgroups = CgroupParent.create()
         if self._cgroups is None:
             raise ProviderUnavailable(
                 f"{self.runtime} needs a cgroup for each sandbox, and none can be made here."
@@ -398,7 +405,7 @@ class GvisorLauncher(ImagesLauncher):
         self._find_programs()
         self._hold_images()
         self._make_folder()
-        self._make_group()
+        self._cgroups = CgroupParent.create()
         self.enforced_by = {
             **memory_keeper(self._cgroups),
             "processes": "rlimit in gVisor",

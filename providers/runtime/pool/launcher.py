@@ -99,11 +99,10 @@ class Starter(Protocol):
 class Launcher(Starter, Protocol):
     """A starter that is prepared once, and knows the machine's languages.
 
-    Starting and ending take the processors from the run that makes them necessary. Where what is
-    started yields to runs by the kernel's own scheduling, `rest_seconds` is 0. Elsewhere, as with
-    an engine whose processes are not ours, the pool lets the run go first for so long, unless
-    somebody waits. It and `enforced_by` are known once it is prepared. `counts` are its own figures
-    beside those of the pool.
+    Starting and ending take the processors from the run that makes them necessary, and from its
+    answer on the way. So the pool lets these go first for `rest_seconds`, unless somebody waits.
+    `enforced_by` is known once it is prepared. `counts` are its own figures beside those of the
+    pool.
 
     What only some can has a default here that says so: kernels for owners, sandboxes that are found
     again.

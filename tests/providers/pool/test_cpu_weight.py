@@ -96,4 +96,3 @@ def test_a_warm_sandbox_weighs_little_and_one_that_was_handed_out_as_much_as_any
         # It has had its run: what is left of it is the end.
         assert max(weights()) == small
         pool.release(sandbox)
-        assert pool.launcher.rest_seconds == 0
