@@ -27,7 +27,7 @@ from executions.runs.standby import Standby
 from providers import draining
 from providers.manager import loaded
 from providers.remote.reclaim import process_tag
-from providers.services.health import NUMBERS, figures_of
+from providers.services.health import figures_of
 from providers.threads import reset_after_fork, start_thread
 
 logger = logging.getLogger(__name__)
@@ -103,11 +103,8 @@ def _pools() -> dict[str, dict[str, Any]]:
             continue
         if not own:
             continue
-        # It may be loaded twice for a moment, or with another configuration beside it.
-        known = found.setdefault(lease.provider_id, {})
-        for name, value in own.items():
-            is_sum = name in NUMBERS and name != "creation_ms"
-            known[name] = known.get(name, 0) + value if is_sum else value
+        # It may be loaded twice for a moment, over the same pool of the host.
+        found.setdefault(lease.provider_id, own)
     return found
 
 

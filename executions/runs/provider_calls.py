@@ -39,7 +39,7 @@ T = TypeVar("T")
 CREATE_SECONDS = 100.0
 RUN_SLACK_SECONDS = 8.0
 
-# The provider in this process keeps its deadlines itself.
+# The client of the pool service of this host keeps its deadlines itself.
 _KEEPS_TIME = frozenset({"local"})
 
 # Calls of one provider that did not end in time and go on. Beyond so many it is not asked again: by

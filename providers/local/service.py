@@ -46,6 +46,10 @@ STATS_SECONDS = 10.0
 # How long a service that is started, or starts again, is waited for.
 START_SECONDS = 30.0
 LOOK_SECONDS = 0.02
+# So many unused connections are kept.
+MOST_IDLE = 32
+# Of an answer, whose texts are JSON: the largest limits of a run, each byte with its escapes.
+ANSWER_BYTES = 1 << 30
 MOST_STARTS = 5
 # Beyond so much the log of the services that were started here begins anew.
 MOST_LOG_BYTES = 1024 * 1024
@@ -65,7 +69,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, tell_full: Callable[[bool], None], forget: Callable[[Connection], None]):
         self._tell_full = tell_full
         self._forget = forget
-        self._parser = wire.Parser(wire.REQUEST_LIMIT)
+        self._parser = wire.Parser(ANSWER_BYTES)
         self._transport: asyncio.Transport | None = None
         self._answer: asyncio.Future[Frame] | None = None
         self._emit: Emit | None = None
@@ -143,7 +147,8 @@ class LocalService:
             {"op": "hold", "trial": is_trial}, [("pool", messages.dumps(dict(pool)))]
         )
         self._longest_wait = float(pool["settings"]["queue_timeout"]) + SLACK_SECONDS
-        self._opening = asyncio.Lock()
+        self._opening: asyncio.Task[Mapping[str, Any]] | None = None
+        self._is_closed = False
         self._holding: Connection | None = None
         self._held: Mapping[str, Any] = {}
         self._idle: list[Connection] = []
@@ -155,38 +160,50 @@ class LocalService:
         return self._holding is not None and self._holding.is_open
 
     async def hold(self) -> Mapping[str, Any]:
-        """What the service says of our pool, which is open from now on. Raises SandboxError."""
-        async with self._opening:
-            if self.is_held:
+        """What the service says of our pool, which is open from now on. Raises SandboxError.
+
+        All who wait for it at once wait for the same try.
+        """
+        if self.is_held:
+            return self._held
+        if self._opening is None or self._opening.done():
+            self._opening = asyncio.get_running_loop().create_task(self._hold())
+            # Whoever waited for it may have left.
+            self._opening.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return await asyncio.shield(self._opening)
+
+    async def _hold(self) -> Mapping[str, Any]:
+        deadline = _now() + START_SECONDS
+        while True:
+            connection = await self._connect(deadline)
+            try:
+                self._held = (await connection.ask(self._request, HOLD_SECONDS))[0]
+                self._holding = connection
                 return self._held
-            self.is_full = False
-            deadline = _now() + START_SECONDS
-            while True:
-                self._holding = await self._connect(deadline)
-                try:
-                    self._held = (await self._holding.ask(self._request, HOLD_SECONDS))[0]
-                    return self._held
-                except ServiceEnded:
-                    # It was just ending.
-                    if _now() > deadline:
-                        raise _no_answer() from None
-                except TimeoutError:
-                    raise _no_answer() from None
-                except SandboxError:
-                    self._holding.abort()
-                    raise
+            except ServiceEnded:
+                # It was just ending, or finishes what runs in it.
+                if _now() > deadline:
+                    raise _is_ending() from None
+                await asyncio.sleep(LOOK_SECONDS)
+            except TimeoutError:
+                raise _no_answer() from None
+            except SandboxError:
+                connection.abort()
+                raise
 
     async def take(self, template: str, owner: str) -> tuple[Connection, Mapping[str, Any]]:
         """A sandbox for this owner, which belongs to the connection. Raises SandboxError; nothing
         has run then."""
+        former = self._holding
         try:
             return await self._take(template, owner)
         except ServiceEnded:
-            # Another one may have taken its place, which knows neither us nor our pool.
-            for connection in (*self._idle, self._holding):
-                if connection is not None:
+            # Another one may have taken its place, which knows neither us nor our pool. Whoever
+            # waits beside us may have found it already.
+            if former is not None and former is self._holding:
+                for connection in (*self._idle, former):
                     connection.abort()
-            self._idle.clear()
+                self._idle.clear()
         try:
             return await self._take(template, owner)
         except ServiceEnded:
@@ -194,7 +211,7 @@ class LocalService:
 
     async def _take(self, template: str, owner: str) -> tuple[Connection, Mapping[str, Any]]:
         pool = (await self.hold())["pool"]
-        connection = self._idle.pop() if self._idle else await self._connect(_now())
+        connection = self._idle.pop() if self._idle else await self._connect()
         request = {"op": "take", "pool": pool, "template": template, "owner": owner}
         try:
             answer = await connection.ask(operations.frame(request), self._longest_wait)
@@ -229,39 +246,47 @@ class LocalService:
     async def stats(self) -> dict[str, Any]:
         """The figures of our pool. Raises SandboxError."""
         pool = (await self.hold())["pool"]
-        connection = self._idle.pop() if self._idle else await self._connect(_now())
         try:
+            connection = self._idle.pop() if self._idle else await self._connect()
             request = operations.frame({"op": "stats", "pool": pool})
             _, parts = await connection.ask(request, STATS_SECONDS)
         except (ServiceEnded, TimeoutError):
             raise _no_answer() from None
-        except SandboxError:
-            self.keep(connection)
-            raise
         self.keep(connection)
         return dict(messages.loads(parts.get("stats", b"")))
 
     def keep(self, connection: Connection) -> None:
         """Use it again: it has nothing of the service any more, or gives it up with the next."""
-        if connection.is_open:
+        if len(self._idle) >= MOST_IDLE:
+            connection.abort()
+        elif connection.is_open:
             self._idle.append(connection)
 
     async def close(self) -> None:
         """Give back all that we have of the service."""
+        self._is_closed = True
         for connection in list(self._open):
             connection.abort()
 
-    async def _connect(self, deadline: float) -> Connection:
-        """Return a new connection. A service is started where there is none. Raises
-        ProviderUnavailable."""
+    async def _connect(self, deadline: float | None = None) -> Connection:
+        """Return a new connection. With a deadline a service is started where there is none.
+
+        Raises ProviderUnavailable, and ServiceEnded where there is no deadline.
+        """
         starts = MOST_STARTS if settings.POOL_AUTOSTART else 0
-        while True:
+        while not self._is_closed:
             try:
                 with address_of(self._path) as address:
                     _, connection = await asyncio.get_running_loop().create_unix_connection(
                         lambda: Connection(self._tell_full, self._forget), address
                     )
-            except OSError:
+            except OSError as error:
+                if not isinstance(error, FileNotFoundError | ConnectionRefusedError):
+                    raise ProviderUnavailable(
+                        f"The pool service cannot be reached: {error.strerror or error}."
+                    ) from error
+                if deadline is None:
+                    raise ServiceEnded from None
                 if _now() > deadline:
                     raise _no_service() from None
                 # One that ends at once has lost to another, which starts, or is just ending.
@@ -271,11 +296,15 @@ class LocalService:
             else:
                 self._open.add(connection)
                 return connection
+        raise ProviderUnavailable("The provider was closed.")
 
     def _forget(self, connection: Connection) -> None:
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
+        if connection is self._holding:
+            # Nothing tells of it any more.
+            self.is_full = False
 
     def _tell_full(self, is_full: bool) -> None:
         self.is_full = is_full
@@ -287,24 +316,30 @@ _started: dict[Path, subprocess.Popen[bytes]] = {}
 def start(path: Path) -> bool:
     """Start the service that listens at `path`, unless one that we have started is still there.
 
-    It is no part of this process's group: it ends by itself, and its log is in its folder.
+    It is no part of this process's group: it ends by itself, and its log is in its folder. Raises
+    ProviderUnavailable.
     """
     former = _started.get(path)
     if former is not None and former.poll() is None:
         return False
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     manage = Path(__file__).parents[2] / "manage.py"
     log_path = path.with_name("pool.log")
-    is_long = log_path.exists() and log_path.stat().st_size > MOST_LOG_BYTES
-    with log_path.open("wb" if is_long else "ab") as log:
-        _started[path] = subprocess.Popen(
-            [sys.executable, str(manage), "pool", "--no-port", "--until-unused"],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=os.environ | {name: str(getattr(settings, name)) for name in _HANDED_ON},
-            start_new_session=True,
-        )
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        is_long = log_path.exists() and log_path.stat().st_size > MOST_LOG_BYTES
+        with log_path.open("wb" if is_long else "ab") as log:
+            _started[path] = subprocess.Popen(
+                [sys.executable, str(manage), "pool", "--no-port", "--until-unused"],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | {name: str(getattr(settings, name)) for name in _HANDED_ON},
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise ProviderUnavailable(
+            f"The pool service cannot be started: {error.strerror or error}."
+        ) from error
     return True
 
 
@@ -316,6 +351,10 @@ def _no_service() -> ProviderUnavailable:
         "The pool service does not run. `manage.py up` and cofferdam-pool.service start it. Or "
         "start it alone: python manage.py pool --no-port"
     )
+
+
+def _is_ending() -> ProviderUnavailable:
+    return ProviderUnavailable("The pool service is shutting down.", retry_after=5)
 
 
 def _no_answer() -> ProviderUnavailable:

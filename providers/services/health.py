@@ -182,10 +182,10 @@ def _look_at(
         provider.initialize_apart(config)
         try:
             health = provider.health_check()
+            # What a pool of each host has is told by the processes of the host.
+            own = {} if provider.pool_figures() else figures_of(health.details)
         finally:
             provider.close()
-        # What a pool of each host has is told by the processes of the host.
-        own = {} if provider.pool_figures() else figures_of(health.details)
         figures = own | region_of(provider_class.config_fields, config)
         if health:
             return None, in_words(health.details.get("enforced_by")), figures

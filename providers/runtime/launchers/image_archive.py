@@ -21,6 +21,7 @@ import tarfile
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -191,11 +192,11 @@ def unpack(archive: Archive, staging: Path) -> None:
     """Make the root file system of an image. Raises one of FAILURES."""
     root = staging / "rootfs"
     _make_folder(root)
-    left, entries = MOST_BYTES, MOST_ENTRIES
+    left, budget = MOST_BYTES, _Budget(MOST_ENTRIES)
     for number in range(len(archive.layers)):
         with tempfile.TemporaryFile(dir=staging) as layer:
             left -= archive.copy_layer(number, layer, left)
-            entries -= _apply(layer, root, entries)
+            _apply(layer, root, budget)
     for name in (*_FOLDERS, *_WRITABLE):
         place = root / name
         if place.is_symlink() or not place.is_dir():
@@ -215,18 +216,27 @@ def unpack(archive: Archive, staging: Path) -> None:
     (staging / "environment.json").write_text(json.dumps(archive.environment))
 
 
-def _apply(layer: IO[bytes], root: Path, most: int) -> int:
-    """Lay one layer over the root, after removing what it hides; return its number of entries."""
-    number = 0
-    for number, (_, parts) in enumerate(_entries(layer), 1):
-        if number > most:
+@dataclass
+class _Budget:
+    """How many entries there may still be, and folders that no entry of an archive names."""
+
+    left: int
+
+    def spend(self) -> None:
+        self.left -= 1
+        if self.left < 0:
             raise ValueError(f"it has more than {MOST_ENTRIES} entries")
+
+
+def _apply(layer: IO[bytes], root: Path, budget: _Budget) -> None:
+    """Lay one layer over the root, after removing what it hides."""
+    for _, parts in _entries(layer):
+        budget.spend()
         if parts[-1].startswith(_HIDES):
             _hide(root, parts)
     for member, parts in _entries(layer):
         if not parts[-1].startswith(_HIDES):
-            _put(layer, member, root, parts)
-    return number
+            _put(layer, member, root, parts, budget)
 
 
 def _entries(layer: IO[bytes]) -> Iterator[tuple[tarfile.TarInfo, list[str]]]:
@@ -263,13 +273,19 @@ def _hide(root: Path, parts: Sequence[str]) -> None:
         _remove(folder / name)
 
 
-def _put(layer: IO[bytes], member: tarfile.TarInfo, root: Path, parts: Sequence[str]) -> None:
-    folder = resolve(root, "/".join(parts[:-1]), make=True) or root
+def _put(
+    layer: IO[bytes],
+    member: tarfile.TarInfo,
+    root: Path,
+    parts: Sequence[str],
+    budget: _Budget,
+) -> None:
+    folder = resolve(root, "/".join(parts[:-1]), budget) or root
     place = folder / parts[-1]
     if member.isdir():
         if place.is_symlink() or not place.is_dir():
             _remove(place)
-            resolve(root, "/".join(parts), make=True)
+            resolve(root, "/".join(parts), budget)
     elif member.issym():
         _remove(place)
         place.symlink_to(member.linkname)
@@ -308,9 +324,9 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def resolve(root: Path, path: str, *, make: bool = False) -> Path | None:
+def resolve(root: Path, path: str, making: _Budget | None = None) -> Path | None:
     """The file that a path leads to for who has this root: no link leads out. None where there is
-    none; with `make` its folders are made. Raises ValueError."""
+    none; with a budget its folders are made. Raises ValueError."""
     found: list[str] = []
     left = path.split("/")[::-1]
     links = 0
@@ -325,8 +341,9 @@ def resolve(root: Path, path: str, *, make: bool = False) -> Path | None:
         try:
             mode = here.lstat().st_mode
         except (FileNotFoundError, NotADirectoryError):
-            if not make:
+            if making is None:
                 return None
+            making.spend()
             _make_folder(here)
             mode = stat.S_IFDIR
         if stat.S_ISLNK(mode):

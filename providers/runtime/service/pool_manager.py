@@ -426,6 +426,10 @@ class PoolManager:
             known["enforced_by"] = {"isolation level": revision.chosen.why, **known["enforced_by"]}
         return known
 
+    @property
+    def is_draining(self) -> bool:
+        return self._draining
+
     def drain(self) -> None:
         """Hand out nothing more. What was handed out may still be used."""
         self._draining = True
@@ -521,8 +525,10 @@ class PoolManager:
 
     async def _close(self, revision: Revision) -> None:
         await revision.pool.close()
-        if not any(other.launcher is revision.launcher for other in self._open.values()):
-            revision.launcher.close()
+        # One that is being opened may be about to take over its launcher.
+        async with self._changing:
+            if not any(other.launcher is revision.launcher for other in self._open.values()):
+                revision.launcher.close()
 
     def end(self, instance: Instance) -> None:
         """Have the pool take it back, whatever runs in it."""

@@ -105,12 +105,17 @@ class RunConnection(asyncio.Protocol):
         self._begin()
 
     async def _answer(self, request: Frame) -> None:
+        name = str(request[0].get("op"))
+        if name in ("hold", "take") and self._manager.is_draining:
+            # The client comes to the next service, which is on its way.
+            self._transport.abort()
+            return
         work = {
             "hold": self._hold,
             "take": self._take,
             "run": self._run,
             "stats": self._stats,
-        }.get(str(request[0].get("op")))
+        }.get(name)
         try:
             if work is None:
                 raise InvalidConfiguration("op: Unknown operation.", field="op")
@@ -123,7 +128,7 @@ class RunConnection(asyncio.Protocol):
             logger.exception("a request failed inside the service")
             self._fail(
                 ProviderUnavailable(
-                    "The pool service failed. Its log has the reason.", started=True
+                    "The pool service failed. Its log has the reason.", started=name == "run"
                 )
             )
 
@@ -152,6 +157,7 @@ class RunConnection(asyncio.Protocol):
         pool = self._manager.pool_named(str(header.get("pool")))
         if self._instance is not None:
             self._manager.end(self._instance)
+            self._instance = None
         template, owner = str(header.get("template")), str(header.get("owner"))
         instance = self._instance = await self._manager.create_in(pool, template, owner)
         told = {

@@ -6,16 +6,23 @@ Its folder belongs to whoever runs them, so that nobody else reaches it and no t
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from providers.errors import InvalidConfiguration
 
+logger = logging.getLogger(__name__)
+
 BACKLOG = 1024
+# What a temporary service may take to end: the longest run that is allowed by default, and its end.
+LONGEST_WAIT_SECONDS = 400.0
+LOOK_SECONDS = 0.05
 # A longer path does not fit into an address.
 LONGEST_PATH = 100
 
@@ -48,6 +55,7 @@ def alone(path: Path, *, is_temporary: bool = False) -> Iterator[None]:
         yield
         for left in (path, runs_path(path.parent.parent)):
             left.unlink(missing_ok=True)
+        os.ftruncate(lock, 0)
     finally:
         os.close(lock)
 
@@ -61,12 +69,33 @@ def _take(lock: int, path: Path, *, is_temporary: bool) -> None:
             raise InvalidConfiguration(
                 f"socket: Another service listens at {path}.", field="socket"
             ) from None
-        with suppress(ProcessLookupError):
-            os.kill(owner, signal.SIGTERM)
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _wait_for_end(lock, path)
     os.ftruncate(lock, 0)
     if is_temporary:
         os.pwrite(lock, str(os.getpid()).encode(), 0)
+
+
+def _wait_for_end(lock: int, path: Path) -> None:
+    """Take the lock once the temporary service is gone, which may first finish what runs in it."""
+    logger.info("waiting for the temporary service at %s to end", path)
+    deadline = time.monotonic() + LONGEST_WAIT_SECONDS
+    asked: int | None = None
+    while True:
+        # Another one may have come before us.
+        owner = _temporary_owner(path)
+        if owner is not None and owner != asked:
+            asked = owner
+            with suppress(ProcessLookupError):
+                os.kill(owner, signal.SIGTERM)
+        with suppress(BlockingIOError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        if time.monotonic() > deadline:
+            raise InvalidConfiguration(
+                f"socket: The temporary service at {path}, process {asked}, does not end.",
+                field="socket",
+            )
+        time.sleep(LOOK_SECONDS)
 
 
 def is_taken(path: Path) -> bool:

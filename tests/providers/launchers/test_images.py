@@ -318,6 +318,9 @@ def test_a_bomb_is_refused_before_it_fills_the_disk(
     assert "4 MiB" in refused(store, tmp_path, *half)
     many = layer(*((f"f{number}", b"") for number in range(60)))
     assert "entries" in refused(store, tmp_path, many)
+    # Folders that no entry names count too.
+    deep = layer(*((f"{number}/a/b/c/d/e/f/g/h", b"") for number in range(10)))
+    assert "entries" in refused(store, tmp_path, deep)
 
 
 @pytest.mark.parametrize(

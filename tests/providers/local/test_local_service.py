@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
@@ -31,6 +32,7 @@ from providers.runtime.service.unix_socket import (
     socket_path,
 )
 from providers.sandbox import Sandbox
+from providers.services.health import _look_at
 from providers.values import Event, Job, SandboxSpec
 from tests.conftest import require
 from tests.support.processes import ROOT
@@ -182,6 +184,74 @@ def test_where_something_else_starts_it_it_is_waited_for(
     with opened() as provider:
         assert run(provider) == "1\n"
     later.join()
+
+
+def test_all_who_wait_for_a_service_that_does_not_come_wait_for_the_same_try(
+    data_dir: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened() as provider:
+        settings.POOL_AUTOSTART = False
+        process_of(data_dir).kill()
+        process_of(data_dir).wait(60)
+        monkeypatch.setattr(local_service, "START_SECONDS", 2.0)
+        began = time.monotonic()
+        takes = [provider.submit_open(SandboxSpec("python"), "alice") for _ in range(30)]
+        for each in takes:
+            with pytest.raises(ProviderUnavailable):
+                each.result(60)
+        # One after the other they would take a minute.
+        assert time.monotonic() - began < 30
+
+
+def test_a_service_that_was_killed_while_it_was_full_is_not_full(data_dir: Path) -> None:
+    with opened(max_sandboxes=1) as provider:
+        take(provider)
+        wait_until(provider.is_full, seconds=60)
+        process_of(data_dir).kill()
+        wait_until(lambda: not provider.is_full(), seconds=60)
+
+
+def test_a_run_that_comes_while_the_service_ends_waits_for_the_next_one(data_dir: Path) -> None:
+    with opened() as provider:
+        busy_one = take(provider)
+        result = busy_one.submit_run(Job("import time\ntime.sleep(2)\nprint('whole')"))
+        former = process_of(data_dir)
+        former.terminate()
+        assert run(provider, "print('next')") == "next\n"
+        assert result.result(60).stdout == "whole\n"
+        assert former.wait(60) == 0
+
+
+def test_a_defect_of_the_service_before_the_code_proves_that_none_ran(
+    own: Local, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(own.service.manager, "create_in", fail)
+    with pytest.raises(ProviderUnavailable, match="Its log has the reason") as caught:
+        take(own.provider)
+    assert caught.value.may_fall_back
+
+
+def test_a_look_at_its_health_has_no_figures_which_its_processes_tell(
+    settings: Any, tmp_path: Path
+) -> None:
+    require("bwrap")
+    error, enforced, figures = _look_at("local", dict(CONFIG))
+    assert error is None
+    assert "memory" in enforced
+    assert "capacity" not in figures
+
+
+def test_unused_connections_are_bounded(own: Local, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_service, "MOST_IDLE", 1)
+    sandboxes = [take(own.provider) for _ in range(3)]
+    for sandbox in sandboxes:
+        assert sandbox.run(Job("print(1)")).stdout == "1\n"
+    service = own.provider._service
+    assert service is not None
+    wait_until(lambda: len(service._open) == 2, seconds=60)
 
 
 def test_a_client_that_dies_gives_back_what_it_has(own: Local) -> None:
