@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import docker
 import pytest
-from django.conf import settings
+from django.test import override_settings
 
 from providers.base import SandboxProvider
 from providers.conformance import Check
 from providers.contract import Probe, is_offered
+from providers.local.provider import LocalProvider
 from providers.session_conformance import KEPT_CHECKS
 from tests.conftest import require
 from tests.providers.contract.verdicts import is_told_as_not_offered
@@ -20,7 +22,6 @@ from tests.support.kept_service import sessions_service
 from tests.support.pool_service import PoolService, over_docker, provider_of
 from tests.support.processes import free_port
 from tests.support.remote_providers import open_aliyun, open_e2b
-from tests.support.sandboxes import Local
 
 pytest_plugins = ["tests.support.pool_fixtures"]
 
@@ -72,25 +73,37 @@ def over_the_engine(
 
 
 @pytest.fixture(scope="module")
-def service_of_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    with sessions_service(settings.DATA_DIR, tmp_path_factory.mktemp("sessions") / "log"):
-        yield
+def service_of_up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The data directory of a service that is a process of its own."""
+    folder = tmp_path_factory.mktemp("sessions")
+    with sessions_service(folder, folder / "log"):
+        yield folder
 
 
 @pytest.fixture(scope="module")
-def in_place(service_of_up: None) -> Iterator[SandboxProvider]:
+def in_place(service_of_up: Path) -> Iterator[SandboxProvider]:
     """`local`, with the service that `up` starts."""
-    local = Local("bubblewrap", pool_size=1)
-    yield local.provider
-    local.provider.close()
+    yield from _opened("bubblewrap", service_of_up)
 
 
 @pytest.fixture(scope="module")
-def in_place_gvisor(service_of_up: None) -> Iterator[SandboxProvider]:
+def in_place_gvisor(service_of_up: Path) -> Iterator[SandboxProvider]:
     require("runsc")
-    local = Local("gvisor", pool_size=1)
-    yield local.provider
-    local.provider.close()
+    yield from _opened("gvisor", service_of_up)
+
+
+def _opened(launcher: str, data_dir: Path) -> Iterator[SandboxProvider]:
+    config = {
+        "launcher": launcher,
+        "gvisor_platform": "ptrace",
+        "queue_timeout": 60,
+        "pool_size": 1,
+    }
+    provider = LocalProvider()
+    with override_settings(DATA_DIR=data_dir):
+        provider.initialize(LocalProvider.check_config(config))
+    yield provider
+    provider.close()
 
 
 @pytest.fixture(scope="module")
