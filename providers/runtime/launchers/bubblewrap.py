@@ -47,8 +47,9 @@ OLDEST = (0, 8)
 # Above every range that distributions hand out to users, containers and dynamic services.
 _FIRST_UID, _UIDS = 1_900_000_000, 200_000_000
 
-# How long the zygote may take to hand over a sandbox; its own start is 0.1 s of that.
-START_SECONDS = 10.0
+# How long the zygote may take to hand over a sandbox, on a machine whose disk is late as well. Its
+# own start is 0.1 s of that.
+START_SECONDS = 30.0
 _PROBE_SECONDS = 5.0
 
 
