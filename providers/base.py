@@ -229,6 +229,14 @@ class SandboxProvider(ABC):
         return ""
 
     @property
+    def holds_network(self) -> bool:
+        """Whether its sandboxes reach the hosts of a `SandboxSpec.network`, and no others.
+
+        Where False, one that is asked for with a network is refused.
+        """
+        return False
+
+    @property
     def max_timeout(self) -> float | None:
         """The longest run this provider carries out, in seconds, which one that names no time has.
 

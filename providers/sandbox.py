@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from providers import waiting
 from providers.errors import InvalidConfiguration
+from providers.network import Attempts, Network
 from providers.values import Command, Emit, Event, ExecutionResult, Job
 
 # The most folders in each other that a path of a workspace has.
@@ -345,6 +346,15 @@ class KeptSandbox(Sandbox):
         {"error": text}. False where that is not under way. Needs TOOLS.
         """
         raise InvalidConfiguration("tools: This sandbox does not accept answers.", field="tools")
+
+    def change_network(self, network: Network | None) -> None:
+        """Let it reach these hosts from now on. Connections that are no longer allowed end."""
+        raise InvalidConfiguration("network: This sandbox has no network.", field="network")
+
+    def take_attempts(self) -> Attempts:
+        """The attempts to reach a host that have ended, and that no result and no former call of
+        this has told."""
+        return Attempts()
 
     @abstractmethod
     def reset(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from providers.network import Network
 from providers.runtime.guest.names import Omissions
 from providers.runtime.guest.program import (
     MESSAGE_CHARACTERS,
@@ -102,7 +103,8 @@ class SandboxSpec:
     With `kept` it stays until it is closed and runs many jobs; without, it is closed after one.
     `limits` are obeyed or refused, never dropped; None takes those the provider is configured
     with. `environment` is set for all that runs in it. `seconds` is how long one that is kept lasts
-    until it is renewed for the first time, None as long as its provider likes.
+    until it is renewed for the first time, None as long as its provider likes. `network` is what
+    it may reach, None nothing; a provider without `holds_network` refuses one.
     """
 
     template: str = "python"
@@ -110,6 +112,7 @@ class SandboxSpec:
     limits: SandboxLimits | None = None
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     seconds: float | None = None
+    network: Network | None = None
 
 
 @dataclass(frozen=True)
@@ -197,7 +200,7 @@ class ExecutionResult:
     counts only with `has_result`. `metadata` holds what is known of the sandbox: `runtime`
     (the isolation in force), `enforced_by` (who bounds what), `limits`, `memory_peak_bytes`,
     `cpu_seconds`, `image_digest`, `interpreter` (such as `python 3.11.2`), `artifacts_skipped` and
-    `outputs_skipped` (see `note_omissions`).
+    `outputs_skipped` (see `note_omissions`), `network` (`Attempts.to_json`).
     `outputs` are rich values, each a map from MIME type to text, JSON value (JSON types), or
     base64 (all other types). They come from the program: whoever renders one must not trust it.
     `exception` is what ended the program, by its own account: `type`, `message` and `traceback` as
