@@ -34,6 +34,8 @@ _RULE = re.compile(
 NETWORK = "network"
 # How many attempts a result lists; all of them are counted.
 MOST_LISTED = 200
+# What is counted of all of them.
+FIGURES = ("allowed", "refused", "failed", "sent", "received")
 
 
 @dataclass(frozen=True)
@@ -356,11 +358,13 @@ class Attempts:
         self.received += attempt.received
 
     def to_json(self) -> dict[str, Any]:
-        figures = {
-            name: getattr(self, name)
-            for name in ("allowed", "refused", "failed", "sent", "received")
-        }
+        figures = {name: getattr(self, name) for name in FIGURES}
         return {**figures, "attempts": [each.to_json() for each in self.listed]}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Attempts:
+        listed = [Attempt.from_json(each) for each in value.get("attempts", ())]
+        return cls(listed, **{name: value[name] for name in FIGURES if name in value})
 
 
 def normalized_host(text: str) -> str:

@@ -19,7 +19,6 @@ from providers.errors import (
     before_the_code,
 )
 from providers.isolation import FIELD, NONE, meets, of_runtime
-from providers.languages import normalize_language
 from providers.local.packages import look
 from providers.local.service import Connection, LocalService, LocalSessions
 from providers.runtime.launchers.oci import find_runsc
@@ -151,6 +150,7 @@ class LocalProvider(SandboxProvider):
         self._service: LocalService | None = None
         self._sessions: LocalSessions | None = None
         self._runtime = ""
+        self._has_network = False
         self._languages: list[str] = []
         self._limits = SandboxLimits()
         self._timeout: float | None = None
@@ -188,6 +188,7 @@ class LocalProvider(SandboxProvider):
             raise
         self._loop, self._service = loop, service
         self._runtime, self._languages = held["runtime"], held["languages"]
+        self._has_network = held["network"] is True
         self._limits = SandboxLimits(memory_bytes=MEMORY_SIZES[config["max_memory"]] << 20)
         self._timeout = config["timeout"]
         self._sessions = LocalSessions(pool, self._runtime)
@@ -206,10 +207,10 @@ class LocalProvider(SandboxProvider):
         if spec.kept:
             return super().submit_open(spec, owner)
         check_spec(spec, self._limits)
-        return loop.submit(self._take(service, normalize_language(spec.template), owner))
+        return loop.submit(self._take(service, spec, owner))
 
-    async def _take(self, service: LocalService, template: str, owner: str) -> Sandbox:
-        connection, told = await service.take(template, owner)
+    async def _take(self, service: LocalService, spec: SandboxSpec, owner: str) -> Sandbox:
+        connection, told = await service.take(spec, owner)
         metadata = {
             "runtime": told["runtime"],
             "isolation": of_runtime(told["runtime"]),
@@ -220,6 +221,10 @@ class LocalProvider(SandboxProvider):
     @property
     def network(self) -> str:
         return "none"
+
+    @property
+    def holds_network(self) -> bool:
+        return self._has_network
 
     @property
     def max_timeout(self) -> float | None:
@@ -279,6 +284,7 @@ class LocalProvider(SandboxProvider):
         # First, because what still runs ends now, and would be told to us.
         self._loop = self._service = None
         self._reason, self._runtime, self._languages = "closed", "", []
+        self._has_network = False
         if loop is not None and service is not None:
             loop.call(service.close())
             loop.stop()

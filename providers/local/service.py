@@ -24,6 +24,7 @@ from providers.errors import (
     SandboxError,
     before_the_code,
 )
+from providers.languages import normalize_language
 from providers.runtime.guest import wire
 from providers.runtime.pool.protocol import Frame
 from providers.runtime.pool.settings import LAUNCHERS
@@ -56,6 +57,7 @@ MOST_LOG_BYTES = 1024 * 1024
 # The settings of the service that a process may have from elsewhere than the environment.
 _HANDED_ON = (
     *("DATA_DIR", "MINIMUM_ISOLATION", "SANDBOX_LOCAL_PYTHON", "SANDBOX_LOCAL_UNISOLATED"),
+    "NETWORK_ALLOWED_ADDRESSES",
 )
 
 
@@ -191,12 +193,12 @@ class LocalService:
                 connection.abort()
                 raise
 
-    async def take(self, template: str, owner: str) -> tuple[Connection, Mapping[str, Any]]:
+    async def take(self, spec: SandboxSpec, owner: str) -> tuple[Connection, Mapping[str, Any]]:
         """A sandbox for this owner, which belongs to the connection. Raises SandboxError; nothing
         has run then."""
         former = self._holding
         try:
-            return await self._take(template, owner)
+            return await self._take(spec, owner)
         except ServiceEnded:
             # Another one may have taken its place, which knows neither us nor our pool. Whoever
             # waits beside us may have found it already.
@@ -205,16 +207,18 @@ class LocalService:
                     connection.abort()
                 self._idle.clear()
         try:
-            return await self._take(template, owner)
+            return await self._take(spec, owner)
         except ServiceEnded:
             raise _no_answer() from None
 
-    async def _take(self, template: str, owner: str) -> tuple[Connection, Mapping[str, Any]]:
+    async def _take(self, spec: SandboxSpec, owner: str) -> tuple[Connection, Mapping[str, Any]]:
         pool = (await self.hold())["pool"]
         connection = self._idle.pop() if self._idle else await self._connect()
+        template = normalize_language(spec.template)
         request = {"op": "take", "pool": pool, "template": template, "owner": owner}
+        parts = [("network", messages.dumps(spec.network.to_json()))] if spec.network else []
         try:
-            answer = await connection.ask(operations.frame(request), self._longest_wait)
+            answer = await connection.ask(operations.frame(request, parts), self._longest_wait)
         except TimeoutError:
             raise _no_answer() from None
         except SandboxError:
@@ -333,7 +337,7 @@ def start(path: Path) -> bool:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=os.environ | {name: str(getattr(settings, name)) for name in _HANDED_ON},
+                env=os.environ | {name: _as_text(getattr(settings, name)) for name in _HANDED_ON},
                 start_new_session=True,
             )
     except OSError as error:
@@ -341,6 +345,11 @@ def start(path: Path) -> bool:
             f"The pool service cannot be started: {error.strerror or error}."
         ) from error
     return True
+
+
+def _as_text(value: object) -> str:
+    """A setting as the environment has it."""
+    return ",".join(value) if isinstance(value, list | tuple) else str(value)
 
 
 def _no_service() -> ProviderUnavailable:

@@ -103,9 +103,9 @@ class PoolClient:
             raise self._answers.not_ours("no figures in the answer")
         return stats
 
-    def create(self, template: str, owner: str) -> Handle:
+    def create(self, spec: SandboxSpec, owner: str) -> Handle:
         """A fresh instance. Raises SandboxError; nothing has run then."""
-        body: dict[str, Any] = {"template": template, "owner": owner}
+        body: dict[str, Any] = {"template": spec.template, "owner": owner, **_network_of(spec)}
         headers = {messages.CLIENT_HEADER: self._process}
         if self.apart:
             body["settings"] = dict(self.config)
@@ -193,6 +193,7 @@ class PoolClient:
             "environment": dict(spec.environment),
             "limits": vars(spec.limits) if spec.limits else None,
             "pool": pool,
+            **_network_of(spec),
         }
         if spec.seconds is not None:
             body["seconds"] = spec.seconds
@@ -350,6 +351,11 @@ class PoolClient:
             raise self._answers.without_handshake(error, runs_code) from None
         except HTTPError as error:
             raise self._answers.broken(error, runs_code) from None
+
+
+def _network_of(spec: SandboxSpec) -> dict[str, Any]:
+    """What knows of no network refuses or ignores it, and then its sandboxes have none."""
+    return {"network": spec.network.to_json()} if spec.network else {}
 
 
 def _pause(attempt: int) -> None:

@@ -13,7 +13,7 @@ from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.pool_manager import PoolManager
 from providers.runtime.service.settings import ServiceSettings
 from providers.self_managed.client import Handle
-from providers.values import Emit, ExecutionResult, Job
+from providers.values import Emit, ExecutionResult, Job, SandboxSpec
 
 
 class InProcessPool:
@@ -37,11 +37,12 @@ class InProcessPool:
         self._loop.call(self._manager.apply(self._settings))
         if self._apart:
             # Nothing is kept warm, so that only this tells whether anything starts.
-            self.destroy(self.create("python", ""))
+            self.destroy(self.create(SandboxSpec(), ""))
         return self.stats()
 
-    def create(self, template: str, owner: str) -> Handle:
-        instance = self._loop.call(self._manager.create(template, owner))
+    def create(self, spec: SandboxSpec, owner: str) -> Handle:
+        create = self._manager.create(spec.template, owner, spec.network)
+        instance = self._loop.call(create)
         return Handle(instance.instance_id, instance.runtime, instance.sharing)
 
     def run(self, handle: Handle, job: Job, emit: Emit | None = None) -> ExecutionResult:

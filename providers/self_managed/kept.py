@@ -15,6 +15,7 @@ from providers.errors import (
     before_the_code,
 )
 from providers.isolation import of_runtime
+from providers.network import Attempts, Network
 from providers.runtime.guest import wire
 from providers.runtime.guest.protocol import (
     CHOSEN_BYTES,
@@ -83,6 +84,14 @@ class ServiceSandbox(KeptSandbox):
     def answer(self, run: str, call: int, answer: bytes) -> bool:
         header, _ = self._line.ask("answer", [("data", answer)], run=run, call=call)
         return header.get("told") is True
+
+    def change_network(self, network: Network | None) -> None:
+        text = [] if network is None else [("network", messages.dumps(network.to_json()))]
+        self._line.ask("network", text)
+
+    def take_attempts(self) -> Attempts:
+        _, parts = self._line.ask("attempts")
+        return Attempts.from_json(messages.loads(parts.get("attempts", b"{}")))
 
     def reset(self) -> None:
         self._line.ask("reset")

@@ -39,7 +39,7 @@ class Backend(Protocol):
     """Where the containers are: a service, or a pool in this process."""
 
     def push(self) -> dict[str, Any]: ...
-    def create(self, template: str, owner: str) -> Handle: ...
+    def create(self, spec: SandboxSpec, owner: str) -> Handle: ...
     def run(self, handle: Handle, job: Job, emit: Emit | None = None) -> ExecutionResult: ...
     def destroy(self, handle: Handle) -> bool: ...
     def stats(self) -> dict[str, Any]: ...
@@ -110,6 +110,7 @@ class SelfManagedProvider(SandboxProvider):
         self._languages: list[str] = []
         self._limits = SandboxLimits()
         self._look_again = 0.0
+        self._has_network = False
         self._full = False
         self._reason = "not initialized"
 
@@ -130,6 +131,10 @@ class SelfManagedProvider(SandboxProvider):
     @property
     def network(self) -> str:
         return "none"
+
+    @property
+    def holds_network(self) -> bool:
+        return self._has_network
 
     def initialize(self, config: Mapping[str, Any]) -> bool:
         return self._open(config, apart=False)
@@ -165,6 +170,7 @@ class SelfManagedProvider(SandboxProvider):
             backend.close()
             raise
         self._languages = list(stats.get("languages", []))
+        self._has_network = stats.get("network") is True
         self._backend, self._config = backend, config
         self._limits = ServiceSettings.from_config(pushed).limits
         return True
@@ -173,7 +179,7 @@ class SelfManagedProvider(SandboxProvider):
         if spec.kept:
             return self._keep(spec, owner)
         check_spec(spec, self._limits)
-        return PoolSandbox(self, spec.template, owner, self.take(spec.template, owner))
+        return PoolSandbox(self, spec, owner, self.take(spec, owner))
 
     @property
     def max_timeout(self) -> float | None:
@@ -238,10 +244,10 @@ class SelfManagedProvider(SandboxProvider):
     def max_retries(self) -> int:
         return int(self._config["max_retries"])
 
-    def take(self, template: str, owner: str, *, like: Handle | None = None) -> Handle:
+    def take(self, spec: SandboxSpec, owner: str, *, like: Handle | None = None) -> Handle:
         """A new instance; in place of `like`, isolated as that was, for the caller relies on it."""
         backend = self.backend()
-        handle = backend.create(template, owner)
+        handle = backend.create(spec, owner)
         if like and (handle.runtime, handle.sharing) != (like.runtime, like.sharing):
             backend.destroy(handle)
             raise IsolationUnmet(
@@ -263,7 +269,7 @@ class PoolSandbox(Sandbox):
     """An instance of the service's. Another one takes its place if it was lost unused."""
 
     def __init__(
-        self, provider: SelfManagedProvider, template: str, owner: str, handle: Handle
+        self, provider: SelfManagedProvider, spec: SandboxSpec, owner: str, handle: Handle
     ) -> None:
         self.ref = handle.instance_id
         self.metadata = {
@@ -271,7 +277,7 @@ class PoolSandbox(Sandbox):
             "isolation": of_runtime(handle.runtime),
             "sharing": handle.sharing,
         }
-        self._provider, self._template, self._owner = provider, template, owner
+        self._provider, self._spec, self._owner = provider, spec, owner
         self._handle = handle
         # An instance ends with its run, so that nobody has to wait for another request.
         self._ended = self._closed = False
@@ -296,7 +302,7 @@ class PoolSandbox(Sandbox):
             # The service itself has said that nothing ran: the instance is gone, unused.
             left -= 1
             with before_the_code():
-                self._handle = self._provider.take(self._template, self._owner, like=self._handle)
+                self._handle = self._provider.take(self._spec, self._owner, like=self._handle)
 
     def close(self) -> bool:
         if self._closed:

@@ -10,6 +10,7 @@ from sandbox_site.settings_table.setting import (
     choice,
     flag,
     host,
+    networks,
     number,
     secret,
     text,
@@ -356,6 +357,12 @@ POOL: Group = Group(
             "`DATA_DIR`, starts it. It ends some seconds after its last use. Set to `false` "
             "where something else starts it, as `manage.py up` and the systemd units do.",
             default=True,
+        ),
+        networks(
+            "NETWORK_ALLOWED_ADDRESSES",
+            "Addresses that are not public, and that sandboxes may reach where a network list "
+            "allows their host: `10.0.0.0/8`, `10.1.2.3:8443`, or a host name with or without a "
+            "port. Never those where a cloud describes a machine.",
         ),
         addresses(
             "POOL_ALLOWED_ADDRESSES",

@@ -5,7 +5,7 @@ The engine has set up namespaces, limits and file systems. What is left is the s
 
 import sys
 
-from . import kernel, notices, root, supervisor, wire
+from . import kernel, network, notices, root, supervisor, wire
 
 
 def main(seccomp: "bytes | None" = None) -> None:
@@ -16,6 +16,8 @@ def main(seccomp: "bytes | None" = None) -> None:
         from . import tenant_kernel
 
         tenant_kernel.main()
+    if described.get("offers_network"):
+        network.offer(1)
     if seccomp is None:
         seccomp = bytes.fromhex(sys.argv[2])
     root.require_one_home(str(described["workspace"]))

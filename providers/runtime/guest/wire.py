@@ -22,6 +22,8 @@ EXCEPTION_BYTES = 192 * 1024
 # The zygote's first byte on a sandbox's channel: a pidfd comes with the first, a text with the
 # others. EXHAUSTED is a failure for want of what the machine may have again in a moment.
 STARTED, FAILED, EXHAUSTED = b"S", b"F", b"E"
+# Before all frames: the socket of `network.offer` comes with it.
+LISTENER = b"N"
 _EXHAUSTION = (
     *(errno.EAGAIN, errno.ENOMEM, errno.ENOBUFS, errno.EMFILE, errno.ENFILE),
     *(errno.ENOSPC, errno.EUSERS),

@@ -21,7 +21,7 @@ import socket
 import struct
 import sys
 
-from . import kernel, notices, preload, root, supervisor, wire
+from . import kernel, network, notices, preload, root, supervisor, wire
 from .child import NO_CORE
 
 TYPE_CHECKING = False
@@ -239,6 +239,7 @@ def _be_sandbox(layout: root.Layout, template: "dict[str, object]", fds: "list[i
         if template["uid"] is None:
             _map_users(layout.uid, layout.gid)
         _open_network(bool(template["watch_memory"]))
+        network.offer(channel)
         root.enter(layout, template, template["uid"])  # type: ignore[arg-type]
         # A process group of its own: a signal to the group would reach every other sandbox.
         os.setsid()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 
 from providers.errors import ProviderUnavailable
 from providers.runtime.guest import root
-from providers.runtime.guest.wire import EXHAUSTED, STARTED
+from providers.runtime.guest.wire import LISTENER, STARTED
 from providers.runtime.launchers.guest_files import (
     INSIDE,
     NOTHING,
@@ -36,6 +35,7 @@ from providers.runtime.pool.launcher import (
     PidfdGuest,
     killed_first,
     read_complaint,
+    receive_descriptor,
     start_failure,
     start_process,
 )
@@ -60,6 +60,8 @@ class BubblewrapLauncher(HostProgramsLauncher):
     lent to us. Otherwise bubblewrap makes a user namespace and the zygote another one for every
     sandbox.
     """
+
+    has_network = True
 
     def __init__(self, data_dir: Path, python: str = "") -> None:
         super().__init__("bubblewrap", data_dir, python, rest_seconds=0.015)
@@ -133,7 +135,10 @@ class BubblewrapLauncher(HostProgramsLauncher):
                     handed_over.callback(os.close, fds[-1])
                 self._living_zygote().request(argument.encode(), fds)
                 handed_over.close()
-                pidfd = await _receive_pidfd(channel)
+                pidfd = await receive_descriptor(channel, STARTED, START_SECONDS)
+                given_up.callback(os.close, pidfd)
+                fd = await receive_descriptor(channel, LISTENER, START_SECONDS)
+                listener = socket.socket(fileno=fd)
             except BaseException as error:
                 given_up.close()
                 if cgroup:
@@ -148,7 +153,7 @@ class BubblewrapLauncher(HostProgramsLauncher):
                     raise start_failure("bubblewrap", error, complaint) from error
                 raise
             given_up.pop_all()
-        return PidfdGuest(channel, pidfd, cgroup, at_end)
+        return PidfdGuest(channel, pidfd, cgroup, at_end, listener)
 
     def _is_listening(self) -> bool:
         return self._zygote is not None and self._zygote.listening
@@ -254,27 +259,6 @@ class _Zygote:
         self._process.wait()
         self._control.close()
         os.close(self._stderr)
-
-
-async def _receive_pidfd(channel: socket.socket) -> int:
-    """The zygote's answer: a pidfd of the sandbox's first process. Raises OSError, TimeoutError."""
-    loop = asyncio.get_running_loop()
-    readable = asyncio.Event()
-    loop.add_reader(channel, readable.set)
-    try:
-        async with asyncio.timeout(START_SECONDS):
-            await readable.wait()
-    finally:
-        loop.remove_reader(channel)
-    answer, fds, _, _ = socket.recv_fds(channel, 1, 1)
-    if answer == STARTED and fds:
-        return fds[0]
-    if answer == STARTED:
-        raise OSError(errno.EMFILE, "no descriptor is left for the sandbox")
-    if not answer:
-        raise ConnectionResetError("the zygote has ended")
-    reason = channel.recv(2000).decode("utf-8", "replace")
-    raise OSError(errno.EAGAIN, reason) if answer == EXHAUSTED else OSError(reason)
 
 
 def find_bubblewrap() -> str:

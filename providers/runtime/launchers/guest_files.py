@@ -201,10 +201,13 @@ _FILES = {
 }
 
 
+_AUTHORITIES = "ssl/certs/ca-certificates.crt"
+
+
 def etc_digest(hidden: Iterable[Path], etc: Path = Path("/etc")) -> bytes:
     """Return what changes whenever `write_etc` would write something else."""
     seen = [passwd(NOBODY), group(NOBODY), repr(sorted(_FILES.items())), repr(sorted(hidden))]
-    for name in ("alternatives", "ld.so.cache"):
+    for name in ("alternatives", "ld.so.cache", _AUTHORITIES):
         path = etc / name
         seen.append(repr(path.stat().st_mtime_ns) if path.exists() else "")
     return "\0".join(seen).encode()
@@ -223,6 +226,21 @@ def write_etc(folder: Path, hidden: Iterable[Path], etc: Path = Path("/etc")) ->
         path.write_text(text)
     _copy_links(etc / "alternatives", folder / "alternatives", hidden)
     _write_linker_cache(etc, folder, hidden)
+    _copy_authorities(etc, folder)
+
+
+def _copy_authorities(etc: Path, folder: Path) -> None:
+    """The certificates that programs trust, as one file and by the names that OpenSSL looks for."""
+    bundle = etc / _AUTHORITIES
+    if not bundle.is_file():
+        return
+    target = folder / _AUTHORITIES
+    target.parent.mkdir(parents=True)
+    shutil.copyfile(bundle, target)
+    public = Path("/usr/share/ca-certificates")
+    for link in sorted(bundle.parent.iterdir()):
+        if link.is_symlink() and Path(os.path.realpath(link)).is_relative_to(public):
+            (target.parent / link.name).symlink_to(os.readlink(link))
 
 
 def _copy_links(source: Path, target: Path, hidden: list[Path]) -> None:

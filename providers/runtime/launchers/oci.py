@@ -31,6 +31,7 @@ from providers.runtime.guest.child import NO_CORE
 from providers.runtime.guest.kernel import TERMINALS
 from providers.runtime.guest.processes import read_small
 from providers.runtime.guest.root import TERMINAL_OPTIONS, group, passwd
+from providers.runtime.guest.wire import LISTENER
 from providers.runtime.launchers import guest_files
 from providers.runtime.launchers.bundle import (
     NAMESPACES,
@@ -67,6 +68,7 @@ from providers.runtime.pool.launcher import (
     end_of,
     killed_first,
     read_complaint,
+    receive_descriptor,
     start_failure,
     start_process,
 )
@@ -134,6 +136,8 @@ class ImagesLauncher(HostProgramsLauncher):
 class RuncLauncher(ImagesLauncher):
     """Starts each sandbox by `tool`, which is `runc` or `crun`, as root."""
 
+    has_network = True
+
     def __init__(
         self,
         data_dir: Path,
@@ -194,6 +198,8 @@ class RuncLauncher(ImagesLauncher):
             cgroup = self._cgroups.new(template.limits.memory_bytes)
             self._write(folder, template, cgroup)
             await self._run(folder, theirs, stderr)
+            fd = await receive_descriptor(channel, LISTENER, START_SECONDS)
+            listener = socket.socket(fileno=fd)
             pidfd = os.pidfd_open(int((folder / "pid").read_text()))
         except BaseException as error:
             channel.close()
@@ -208,7 +214,7 @@ class RuncLauncher(ImagesLauncher):
         finally:
             theirs.close()
         at_end = partial(self._forget, folder, cgroup.path.name)
-        guest = RuncGuest(channel, pidfd, cgroup, stderr, at_end)
+        guest = RuncGuest(channel, pidfd, cgroup, stderr, at_end, listener)
         guest.facts = self._facts(self._images.get(template.name))
         return guest
 
@@ -235,7 +241,9 @@ class RuncLauncher(ImagesLauncher):
         for name, text in (("passwd", passwd(uid)), ("group", group(uid))):
             (folder / name).write_text(text)
             (folder / name).chmod(0o644)
-        argument = template.guest_argument(workspace=WORKSPACE, watch_memory=False)
+        argument = template.guest_argument(
+            workspace=WORKSPACE, watch_memory=False, offers_network=True
+        )
         image = self._images.get(template.name)
         arguments = [argument, self._filter.hex()]
         process = process_of(self._python, "container", arguments, uid=uid, image=image)
@@ -310,9 +318,15 @@ class RuncGuest(PidfdGuest):
     """A container whose first process we hold, as the tool that made it has ended."""
 
     def __init__(
-        self, channel: socket.socket, pidfd: int, cgroup: Cgroup, stderr: int, at_end: Any
+        self,
+        channel: socket.socket,
+        pidfd: int,
+        cgroup: Cgroup,
+        stderr: int,
+        at_end: Any,
+        listener: socket.socket,
     ) -> None:
-        super().__init__(channel, pidfd, cgroup, at_end)
+        super().__init__(channel, pidfd, cgroup, at_end, listener)
         self._stderr = stderr
 
     def complaint(self) -> str:

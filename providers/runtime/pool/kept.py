@@ -31,6 +31,7 @@ from providers.errors import (
     SandboxError,
     before_the_code,
 )
+from providers.network import NETWORK
 from providers.runtime.guest import wire
 from providers.runtime.guest.protocol import (
     AHEAD,
@@ -170,6 +171,7 @@ class Kept:
         is interrupted, or goes on where `detach` says so.
         """
         job = job if job.run else replace(job, run=secrets.token_hex(8))
+        job = replace(job, environment=self.sandbox.network.extend(job.environment))
         context = job.context or DEFAULT_CONTEXT
         with before_the_code():
             check_files(job)
@@ -341,6 +343,8 @@ class Kept:
             del self._named[job.run]
         result = read_answer(answer, limits, self._evidence(), self.sandbox.metadata())
         result.metadata["context_kept"] = answer[0].get("context_kept") is True
+        if self.sandbox.network.had_network:
+            result.metadata[NETWORK] = self.sandbox.network.take_attempts().to_json()
         return result
 
     def _evidence(self) -> ResourceUsage:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -37,13 +38,15 @@ class Guest(Protocol):
     `sharing` is whom its owner's other runs find here, by a name of `providers.isolation.SHARINGS`;
     `facts` belong into the metadata of every result. One that can outlive the process that started
     it is found again by the name `container` and by `found`, as JSON can hold it; nothing of it is
-    secret. For the others `container` is "".
+    secret. For the others `container` is "". `listener` is the socket of `guest.network`,
+    bound and not listening, None where it can reach no network.
     """
 
     sharing: str = ALONE
     facts: Mapping[str, Any] = NOTHING
     container: str = ""
     found: Mapping[str, Any] = NOTHING
+    listener: socket.socket | None = None
 
     async def open(self) -> GuestChannel:
         """Take over the channel, once."""
@@ -102,13 +105,14 @@ class Launcher(Starter, Protocol):
     Starting and ending take the processors from the run that makes them necessary, and from its
     answer on the way. So the pool lets these go first for `rest_seconds`, unless somebody waits.
     `enforced_by` is known once it is prepared. `counts` are its own figures beside those of the
-    pool.
+    pool. `has_network` says whether its sandboxes have a `listener`.
 
     What only some can has a default here that says so: kernels for owners, sandboxes that are found
     again.
     """
 
     rest_seconds: float
+    has_network: bool = False
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -178,7 +182,9 @@ class PidfdGuest(Guest):
         pidfd: int,
         cgroup: Cgroup | None,
         at_end: Callable[[], None] | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
+        self.listener = listener
         self._channel = channel
         self._pidfd = pidfd
         self._cgroup = cgroup
@@ -221,6 +227,9 @@ class PidfdGuest(Guest):
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         await self._wait_for_end()
         os.close(self._pidfd)
+        if self.listener:
+            # The sandbox's network namespace goes with it.
+            self.listener.close()
         if self._at_end:
             self._at_end()
         if self._cgroup:
@@ -291,6 +300,30 @@ class ProcessGuest(PidfdGuest):
         os.close(self._stderr)
 
 
+async def receive_descriptor(channel: socket.socket, kind: bytes, seconds: float) -> int:
+    """The descriptor that comes with a byte of this kind on a channel, before all frames.
+
+    Raises OSError with the reason of the other side, and TimeoutError.
+    """
+    loop = asyncio.get_running_loop()
+    readable = asyncio.Event()
+    loop.add_reader(channel, readable.set)
+    try:
+        async with asyncio.timeout(seconds):
+            await readable.wait()
+    finally:
+        loop.remove_reader(channel)
+    answer, fds, _, _ = socket.recv_fds(channel, 1, 1)
+    if answer == kind and fds:
+        return fds[0]
+    if answer == kind:
+        raise OSError(errno.EMFILE, "no descriptor is left for the sandbox")
+    if not answer:
+        raise ConnectionResetError("the sandbox has ended")
+    reason = channel.recv(2000).decode("utf-8", "replace")
+    raise OSError(errno.EAGAIN, reason) if answer == wire.EXHAUSTED else OSError(reason)
+
+
 async def end_of(process: subprocess.Popen[bytes]) -> None:
     """Wait for it without a thread."""
     pidfd = os.pidfd_open(process.pid)
@@ -319,7 +352,11 @@ def hurried_when_late(guest: Guest) -> Iterator[None]:
 
 def about(launcher: Launcher) -> dict[str, Any]:
     """What a pool's figures say of its launcher."""
-    figures = {"runtime": launcher.runtime, "enforced_by": dict(launcher.enforced_by)}
+    figures = {
+        "runtime": launcher.runtime,
+        "enforced_by": dict(launcher.enforced_by),
+        "network": launcher.has_network,
+    }
     return {**figures, **launcher.counts}
 
 

@@ -17,6 +17,7 @@ from providers.errors import (
     ProviderUnavailable,
     before_the_code,
 )
+from providers.network import NETWORK
 from providers.runtime.guest import wire
 from providers.runtime.pool.cgroup import ResourceUsage
 from providers.runtime.pool.claims import LiveRun, observed, read_answer, readable
@@ -26,6 +27,7 @@ from providers.runtime.pool.launcher import (
     exhausted,
     hurried_when_late,
 )
+from providers.runtime.pool.network_access import NetworkAccess
 from providers.runtime.pool.protocol import ChannelClosed, Frame, GuestChannel
 from providers.runtime.pool.requests import answer_bytes, request_frame
 from providers.runtime.pool.template import Template
@@ -81,6 +83,7 @@ class Sandbox:
         self._refused_before = 0
         self._destroyed = False
         self._renewal: asyncio.Task[bool] | None = None
+        self.network = NetworkAccess(guest.listener, runtime)
 
     @classmethod
     async def start(cls, launcher: Starter, template: Template) -> Sandbox:
@@ -158,7 +161,12 @@ class Sandbox:
             with before_the_code():
                 if self._runs and not (self.reusable and await self.renewed()):
                     raise ProviderUnavailable("The sandbox has had its one run.")
-            return await self._run(job, emit)
+            job = replace(job, environment=self.network.extend(job.environment))
+            result = await self._run(job, emit)
+            if self.network.had_network:
+                await self.network.close()
+                result.metadata[NETWORK] = self.network.take_attempts().to_json()
+            return result
         finally:
             self.running = False
             self.used_at = time.monotonic()
@@ -208,6 +216,7 @@ class Sandbox:
         self._guest.yield_processors(yields=True)
         self._channel.close()
         await self._guest.destroy()
+        await self.network.close()
 
     async def _run(self, job: Job, emit: Emit | None) -> ExecutionResult:
         # Not to be guessed: what a guest says before it has the request cannot be its answer.

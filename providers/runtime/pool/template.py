@@ -38,6 +38,7 @@ class Template:
         alone_seconds: float | None = None,
         image: bool = False,
         binds_home: bool = False,
+        offers_network: bool = False,
     ) -> str:
         """The template as the guest reads it.
 
@@ -47,7 +48,7 @@ class Template:
         `alone_seconds` is how long a guest waits for its host whose channel does not end with it.
         With `image` it stops once its modules are loaded, to be copied, and goes on by a frame.
         With `binds_home` it gives the workspace its other name itself, for which it needs
-        CAP_SYS_ADMIN.
+        CAP_SYS_ADMIN. With `offers_network` it sends the socket of `guest.network` first.
         """
         limits, language = self.limits, language_of(self.language)
         described: dict[str, Any] = {
@@ -63,6 +64,7 @@ class Template:
             **({} if alone_seconds is None else {"alone_seconds": alone_seconds}),
             **({"image": True} if image else {}),
             **({"binds_home": True} if binds_home else {}),
+            **({"offers_network": True} if offers_network else {}),
             "limits": {
                 "file_bytes": limits.file_bytes,
                 "open_files": limits.open_files,

@@ -47,6 +47,9 @@ class PoolOptions(Options, Protocol):
     def MINIMUM_ISOLATION(self) -> str: ...
 
     @property
+    def NETWORK_ALLOWED_ADDRESSES(self) -> Sequence[str]: ...
+
+    @property
     def POOL_ALLOWED_ADDRESSES(self) -> Sequence[str]: ...
 
     @property
@@ -140,6 +143,7 @@ def run(settings: PoolOptions, arguments: Mapping[str, Any], say: Callable[[str]
         settings.SHUTDOWN_GRACE_SECONDS,
         socket_path(settings.DATA_DIR) if arguments["socket"] or no_port else None,
         arguments["until_unused"],
+        tuple(settings.NETWORK_ALLOWED_ADDRESSES),
     )
     serve(options, lambda address: say(f"Pool: {address} (Ctrl-C ends it)"))
 

@@ -102,17 +102,18 @@ class Service:
         if not self.knows_the_settings(request):
             return settings_unknown()
         body = await _body(request)
-        template, owner, config = "python", "", None
+        template, owner, config, network = "python", "", None, None
         if isinstance(body, dict):
             template, owner = body.get("template", template), body.get("owner", owner)
             config = body.get("settings")
+            network = messages.network(body.get("network"))
         if not isinstance(template, str) or not isinstance(owner, str):
             raise InvalidConfiguration("template and owner must be strings.", field="template")
         if config is None:
-            instance = await self.manager.create(template, owner)
+            instance = await self.manager.create(template, owner, network)
         else:
             settings = ServiceSettings.from_config(_as_object(config, "settings"))
-            instance = await self.manager.create_apart(settings, template, owner)
+            instance = await self.manager.create_apart(settings, template, owner, network)
         instance.client = request.headers.get(messages.CLIENT_HEADER, "")
         answer = _json(
             {

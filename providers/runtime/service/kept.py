@@ -33,6 +33,7 @@ class KeptHandlers:
         self, manager: PoolManager, knows_the_settings: Callable[[web.Request], bool]
     ) -> None:
         self._registry = manager.registry
+        self._network = manager.network
         self._knows_the_settings = knows_the_settings
 
     def routes(self) -> list[web.RouteDef]:
@@ -61,6 +62,7 @@ class KeptHandlers:
             messages.environment(body.get("environment") or {}),
             operations.sandbox_limits(body.get("limits")),
             None if pool is None else PoolSpec.from_json(pool),
+            messages.network(body.get("network")),
         )
         answer = _json(_described(session), 201)
         try:
@@ -90,18 +92,31 @@ class KeptHandlers:
         return web.Response(status=204)
 
     async def operate(self, request: web.Request) -> web.StreamResponse:
-        kept = (await self._session(request)).kept
+        session = await self._session(request)
+        kept = session.kept
         incoming = Incoming(request.content)
         first = await incoming.first()
 
         async def work(relay: Relay) -> None:
             try:
-                await _operate(kept, first, incoming, relay)
+                if first[0].get("op") == "network":
+                    await self._change_network(session, first)
+                    await relay.send({"event": "done"})
+                else:
+                    await _operate(kept, first, incoming, relay)
             except SandboxError:
                 await incoming.leave()
                 raise
 
         return await relayed(request, work)
+
+    async def _change_network(self, session: Session, first: Frame) -> None:
+        access, given = session.kept.sandbox.network, first[1].get("network")
+        network = None if given is None else messages.network(messages.loads(given))
+        if network is None:
+            await access.close()
+        else:
+            await access.open(self._network, network, session.owner)
 
     async def _session(self, request: web.Request) -> Session:
         return await self._registry.session(request.match_info["ref"])
@@ -147,8 +162,15 @@ async def _operate(kept: Kept, first: Frame, incoming: Incoming, relay: Relay) -
     elif name in WRITES:
         fields = operations.fields_of(header)
         await relay.pass_on(await kept.write(name, fields, incoming.pieces()))
+    elif name == "attempts":
+        attempts = kept.sandbox.network.take_attempts()
+        await relay.send({"event": "done"}, [("attempts", messages.dumps(attempts.to_json()))])
     else:
-        await relay.pass_on(await kept.ask(name, operations.fields_of(header)))
+        fields = operations.fields_of(header)
+        if name == "spawn":
+            own = messages.environment(fields.get("environment") or {})
+            fields["environment"] = kept.sandbox.network.extend(own)
+        await relay.pass_on(await kept.ask(name, fields))
 
 
 async def _run(kept: Kept, first: Frame, relay: Relay) -> None:

@@ -17,6 +17,7 @@ from providers.errors import (
     SandboxError,
 )
 from providers.json_reading import Base64, Bounds, CannotRead, read_bytes, read_text
+from providers.network import Network
 from providers.runtime.guest import names
 from providers.runtime.pool.requests import arguments_problem
 from providers.values import ArtifactFile, Entrypoint, ExecutionResult, InputFile, Job, RunLimits
@@ -216,6 +217,16 @@ def result_from_json(body: Any) -> ExecutionResult:
             f"The pool service answered with an invalid result: {error!r}.",
             started=True,
         ) from None
+
+
+def network(given: object) -> Network | None:
+    """What a sandbox may reach, None where nothing is given. Raises InvalidConfiguration."""
+    if given is None:
+        return None
+    try:
+        return Network.from_json(given)
+    except ValueError as error:
+        _refuse("network", str(error))
 
 
 def environment(given: object) -> dict[str, str]:

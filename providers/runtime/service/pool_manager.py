@@ -7,13 +7,15 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Hashable, Mapping
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from providers.errors import ProviderUnavailable, SandboxError, before_the_code
 from providers.languages import OURS, normalize_language, offered_names
+from providers.network import Network
 from providers.remote.reclaim import has_ended_here
+from providers.runtime.network.client import NetworkProxy
 from providers.runtime.pool.kept import Kept
 from providers.runtime.pool.launcher import Launcher
 from providers.runtime.pool.pool import Pool
@@ -154,8 +156,16 @@ SPENT_REMEMBERED = 10_000
 class PoolManager:
     """Lives in one event loop. What cannot be started yet is tried again until it can."""
 
-    def __init__(self, choice: LauncherChoice, settings: ServiceSettings) -> None:
+    def __init__(
+        self,
+        choice: LauncherChoice,
+        settings: ServiceSettings,
+        network_allowed: Sequence[str] = (),
+    ) -> None:
+        """`network_allowed` are the addresses that sandboxes may reach although they are not
+        public, as NETWORK_ALLOWED_ADDRESSES has them."""
         self._choice = choice
+        self.network = NetworkProxy(network_allowed)
         self._settings = settings
         # The one of the settings in force, which holds itself.
         self._current: Revision | None = None
@@ -200,12 +210,18 @@ class PoolManager:
             self._settings = settings
             self._failure = None
 
-    async def create(self, template: str, owner: str = "") -> Instance:
+    async def create(
+        self, template: str, owner: str = "", network: Network | None = None
+    ) -> Instance:
         """A warm sandbox for this owner alone. Raises SandboxError; nothing has run then."""
-        return await self.create_in(await self.current(), template, owner)
+        return await self.create_in(await self.current(), template, owner, network)
 
     async def create_apart(
-        self, settings: ServiceSettings, template: str, owner: str = ""
+        self,
+        settings: ServiceSettings,
+        template: str,
+        owner: str = "",
+        network: Network | None = None,
     ) -> Instance:
         """A sandbox such as these settings ask for, started for this caller. They do not come
         into force. Raises SandboxError."""
@@ -213,17 +229,26 @@ class PoolManager:
         async with self._changing:
             # By a key that no other has: whether one can be started is what is asked.
             revision = await self._open_one(object(), self._choice, settings.for_one())
-        return await self.create_in(revision, template, owner)
+        return await self.create_in(revision, template, owner, network)
 
     async def create_in(
-        self, revision: Revision, template: str, owner: str, *, alone: bool = False
+        self,
+        revision: Revision,
+        template: str,
+        owner: str,
+        network: Network | None = None,
+        *,
+        alone: bool = False,
     ) -> Instance:
-        """One of this pool's sandboxes, handed out; `alone` shares nothing with other runs."""
+        """One of this pool's sandboxes, handed out, which reaches this network alone; `alone`
+        shares nothing with other runs."""
         name = normalize_language(template)
         revision.instances += 1
         self._creating += 1
         try:
             sandbox = await revision.pool.acquire(name, owner, alone=alone)
+            if network is not None:
+                await self._open_network(revision, sandbox, network, owner)
         except BaseException:
             revision.instances -= 1
             self.close_if_unused(revision)
@@ -232,6 +257,16 @@ class PoolManager:
             self._creating -= 1
         revision.tell_full()
         return self._hold(Instance(secrets.token_urlsafe(12), name, sandbox, revision))
+
+    async def _open_network(
+        self, revision: Revision, sandbox: Sandbox, network: Network, owner: str
+    ) -> None:
+        """Raises SandboxError; the sandbox is given back then."""
+        try:
+            await sandbox.network.open(self.network, network, owner)
+        except BaseException:
+            await revision.pool.release(sandbox)
+            raise
 
     def take_over(self, revision: Revision, kept: Kept, owner: str) -> Instance:
         """A sandbox that a former process has kept for this owner."""
@@ -461,6 +496,7 @@ class PoolManager:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.network.close()
         for launcher in {
             id(revision.launcher): revision.launcher for revision in revisions
         }.values():

@@ -23,6 +23,7 @@ from providers.errors import (
     before_the_code,
 )
 from providers.isolation import meets, of_runtime
+from providers.network import Network
 from providers.runtime.guest import wire
 from providers.runtime.guest.protocol import VERSION
 from providers.runtime.pool.kept import Kept
@@ -69,11 +70,12 @@ class SandboxRegistry:
         environment: Mapping[str, str],
         limits: SandboxLimits | None,
         spec: PoolSpec | None = None,
+        network: Network | None = None,
     ) -> Session:
         """A sandbox that stays with this owner for so long, and for longer if it is renewed.
 
-        It is of the pool of `spec`, or of the one in force. Raises SandboxError; nothing has
-        run then.
+        It is of the pool of `spec`, or of the one in force, and reaches `network` alone. Raises
+        SandboxError; nothing has run then.
         """
         manager = self._manager
         revision = await (manager.current() if spec is None else manager.pool_of(spec))
@@ -86,7 +88,11 @@ class SandboxRegistry:
             commands = revision.commands(instance.sandbox.template)
             marker = new_marker() if self._outliving.may(instance.sandbox) else ""
             told = lasting(marker, seconds) if marker else None
-            kept = await Kept.open(instance.sandbox, environment, commands, told)
+            if network is not None:
+                await instance.sandbox.network.open(manager.network, network, owner)
+            kept = await Kept.open(
+                instance.sandbox, instance.sandbox.network.extend(environment), commands, told
+            )
         except BaseException:
             if reserved:
                 self.sessions.cancel(revision, owner)

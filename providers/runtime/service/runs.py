@@ -7,8 +7,10 @@ Requests are frames of `providers.runtime.guest.wire` with an `op`:
 
     hold    a pool by `launcher`, `gvisor_platform` and `settings`; with `trial` its sizes stay as
             they are, and a new one has one sandbox. Answers `pool`, its name, and `runtime`,
-            `languages` and `capacity`. From then on `full` is told whenever it changes.
-    take    a sandbox of the `pool` for an `owner`. Answers `sandbox`, `runtime` and `sharing`.
+            `languages`, and whether there is a `network`. From then on `full` is told whenever it
+            changes.
+    take    a sandbox of the `pool` for an `owner`; the part `network` is what it may reach, as
+            `providers.network` writes it. Answers `sandbox`, `runtime` and `sharing`.
     run     the one job of the sandbox, as `operations` has it
     stats   the figures of a `pool`
 
@@ -146,6 +148,7 @@ class RunConnection(asyncio.Protocol):
             "pool": pool.name,
             "runtime": pool.launcher.runtime,
             "languages": offered_names(pool.templates),
+            "network": pool.launcher.has_network,
         }
         self._write({"event": "done", **told})
 
@@ -159,7 +162,9 @@ class RunConnection(asyncio.Protocol):
             self._manager.end(self._instance)
             self._instance = None
         template, owner = str(header.get("template")), str(header.get("owner"))
-        instance = self._instance = await self._manager.create_in(pool, template, owner)
+        given = request[1].get("network")
+        network = None if given is None else messages.network(messages.loads(given))
+        instance = self._instance = await self._manager.create_in(pool, template, owner, network)
         told = {
             "sandbox": f"{os.getpid()}-{instance.sandbox.number}",
             "runtime": instance.runtime,

@@ -48,7 +48,7 @@ class ServiceOptions:
 
     `socket` is where it listens for the processes of this installation, besides `port`, or alone
     where that is 0: then it is for the provider `local`. With `until_unused` it ends when nobody
-    has needed it for a while.
+    has needed it for a while. `network_allowed` is what `PoolManager` takes.
     """
 
     host: str
@@ -61,6 +61,7 @@ class ServiceOptions:
     grace: float = 0.0
     socket: Path | None = None
     until_unused: bool = False
+    network_allowed: tuple[str, ...] = ()
 
 
 def check_options(options: ServiceOptions) -> None:
@@ -99,7 +100,7 @@ async def _serve(options: ServiceOptions, announce: Callable[[str], None]) -> No
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         loop.add_signal_handler(number, partial(told, at_once=number == signal.SIGQUIT))
-    manager = PoolManager(options.choice, options.settings)
+    manager = PoolManager(options.choice, options.settings, options.network_allowed)
     runner = web.AppRunner(
         Service(manager, options.token).application(),
         access_log=None,

@@ -1,0 +1,24 @@
+"""The sandbox's way to the network: a socket on its loopback that is served on the host.
+
+A program speaks to it as to an HTTP or SOCKS5 proxy. There is nothing else: no route, no name
+server. Where descriptors can be handed over, the host accepts the connections itself, so that
+nothing in the sandbox stands between a program and the rules.
+"""
+
+import os
+import socket
+
+from . import wire
+
+ADDRESS = ("127.0.0.1", 3128)
+
+
+def offer(channel: int) -> None:
+    """Send the host a socket that is bound to ADDRESS. Until the host listens, nobody can connect.
+
+    Raises OSError.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.bind(ADDRESS)
+        with socket.socket(fileno=os.dup(channel)) as to_host:
+            socket.send_fds(to_host, [wire.LISTENER], [listener.fileno()])
