@@ -15,6 +15,7 @@ from .context import ContextRoom
 from .files import Files
 from .kept import Loop, Operation
 from .memory import Memory
+from .network_room import NetworkRoom
 from .process_tree import Child
 from .root import HOME
 from .scrub import PLACES
@@ -49,7 +50,12 @@ def keep(
     contexts = ContextRoom(loop, template, header, child)
     contexts.when_ready(Operation(loop, int(header["id"]), "keep", None))  # type: ignore[call-overload]
     environment = contexts.environment
-    rooms: "list[Room]" = [contexts, Commands(loop, template, environment), Files(loop, template)]
+    rooms: "list[Room]" = [
+        contexts,
+        Commands(loop, template, environment),
+        Files(loop, template),
+        NetworkRoom(loop),
+    ]
     loop.serve(rooms, memory, int(header["memory_bytes"]))  # type: ignore[call-overload]
 
 

@@ -164,6 +164,7 @@ def _serve(
         from .stream import Stream
 
         stream = Stream(channel_out, request["id"])
+    variables: "dict[str, str]" = request.get("environment") or {}  # type: ignore[assignment]
     run = Run(
         child,
         request,
@@ -178,7 +179,7 @@ def _serve(
             "timeout": request["timeout"],
             "result_bytes": run.limits["result_bytes"],
             "rich_output_bytes": run.limits["rich_output_bytes"],
-            "environment": request.get("environment") or {},
+            "environment": variables,
         },
         list(parts.items()),
     )
@@ -186,7 +187,9 @@ def _serve(
     run.follow(job, wakeup, channel_in)
     seconds = time.monotonic() - began
     run.finish()
-    missing.tell(run)
+    if "HTTPS_PROXY" not in variables:
+        # With a network it is the proxy that says what could not be reached.
+        missing.tell(run)
     if stream is not None:
         stream.finish()
     wire.write_all(channel_out, answer(run, request["id"], seconds))

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
+import socket
 import time
 from collections.abc import (
     AsyncGenerator,
@@ -18,7 +19,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import asdict, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
 from providers.cancelled_runs import CancelledRuns
@@ -31,7 +32,7 @@ from providers.errors import (
     SandboxError,
     before_the_code,
 )
-from providers.network import NETWORK
+from providers.network import NETWORK, Network
 from providers.runtime.guest import wire
 from providers.runtime.guest.protocol import (
     AHEAD,
@@ -56,6 +57,9 @@ from providers.runtime.pool.protocol import (
 from providers.runtime.pool.requests import answer_bytes, check_files, parts_of
 from providers.runtime.pool.sandbox import START_SECONDS, Sandbox
 from providers.values import ExecutionResult, Job, RunLimits
+
+if TYPE_CHECKING:
+    from providers.runtime.network.client import NetworkProxy
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +89,7 @@ STREAMS: Mapping[str, frozenset[str]] = {
 }
 WRITES = frozenset({"file.write", "file.unpack"})
 _TAKEN = frozenset({"taken"})
+_CARRIED = frozenset({"ready", "data"})
 # Those that may be silent for as long as nothing happens.
 _PATIENT = frozenset({"follow", "file.watch"})
 
@@ -112,6 +117,7 @@ class Kept:
         self._given_up = CancelledRuns()
         self._waiting = 0
         self._oom_kills = sandbox.guest.evidence().oom_kills
+        self._carries_network = False
 
     @classmethod
     async def open(
@@ -162,7 +168,8 @@ class Kept:
     @property
     def busy(self) -> bool:
         """Whether something is under way that somebody waits for, or that runs code."""
-        return bool(self._runs or self._waiting or self._conversation.under_way)
+        under_way = self._conversation.under_way - self._carries_network
+        return bool(self._runs or self._waiting or under_way)
 
     async def run(self, job: Job, emit: OnFrame, *, detach: bool = False) -> ExecutionResult:
         """Run code in its context, after what runs there now.
@@ -287,6 +294,60 @@ class Kept:
                 return await self._in_time(self._last(operation), OPERATION_SECONDS)
             finally:
                 self._stop(operation)
+
+    async def open_network(self, proxy: NetworkProxy, network: Network, owner: str) -> None:
+        """Let programs reach these hosts, and no others, from now on. Raises SandboxError."""
+        access = self.sandbox.network
+        if not (access.is_open or access.has_listener):
+            stream, theirs = socket.socketpair()
+            operation = await self._begin_network(stream, theirs)
+            try:
+                await access.open(proxy, network, owner, theirs)
+            except BaseException:
+                self._stop(operation)
+                stream.close()
+                raise
+            self._spawn(self._carry(operation, stream))
+        else:
+            await access.open(proxy, network, owner)
+
+    async def _begin_network(self, *streams: socket.socket) -> Operation:
+        """The operation that carries connections, once its guest listens. Raises SandboxError."""
+        try:
+            with self._failures():
+                operation = self._begin("network", {}, events=_CARRIED)
+                await self._in_time(operation.next_event(), OPERATION_SECONDS)
+                return operation
+        except BaseException:
+            for stream in streams:
+                stream.close()
+            raise
+
+    async def _carry(self, operation: Operation, stream: socket.socket) -> None:
+        """Pass on what the guest's connections and the proxy say, until one of them ends it."""
+        reader, writer = await asyncio.open_connection(sock=stream)
+        sender = self._spawn(self._carry_in(operation, reader))
+        self._carries_network = True
+        try:
+            while (event := await operation.next_event()) is not None:
+                writer.write(event[1].get("data", b""))
+                await writer.drain()
+        except (ConversationEnded, Refused, OSError) as error:
+            logger.debug("the network of a sandbox has ended: %s", error)
+        finally:
+            self._carries_network = False
+            sender.cancel()
+            writer.close()
+
+    async def _carry_in(self, operation: Operation, reader: asyncio.StreamReader) -> None:
+        try:
+            while data := await reader.read(CHUNK_BYTES):
+                self._send(operation, "data", data)
+                await self._conversation.drained()
+        except (ConversationEnded, OSError) as error:
+            logger.debug("the network of a sandbox has ended: %s", error)
+        else:
+            self._stop(operation)
 
     async def destroy(self, why: str = "") -> None:
         """End it and everything in it."""

@@ -40,17 +40,41 @@ class NetworkAccess:
         self._attempts = Attempts()
         self._had_network = False
 
-    async def open(self, proxy: NetworkProxy, network: Network, owner: str) -> None:
-        """Let programs reach these hosts, and no others. Raises SandboxError."""
+    async def open(
+        self,
+        proxy: NetworkProxy,
+        network: Network,
+        owner: str,
+        stream: socket.socket | None = None,
+    ) -> None:
+        """Let programs reach these hosts, and no others. Raises SandboxError.
+
+        `stream` carries the connections of a guest that could hand over no listener. It is closed
+        here.
+        """
         if self._gate is not None:
             await self._gate.change(network)
-            return
-        if self._listener is None:
+        elif self._listener is not None:
+            self._had_network = True
+            self._gate = await proxy.open(self._listener, network, owner, self._add)
+        elif stream is not None:
+            self._had_network = True
+            with stream:
+                self._gate = await proxy.open_stream(stream, network, owner, self._add)
+        else:
             raise InvalidConfiguration(
-                f"network: Sandboxes under {self._runtime} have no network.", field="network"
+                f"network: Single runs under {self._runtime} have no network. Run it in a session.",
+                field="network",
             )
-        self._had_network = True
-        self._gate = await proxy.open(self._listener, network, owner, self._add)
+
+    @property
+    def is_open(self) -> bool:
+        return self._gate is not None
+
+    @property
+    def has_listener(self) -> bool:
+        """Whether the host can accept the connections itself."""
+        return self._listener is not None
 
     async def close(self) -> None:
         """End all connections. What became of them is known then."""

@@ -116,7 +116,7 @@ class KeptHandlers:
         if network is None:
             await access.close()
         else:
-            await access.open(self._network, network, session.owner)
+            await session.kept.open_network(self._network, network, session.owner)
 
     async def _session(self, request: web.Request) -> Session:
         return await self._registry.session(request.match_info["ref"])

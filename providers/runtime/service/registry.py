@@ -28,6 +28,7 @@ from providers.runtime.guest import wire
 from providers.runtime.guest.protocol import VERSION
 from providers.runtime.pool.kept import Kept
 from providers.runtime.pool.launcher import Guest, Launcher
+from providers.runtime.pool.network_access import VARIABLES
 from providers.runtime.pool.protocol import Conversation, ConversationEnded, Refused
 from providers.runtime.pool.requests import check_limits
 from providers.runtime.pool.sandbox import Sandbox
@@ -89,10 +90,10 @@ class SandboxRegistry:
             marker = new_marker() if self._outliving.may(instance.sandbox) else ""
             told = lasting(marker, seconds) if marker else None
             if network is not None:
-                await instance.sandbox.network.open(manager.network, network, owner)
-            kept = await Kept.open(
-                instance.sandbox, instance.sandbox.network.extend(environment), commands, told
-            )
+                environment = {**VARIABLES, **environment}
+            kept = await Kept.open(instance.sandbox, environment, commands, told)
+            if network is not None:
+                await kept.open_network(manager.network, network, owner)
         except BaseException:
             if reserved:
                 self.sessions.cancel(revision, owner)
