@@ -117,7 +117,7 @@ class Kept:
         self._given_up = CancelledRuns()
         self._waiting = 0
         self._oom_kills = sandbox.guest.evidence().oom_kills
-        self._carries_network = False
+        self._carrier: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(
@@ -168,7 +168,8 @@ class Kept:
     @property
     def busy(self) -> bool:
         """Whether something is under way that somebody waits for, or that runs code."""
-        under_way = self._conversation.under_way - self._carries_network
+        carries = self._carrier is not None and not self._carrier.done()
+        under_way = self._conversation.under_way - carries
         return bool(self._runs or self._waiting or under_way)
 
     async def run(self, job: Job, emit: OnFrame, *, detach: bool = False) -> ExecutionResult:
@@ -299,6 +300,9 @@ class Kept:
         """Let programs reach these hosts, and no others, from now on. Raises SandboxError."""
         access = self.sandbox.network
         if not (access.is_open or access.has_listener):
+            if self._carrier is not None:
+                # The guest has one network at a time.
+                await self._in_time(self._carrier, OPERATION_SECONDS)
             stream, theirs = socket.socketpair()
             operation = await self._begin_network(stream, theirs)
             try:
@@ -307,7 +311,7 @@ class Kept:
                 self._stop(operation)
                 stream.close()
                 raise
-            self._spawn(self._carry(operation, stream))
+            self._carrier = self._spawn(self._carry(operation, stream))
         else:
             await access.open(proxy, network, owner)
 
@@ -327,7 +331,6 @@ class Kept:
         """Pass on what the guest's connections and the proxy say, until one of them ends it."""
         reader, writer = await asyncio.open_connection(sock=stream)
         sender = self._spawn(self._carry_in(operation, reader))
-        self._carries_network = True
         try:
             while (event := await operation.next_event()) is not None:
                 writer.write(event[1].get("data", b""))
@@ -335,7 +338,6 @@ class Kept:
         except (ConversationEnded, Refused, OSError) as error:
             logger.debug("the network of a sandbox has ended: %s", error)
         finally:
-            self._carries_network = False
             sender.cancel()
             writer.close()
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from providers.errors import InvalidConfiguration
+from providers.isolation import NONE, of_runtime
 from providers.network import Attempt, Attempts, Network
 from providers.runtime.guest.network import ADDRESS
 
@@ -52,6 +53,12 @@ class NetworkAccess:
         `stream` carries the connections of a guest that could hand over no listener. It is closed
         here.
         """
+        if of_runtime(self._runtime) == NONE:
+            # Its loopback is the machine's own.
+            raise InvalidConfiguration(
+                "network: What runs without isolation cannot be held to a network policy.",
+                field="network",
+            )
         if self._gate is not None:
             await self._gate.change(network)
         elif self._listener is not None:
