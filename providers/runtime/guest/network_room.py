@@ -14,12 +14,33 @@ from .network import ADDRESS
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
-    from typing import Callable
+    from typing import Callable, Protocol
 
-    from .kept import Handler, Header, Loop, Operation, Parts
+    from .kept import Handler, Header, Operation, Parts
 
 # More connections wait until one of these has ended: descriptors are needed for other work too.
 MOST_CONNECTIONS = 64
+
+
+if TYPE_CHECKING:
+
+    class Watch(Protocol):
+        """Of a loop what is used here."""
+
+        def watch(self, fd: int, events: int, ready: "Callable[[int], None]") -> None: ...
+        def unwatch(self, fd: int) -> None: ...
+
+    class Carrier(Protocol):
+        """Of an operation what is used here."""
+
+        when_room: "Callable[[], None] | None"
+        when_stopped: "Callable[[], None] | None"
+        when_data: "Callable[[Parts | None], None] | None"
+
+        @property
+        def room(self) -> int: ...
+        def emit(self, event: str, **parts: bytes) -> None: ...
+        def done(self) -> None: ...
 
 
 class _Connection:
@@ -38,9 +59,9 @@ class _Connection:
 class NetworkRoom:
     """Carries the connections of programs, from `network` until that is stopped."""
 
-    def __init__(self, loop: "Loop") -> None:
+    def __init__(self, loop: "Watch") -> None:
         self._loop = loop
-        self._operation: "Operation | None" = None
+        self._operation: "Carrier | None" = None
         self._listener: "socket.socket | None" = None
         self._connections: "dict[int, _Connection]" = {}
         self._next = 1
@@ -62,6 +83,10 @@ class NetworkRoom:
     def _open(self, operation: "Operation", header: "Header", parts: "Parts") -> None:
         if self._operation is not None:
             raise Refused("the network is open")
+        self.open(operation)  # type: ignore[arg-type]  # whose events may have a header, too
+
+    def open(self, operation: "Carrier") -> None:
+        """Listen, and carry connections from now on. Raises OSError."""
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

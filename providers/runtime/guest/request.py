@@ -15,6 +15,7 @@ from .wire import EXCEPTION_BYTES
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
     from .cell import Cell
+    from .run_network import RunNetwork
     from .stream import Stream
 
 MEMORY_CHECK_SECONDS = 0.025
@@ -35,7 +36,9 @@ class Run:
         advised: bool = False,
         stream: "Stream | None" = None,
         language: str = "python",
+        network: "Stream | None" = None,
     ) -> None:
+        """`stream` takes what is put out, and `network` is where connections go, if anywhere."""
         limits: "dict[str, int]" = request["limits"]  # type: ignore[assignment]
         self.child = child
         self.language = language
@@ -55,6 +58,9 @@ class Run:
         self._advised = advised
         self._memory = memory
         self._stream = stream
+        self._out = network or stream
+        self._has_network = network is not None
+        self._network: "RunNetwork | None" = None
         self._times = Times()
         self._cpu_before = cpu_seconds(child.pid)
         self._number_before = last_number()
@@ -72,6 +78,11 @@ class Run:
         poll = select.poll()
         for fd in (self.child.report, self.stdout.fd, self.stderr.fd, wakeup, channel):
             poll.register(fd, select.POLLIN)
+        if self._has_network and self._out is not None:
+            # Only here: most have none.
+            from .run_network import RunNetwork
+
+            self._network = RunNetwork(poll, self._out)
         self._pending = [memoryview(chunk) for chunk in job]
         job.clear()
         if sum(map(len, self._pending)) <= select.PIPE_BUF:
@@ -98,9 +109,9 @@ class Run:
                     if self._memory_exceeded(self._memory):
                         return
                 wait = min(wait, MEMORY_CHECK_SECONDS)
-            if self._stream is not None and self._stream.waits != streaming:
-                streaming = self._stream.waits
-                poll.register(self._stream.fd, select.POLLOUT if streaming else 0)
+            if self._out is not None and self._out.waits != streaming:
+                streaming = self._out.waits
+                poll.register(self._out.fd, select.POLLOUT if streaming else 0)
             self._hear(poll, wait, wakeup, channel)
         self._let_others_end(poll, wakeup, channel)
         if self._memory is not None:
@@ -109,13 +120,20 @@ class Run:
 
     def _hear(self, poll: "select.poll", seconds: float, wakeup: int, channel: int) -> None:
         """Take in what there is within the time: of pipes, of the channel, of processes' ends."""
-        for fd, _ in poll.poll(seconds * 1000 + 1):
-            if self._stream is not None and fd == self._stream.fd:
-                self._stream.write()
+        network = self._network
+        for fd, events in poll.poll(seconds * 1000 + 1):
+            if self._out is not None and fd == self._out.fd:
+                self._out.write()
+                if network is not None:
+                    network.go_on()
+            elif network is not None and network.serves(fd):
+                network.serve(fd, events)
             elif fd == self.child.job:
                 self._feed()
                 if not self._pending:
                     poll.unregister(fd)
+            elif fd == channel and network is not None and network.hear(fd):
+                continue
             elif fd == channel:
                 # The host sends nothing during a run: it has gone, or does not keep to the
                 # protocol. Either way nobody waits for an answer.
@@ -215,6 +233,8 @@ class Run:
             before = self._number_before
             self.processes_started = now - before if now >= before else now
         self.child.kill_all()
+        if self._network is not None:
+            self._network.close()
         self.memory_peak = max(self.memory_peak, self.child.memory_peak)
         self.stdout.drain()
         self.stderr.drain()

@@ -27,6 +27,10 @@ class Stream:
     def send(self, event: str, parts: "list[tuple[str, bytes]]") -> None:
         header: "dict[str, object]" = {"id": self._id, "seq": self._seq, "event": event}
         self._seq += 1
+        self.put(header, parts)
+
+    def put(self, header: "dict[str, object]", parts: "list[tuple[str, bytes]]") -> None:
+        """Queue a frame that is not counted."""
         self._queue += [memoryview(chunk) for chunk in wire.chunks(header, parts) if chunk]
         self.write()
 

@@ -159,7 +159,8 @@ def _serve(
     usage: "int | None" = template.get("usage")  # type: ignore[assignment]
     memory = Memory(places, usage) if template["watch_memory"] else None
     stream = None
-    if request.get("stream") is True:
+    is_followed, has_network = request.get("stream") is True, request.get("network") is True
+    if is_followed or has_network:
         # Only here: what nobody follows does not pay for it.
         from .stream import Stream
 
@@ -170,8 +171,9 @@ def _serve(
         request,
         memory,
         advised=bool(template.get("advise")),
-        stream=stream,
+        stream=stream if is_followed else None,
         language=str(template["language"]),
+        network=stream if has_network else None,
     )
     job = wire.chunks(
         {

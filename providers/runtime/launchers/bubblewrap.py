@@ -61,8 +61,6 @@ class BubblewrapLauncher(HostProgramsLauncher):
     sandbox.
     """
 
-    has_network = True
-
     def __init__(self, data_dir: Path, python: str = "") -> None:
         super().__init__("bubblewrap", data_dir, python, rest_seconds=0.015)
         self._as_root = os.geteuid() == 0

@@ -136,8 +136,6 @@ class ImagesLauncher(HostProgramsLauncher):
 class RuncLauncher(ImagesLauncher):
     """Starts each sandbox by `tool`, which is `runc` or `crun`, as root."""
 
-    has_network = True
-
     def __init__(
         self,
         data_dir: Path,

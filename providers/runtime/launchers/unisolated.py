@@ -32,6 +32,9 @@ from providers.runtime.pool.template import Template
 class UnisolatedLauncher(Launcher):
     """Runs the guest as an ordinary process of ours. Time, memory and output stay bounded."""
 
+    # The loopback of its sandboxes is the machine's.
+    has_network = False
+
     def __init__(self, data_dir: Path, python: str = "") -> None:
         self.runtime = "none"
         self.rest_seconds = 0.015

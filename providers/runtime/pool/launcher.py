@@ -105,14 +105,15 @@ class Launcher(Starter, Protocol):
     Starting and ending take the processors from the run that makes them necessary, and from its
     answer on the way. So the pool lets these go first for `rest_seconds`, unless somebody waits.
     `enforced_by` is known once it is prepared. `counts` are its own figures beside those of the
-    pool. `has_network` says whether its sandboxes have a `listener`.
+    pool. `has_network` says whether its sandboxes can be given one: they have a loopback of
+    their own.
 
     What only some can has a default here that says so: kernels for owners, sandboxes that are found
     again.
     """
 
     rest_seconds: float
-    has_network: bool = False
+    has_network: bool = True
 
     @property
     def counts(self) -> Mapping[str, int]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -9,10 +11,15 @@ from typing import TYPE_CHECKING
 from providers.errors import InvalidConfiguration
 from providers.isolation import NONE, of_runtime
 from providers.network import Attempt, Attempts, Network
+from providers.runtime.guest import wire
 from providers.runtime.guest.network import ADDRESS
+from providers.runtime.guest.protocol import CHUNK_BYTES
+from providers.runtime.pool.protocol import ChannelClosed, Frame, GuestChannel
 
 if TYPE_CHECKING:
     from providers.runtime.network.client import Gate, NetworkProxy
+
+logger = logging.getLogger(__name__)
 
 _HOST, _PORT = ADDRESS
 _PROXY = f"http://{_HOST}:{_PORT}"
@@ -31,6 +38,54 @@ VARIABLES = {
 }
 
 
+# What may wait for the proxy to read it: the lanes of all connections, and some frames.
+MOST_WAITING = 32 * 1024 * 1024
+
+
+class FrameCarrier:
+    """Carries the connections of one run between the frames of its sandbox and the proxy."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self._stream = stream
+        self._writer: asyncio.StreamWriter | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._early = bytearray()
+
+    def begin(self, channel: GuestChannel) -> None:
+        """Pass on what the proxy says, from now until `close`."""
+        self._task = asyncio.get_running_loop().create_task(self._carry(channel))
+
+    def receive(self, frame: Frame) -> None:
+        """Pass on what the sandbox says. Raises wire.FrameError for more than it may."""
+        data = frame[1].get("data", b"")
+        if self._writer is None:
+            self._early += data
+            waiting = len(self._early)
+        else:
+            self._writer.write(data)
+            waiting = self._writer.transport.get_write_buffer_size()
+        if waiting > MOST_WAITING:
+            raise wire.FrameError("more of the network than the proxy has given credit for")
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        if self._writer is not None:
+            self._writer.close()
+        else:
+            self._stream.close()
+
+    async def _carry(self, channel: GuestChannel) -> None:
+        reader, self._writer = await asyncio.open_connection(sock=self._stream)
+        self._writer.write(bytes(self._early))
+        try:
+            while data := await reader.read(CHUNK_BYTES):
+                channel.write(wire.pack({"op": "network"}, [("data", data)]))
+                await channel.drained()
+        except (ChannelClosed, wire.FrameError, OSError) as error:
+            logger.debug("the network of a run has ended: %s", error)
+
+
 class NetworkAccess:
     """What one sandbox may reach now, and what it has tried. Lives in one event loop."""
 
@@ -40,6 +95,7 @@ class NetworkAccess:
         self._gate: Gate | None = None
         self._attempts = Attempts()
         self._had_network = False
+        self._carrier: FrameCarrier | None = None
 
     async def open(
         self,
@@ -50,8 +106,8 @@ class NetworkAccess:
     ) -> None:
         """Let programs reach these hosts, and no others. Raises SandboxError.
 
-        `stream` carries the connections of a guest that could hand over no listener. It is closed
-        here.
+        Where the guest has handed over no listener, `stream` carries the connections, and is closed
+        here. Without one the frames of the one run carry them (`carrier`).
         """
         if of_runtime(self._runtime) == NONE:
             # Its loopback is the machine's own.
@@ -69,10 +125,16 @@ class NetworkAccess:
             with stream:
                 self._gate = await proxy.open_stream(stream, network, owner, self._add)
         else:
-            raise InvalidConfiguration(
-                f"network: Single runs under {self._runtime} have no network. Run it in a session.",
-                field="network",
-            )
+            ours, theirs = socket.socketpair()
+            self._had_network = True
+            self._carrier = FrameCarrier(ours)
+            with theirs:
+                self._gate = await proxy.open_stream(theirs, network, owner, self._add)
+
+    @property
+    def carrier(self) -> FrameCarrier | None:
+        """What takes the frames of the run, where these carry its connections."""
+        return self._carrier
 
     @property
     def is_open(self) -> bool:
@@ -86,6 +148,8 @@ class NetworkAccess:
     async def close(self) -> None:
         """End all connections. What became of them is known then."""
         gate, self._gate = self._gate, None
+        if self._carrier is not None:
+            self._carrier.close()
         if gate is not None:
             await gate.close()
 

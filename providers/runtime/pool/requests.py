@@ -84,10 +84,16 @@ def answer_bytes(limits: RunLimits) -> int:
 
 
 def request_frame(
-    job: Job, request_id: int, memory_bytes: int, *, again: bool, live: bool = False
+    job: Job,
+    request_id: int,
+    memory_bytes: int,
+    *,
+    again: bool,
+    live: bool = False,
+    network: bool = False,
 ) -> bytes:
-    """The job as the guest reads it; `again` has it make ready for another, and `live` tell what
-    the program puts out while it runs.
+    """The job as the guest reads it; `again` has it make ready for another, `live` tell what the
+    program puts out while it runs, and `network` send its connections as frames.
 
     Raises InvalidConfiguration naming the field that cannot be sent.
     """
@@ -95,6 +101,7 @@ def request_frame(
         "id": request_id,
         "again": again,
         "stream": live,
+        **({"network": True} if network else {}),
         "entrypoint": job.entrypoint,
         "timeout": job.timeout,
         "environment": dict(job.environment),

@@ -7,7 +7,7 @@ import itertools
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from providers.runtime.pool.launcher import (
     exhausted,
     hurried_when_late,
 )
-from providers.runtime.pool.network_access import NetworkAccess
+from providers.runtime.pool.network_access import FrameCarrier, NetworkAccess
 from providers.runtime.pool.protocol import ChannelClosed, Frame, GuestChannel
 from providers.runtime.pool.requests import answer_bytes, request_frame
 from providers.runtime.pool.template import Template
@@ -222,6 +222,11 @@ class Sandbox:
         # Not to be guessed: what a guest says before it has the request cannot be its answer.
         request_id = secrets.randbits(53)
         live = LiveRun(request_id, job.limits, emit) if emit is not None else None
+        carrier = self.network.carrier
+        if carrier is not None:
+            # Frames of the network may be under way when it has answered.
+            self.reusable = False
+            carrier.begin(self._channel)
         silent_end = partial(self.silent_end, live=live)
         with before_the_code():
             frame = request_frame(
@@ -230,6 +235,7 @@ class Sandbox:
                 self.template.limits.memory_bytes,
                 again=self.reusable,
                 live=live is not None,
+                network=carrier is not None,
             )
         self._runs += 1
         self._renewal = None
@@ -241,7 +247,7 @@ class Sandbox:
                     frame,
                     answer_bytes(job.limits),
                     answers=2 if self.reusable else 1,
-                    take_event=live.take if live is not None else None,
+                    take_event=_receiver(live, carrier),
                 )
             except (ChannelClosed, wire.FrameError) as error:
                 raise ProviderUnavailable("The sandbox ended before the code was sent.") from error
@@ -374,3 +380,20 @@ class Sandbox:
             out_of_memory=out_of_memory,
             outputs=outputs,
         )
+
+
+def _receiver(live: LiveRun | None, carrier: FrameCarrier | None) -> Callable[[Frame], None] | None:
+    """Return what takes the events of a run, None where none is due."""
+    take = live.take if live is not None else None
+    if carrier is None:
+        return take
+
+    def receive(frame: Frame) -> None:
+        if frame[0].get("event") == "network":
+            carrier.receive(frame)
+        elif take is None:
+            raise wire.FrameError("the guest sent an unrequested event")
+        else:
+            take(frame)
+
+    return receive
