@@ -12,7 +12,7 @@ import select
 import signal
 import time
 
-from . import python_runner, trees, wire
+from . import network, python_runner, trees, wire
 from .cell import KILLED, Cell
 from .child import EXHAUSTED, JOB, confine
 from .job import write_files
@@ -451,7 +451,8 @@ class ContextRoom:
     ) -> None:
         self.loop = loop
         self.template = template
-        self.environment: "dict[str, str]" = header.get("environment") or {}  # type: ignore[assignment]
+        given: "dict[str, str]" = header.get("environment") or {}  # type: ignore[assignment]
+        self.environment = network.complete(given)
         self.start_seconds: float = header.get("start_seconds") or START_SECONDS  # type: ignore[assignment]
         self.artifacts = os.path.abspath("artifacts")
         self.home = str(template.get("home", ""))

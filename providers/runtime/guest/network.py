@@ -11,6 +11,7 @@ import socket
 from . import wire
 
 ADDRESS = ("127.0.0.1", 3128)
+_NODE_PROXY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "node_proxy.js")
 
 
 def offer(channel: int) -> None:
@@ -22,3 +23,11 @@ def offer(channel: int) -> None:
         listener.bind(ADDRESS)
         with socket.socket(fileno=os.dup(channel)) as to_host:
             socket.send_fds(to_host, [wire.LISTENER], [listener.fileno()])
+
+
+def complete(environment: "dict[str, str]") -> "dict[str, str]":
+    """Add what leads older versions of Node.js to the proxy, which do not read its variables."""
+    if environment.get("NODE_USE_ENV_PROXY") != "1" or not os.path.exists(_NODE_PROXY):
+        return environment
+    options = f"{environment.get('NODE_OPTIONS', '')} --require={_NODE_PROXY}".strip()
+    return {**environment, "NODE_OPTIONS": options}

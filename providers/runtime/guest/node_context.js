@@ -61,7 +61,8 @@ class ToolError extends Error {
 
 module.exports = function serve (shared, header) {
   const {
-    job, report, encode, toJson, callsMain, wantsArguments, checkTaken, acorn, described, ProgramError
+    job, report, encode, toJson, callsMain, wantsArguments, checkTaken, acorn, described, ProgramError,
+    useProxy
   } = shared
   let write = process.stderr.write.bind(process.stderr)
   let running = null
@@ -76,6 +77,7 @@ module.exports = function serve (shared, header) {
   breaker.unref()
 
   Object.assign(process.env, header.environment)
+  useProxy()
   if (header.cwd) {
     require('fs').mkdirSync(header.cwd, { recursive: true })
     process.chdir(header.cwd)

@@ -332,8 +332,15 @@ function beContext ({ header, parts }) {
   context.paths = []
   context._compile(parts.get('runner').toString(), context.id)
   context.exports({
-    job: JOB, report, encode, toJson, callsMain, wantsArguments, checkTaken, acorn, described, ProgramError
+    job: JOB, report, encode, toJson, callsMain, wantsArguments, checkTaken, acorn, described, ProgramError,
+    useProxy
   }, header)
+}
+
+// The proxy is known only now, and this interpreter is older.
+function useProxy () {
+  const file = process.env.NODE_OPTIONS?.match(/--require=(\/cofferdam\/\S+)/)?.[1]
+  if (file) require(file)
 }
 
 function serve () {
@@ -345,6 +352,7 @@ function serve () {
   for (const stream of [process.stdout, process.stderr]) stream._handle?.setBlocking(true)
   if (job.header.type === 'context') return beContext(job)
   Object.assign(process.env, job.header.environment)
+  useProxy()
   const sent = [...job.parts.keys()].filter((name) => name.startsWith('file:')).map((name) => name.slice(5))
   writeFiles(job.parts)
   let result

@@ -15,7 +15,7 @@ import select
 import sys
 import time
 
-from . import missing, preload, python_runner, wire
+from . import missing, network, preload, python_runner, wire
 from .child import EXHAUSTED, STOP, bounds
 from .kernel import adopt_orphans, close_to_others
 from .memory import Memory
@@ -165,7 +165,8 @@ def _serve(
         from .stream import Stream
 
         stream = Stream(channel_out, request["id"])
-    variables: "dict[str, str]" = request.get("environment") or {}  # type: ignore[assignment]
+    given: "dict[str, str]" = request.get("environment") or {}  # type: ignore[assignment]
+    variables = network.complete(given)
     run = Run(
         child,
         request,
