@@ -6,6 +6,7 @@ import base64
 import hashlib
 import ipaddress
 import ssl
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -32,13 +33,13 @@ class Authority:
         )
         self.pem = own.sign(self._key, SHA256()).public_bytes(Encoding.PEM).decode()
 
-    def issue(self, folder: Path, *names: str) -> Issued:
-        """A new key with its certificate, for `names` too, written below `folder`."""
+    def issue(self, folder: Path, *names: str, addresses: Sequence[str] = ()) -> Issued:
+        """A new key with its certificate, for `names` and `addresses` too, below `folder`."""
         key = ec.generate_private_key(ec.SECP256R1())
         alternatives = x509.SubjectAlternativeName(
             [
                 *map(x509.DNSName, ("localhost", *names)),
-                x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+                *(x509.IPAddress(ipaddress.ip_address(each)) for each in ("127.0.0.1", *addresses)),
             ]
         )
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
