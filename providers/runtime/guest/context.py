@@ -451,8 +451,7 @@ class ContextRoom:
     ) -> None:
         self.loop = loop
         self.template = template
-        given: "dict[str, str]" = header.get("environment") or {}  # type: ignore[assignment]
-        self.environment = network.complete(given)
+        self.environment = network.complete(header.get("environment") or {})  # type: ignore[arg-type]
         self.start_seconds: float = header.get("start_seconds") or START_SECONDS  # type: ignore[assignment]
         self.artifacts = os.path.abspath("artifacts")
         self.home = str(template.get("home", ""))

@@ -20,6 +20,8 @@ def offer(channel: int) -> None:
     Raises OSError.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        # Or connections of a network that was closed would be in the way of the next one.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(ADDRESS)
         with socket.socket(fileno=os.dup(channel)) as to_host:
             socket.send_fds(to_host, [wire.LISTENER], [listener.fileno()])

@@ -407,6 +407,7 @@ class Kept:
         result = read_answer(answer, limits, self._evidence(), self.sandbox.metadata())
         result.metadata["context_kept"] = answer[0].get("context_kept") is True
         if self.sandbox.network.had_network:
+            await self.sandbox.network.sync()
             result.metadata[NETWORK] = self.sandbox.network.take_attempts().to_json()
         return result
 

@@ -153,6 +153,11 @@ class NetworkAccess:
         if gate is not None:
             await gate.close()
 
+    async def sync(self) -> None:
+        """Wait for what has ended so far, not for ever."""
+        if self._gate is not None:
+            await self._gate.sync()
+
     def take_attempts(self) -> Attempts:
         """Those that have ended since this was last called."""
         attempts, self._attempts = self._attempts, Attempts()

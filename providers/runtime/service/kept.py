@@ -163,6 +163,7 @@ async def _operate(kept: Kept, first: Frame, incoming: Incoming, relay: Relay) -
         fields = operations.fields_of(header)
         await relay.pass_on(await kept.write(name, fields, incoming.pieces()))
     elif name == "attempts":
+        await kept.sandbox.network.sync()
         attempts = kept.sandbox.network.take_attempts()
         await relay.send({"event": "done"}, [("attempts", messages.dumps(attempts.to_json()))])
     else:

@@ -81,7 +81,7 @@ def reach(
             log = folder / "log"
             pool = stack.enter_context(running(log, "--launcher", launcher, **allowed))
         servers = stack.enter_context(upstreams(folder))
-        provider = stack.enter_context(provider_of(pool.url, pool_size=1))
+        provider = stack.enter_context(provider_of(pool.url, pool_size=1, timeout=60))
         assert provider.holds_network
         yield Reach(provider, *servers)
 

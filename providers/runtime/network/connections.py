@@ -1,0 +1,664 @@
+"""One connection of a program: an HTTP proxy with CONNECT, and SOCKS5.
+
+What a program says decides nothing but which host is asked for. A tunnel carries TLS, whose server
+name must be the host that it was opened for, or plain HTTP. Each request of plain HTTP is judged by
+itself, and written anew: no byte of its head reaches a server as the program wrote it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import socket
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, cast
+
+import h11
+
+from providers.addresses import literal
+from providers.network import Attempt, Outcome, Target, Verdict, normalized_host
+from providers.runtime.network import hello
+from providers.runtime.network.gates import Gate, Hold, shown
+from providers.runtime.network.resolving import Dialer, Unreachable
+
+logger = logging.getLogger(__name__)
+
+Accept = Callable[[], Awaitable[None]]
+
+HEAD_SECONDS = 30.0
+IDLE_SECONDS = 300.0
+LINGER_SECONDS, LINGER_BYTES = 2.0, 1024 * 1024
+HEAD_BYTES = 32 * 1024
+PIECE = 256 * 1024
+
+_AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\\\[\]]+):(\d{1,5})")
+_ABSOLUTE = re.compile(
+    r"http://(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\\\[\]]+)(?::(\d{1,5}))?((?:/|\?)[^\s#]*)?", re.IGNORECASE
+)
+_METHOD = re.compile(rb"[A-Z]{3,10} ")
+# Of this connection alone, or of the proxy (RFC 9110, section 7.6.1).
+_OWN_HEADERS = frozenset(
+    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
+    b"transfer-encoding upgrade expect".split()
+)
+_HELP = (
+    "This is the proxy of a sandbox. Programs find it by HTTP_PROXY and HTTPS_PROXY; it serves "
+    "http:// addresses, CONNECT and SOCKS5."
+)
+
+
+class Refusal(Exception):
+    """What is asked for is not done. `why` is one word for the record; the text is for people."""
+
+    def __init__(self, why: str, text: str, status: int = 403, verdict: Verdict | None = None):
+        super().__init__(text)
+        self.why, self.text, self.status = why, text, status
+        self.verdict = verdict or Verdict(False)
+        self.outcome: Outcome = "failed" if why in ("name", "unreachable", "timeout") else "refused"
+
+
+class Ended(Exception):
+    """The program has gone, or is too slow."""
+
+
+@dataclass
+class _Work:
+    """What is known of the attempt that is under way."""
+
+    at: float = field(default_factory=time.time)
+    began: float = field(default_factory=time.monotonic)
+    host: str = ""
+    port: int = 0
+    method: str = ""
+    path: str = ""
+    sent: int = 0
+    received: int = 0
+
+    def attempt(self, outcome: Outcome, verdict: Verdict, why: str = "") -> Attempt:
+        return Attempt(
+            round(self.at, 3),
+            shown(self.host),
+            self.port,
+            outcome,
+            why,
+            shown(self.method),
+            shown(self.path),
+            verdict.layer,
+            verdict.rule,
+            verdict.noted,
+            self.sent,
+            self.received,
+            round(time.monotonic() - self.began, 3),
+        )
+
+
+async def serve(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: Gate, dialer: Dialer
+) -> None:
+    """Serve one connection of the gate's sandbox until it ends. Never raises."""
+    task = asyncio.current_task()
+    assert task is not None  # noqa: S101  for the type
+    if gate.is_crowded:
+        writer.transport.abort()
+        return
+    hold = gate.add(partial(_cancel, task))
+    try:
+        await Connection(reader, writer, gate, dialer, hold).serve()
+    except (Ended, OSError, asyncio.CancelledError):
+        # The program has gone, or what it did is not allowed any more.
+        writer.transport.abort()
+    except Exception:
+        logger.exception("a connection failed inside the proxy")
+        writer.transport.abort()
+    finally:
+        gate.remove(hold)
+        writer.close()
+
+
+class Connection:
+    """Serves one connection."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        gate: Gate,
+        dialer: Dialer,
+        hold: Hold,
+    ) -> None:
+        self._reader, self._writer = reader, writer
+        self._gate, self._dialer, self._hold = gate, dialer, hold
+        self._buffer = b""
+        self._work = _Work()
+
+    async def serve(self) -> None:
+        """Raises Ended, OSError."""
+        first = await self._peek(1)
+        if first == b"\x05":
+            await self._serve_socks()
+        elif first == b"\x04":
+            # SOCKS4 has no names, and no way to say so: 91 is a refusal.
+            await self._write(b"\x00\x5b" + bytes(6))
+        else:
+            await self._serve_http(None)
+
+    # What is read and written.
+
+    async def _more(self, seconds: float) -> bytes:
+        """Raises Ended."""
+        try:
+            async with asyncio.timeout(seconds):
+                data = await self._reader.read(PIECE)
+        except TimeoutError:
+            raise Ended from None
+        self._work.sent += len(data)
+        if not self._gate.count(len(data)):
+            raise Ended
+        return data
+
+    async def _peek(self, size: int) -> bytes:
+        """At least so many bytes, which stay. Raises Ended."""
+        while len(self._buffer) < size:
+            data = await self._more(HEAD_SECONDS)
+            if not data:
+                raise Ended
+            self._buffer += data
+        return self._buffer[:size]
+
+    async def _take(self, size: int) -> bytes:
+        found = await self._peek(size)
+        self._buffer = self._buffer[size:]
+        return found
+
+    async def _write(self, data: bytes) -> None:
+        """Raises Ended, OSError."""
+        self._work.received += len(data)
+        if not self._gate.count(len(data)):
+            raise Ended
+        self._writer.write(data)
+        try:
+            async with asyncio.timeout(IDLE_SECONDS):
+                await self._writer.drain()
+        except TimeoutError:
+            raise Ended from None
+
+    # Judging.
+
+    def _begin(self) -> None:
+        """A new attempt. Raises Refusal where the budget has no more."""
+        # What was read of it until now is its own.
+        self._work = _Work(sent=self._work.sent, received=self._work.received)
+        if exceeded := self._gate.over_budget():
+            raise Refusal("budget", exceeded)
+
+    def _name(self, host: str, port: str) -> tuple[str, int]:
+        """The host in its one form. Raises Refusal."""
+        self._work.host = host
+        self._work.port = min(int(port), 65535)
+        try:
+            name = normalized_host(host.strip("[]"))
+        except ValueError as error:
+            raise Refusal("malformed", str(error), 400) from None
+        self._work.host = name
+        if not 0 < int(port) < 65536:
+            raise Refusal("malformed", f"{port} is not a port.", 400)
+        return name, int(port)
+
+    def _judge(self, target: Target) -> Verdict:
+        """Raises Refusal."""
+        verdict = self._gate.judge(target)
+        if not verdict.is_allowed:
+            raise self._not_allowed(target, verdict)
+        return verdict
+
+    def _not_allowed(self, target: Target, verdict: Verdict) -> Refusal:
+        asked = f"{target.method} {target.path} of " if target.method else ""
+        whose = f"the list of the {verdict.layer}" if verdict.layer else "this sandbox"
+        return Refusal(
+            "not_allowed",
+            f"{asked}{target.host}:{target.port} is not allowed by {whose}. Ask an administrator "
+            "to add it there, or name it in the network of the request where that is narrower.",
+            verdict=verdict,
+        )
+
+    def _end(self, refusal: Refusal) -> None:
+        self._record(self._work.attempt(refusal.outcome, refusal.verdict, refusal.why))
+
+    def _record(self, attempt: Attempt) -> None:
+        self._gate.record(attempt)
+        self._work = _Work(host=self._work.host, port=self._work.port)
+
+    async def _connect(
+        self, host: str, port: int, verdict: Verdict
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Raises Refusal."""
+        try:
+            return await self._dialer.connect(host, port)
+        except Unreachable as error:
+            status = 403 if error.is_refused else 502
+            raise Refusal(error.why, str(error), status, verdict) from None
+
+    # HTTP.
+
+    async def _serve_http(self, tunnel: tuple[str, int] | None) -> None:
+        """Requests, one after the other: those of a tunnel are for its host. Raises Ended."""
+        server = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
+        while True:
+            try:
+                event = await self._next(server, HEAD_SECONDS)
+                if not isinstance(event, h11.Request):
+                    return
+                self._begin()
+                if event.http_version not in (b"1.0", b"1.1"):
+                    raise Refusal("protocol", f"Only HTTP/1.1. {_HELP}", 505)
+                if event.method == b"CONNECT" and tunnel is None:
+                    await self._serve_connect(server, event)
+                    return
+                await self._serve_request(server, event, tunnel)
+            except Refusal as refusal:
+                self._end(refusal)
+                await self._refuse(server, refusal)
+                return
+            except h11.RemoteProtocolError as error:
+                broken = Refusal("malformed", f"{error}. {_HELP}", error.error_status_hint)
+                self._end(broken)
+                await self._refuse(server, broken)
+                return
+            if server.our_state is not h11.DONE or server.their_state is not h11.DONE:
+                return
+            server.start_next_cycle()
+
+    async def _next(self, server: h11.Connection, seconds: float) -> h11.Event:
+        """The program's next event. Raises Ended, RemoteProtocolError."""
+        while True:
+            event = server.next_event()
+            if event is h11.NEED_DATA:
+                if server.they_are_waiting_for_100_continue:
+                    go_on = h11.InformationalResponse(status_code=100, headers=[])
+                    await self._write(server.send(go_on) or b"")
+                if self._buffer:
+                    data, self._buffer = self._buffer, b""
+                else:
+                    data = await self._more(seconds)
+                server.receive_data(data)
+            elif event is h11.PAUSED:
+                raise Ended
+            else:
+                return cast("h11.Event", event)
+
+    async def _refuse(self, server: h11.Connection, refusal: Refusal) -> None:
+        """Say why, as text or as JSON, and close the connection."""
+        if server.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
+            return
+        host, port = shown(self._work.host), self._work.port
+        told = {
+            "code": "network_refused" if refusal.outcome == "refused" else "network_failed",
+            "reason": refusal.why,
+            "message": refusal.text,
+            "host": host,
+            "port": port,
+            "list": refusal.verdict.layer,
+        }
+        body = json.dumps({"error": told}).encode() + b"\n"
+        reason = refusal.text.encode("ascii", "replace").replace(b"\r", b" ").replace(b"\n", b" ")
+        headers = [
+            (b"Content-Type", b"application/json"),
+            (b"Content-Length", str(len(body)).encode()),
+            (b"Connection", b"close"),
+            (b"X-Network-Reason", reason),
+        ]
+        answer = h11.Response(status_code=refusal.status, headers=headers, reason=reason[:200])
+        # Of a program that broke the protocol the connection takes no answer any more.
+        plain = h11.Connection(h11.SERVER)
+        plain.receive_data(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        plain.next_event()
+        await self._write((plain.send(answer) or b"") + (plain.send(h11.Data(data=body)) or b""))
+        await self._linger()
+
+    async def _linger(self) -> None:
+        """Read what the program still sends, for a moment: a reset could overtake the answer."""
+        self._writer.write_eof()
+        left = LINGER_BYTES
+        async with asyncio.timeout(LINGER_SECONDS):
+            while left > 0 and (data := await self._reader.read(PIECE)):
+                left -= len(data)
+
+    async def _serve_request(
+        self, server: h11.Connection, request: h11.Request, tunnel: tuple[str, int] | None
+    ) -> None:
+        """Raises Refusal, Ended, RemoteProtocolError."""
+        host, port, path = self._target_of(request, tunnel)
+        self._work.method, self._work.path = request.method.decode(), path
+        _check_framing(request)
+        verdict = self._judge(Target(host, port, "http", request.method.decode(), path))
+        upstream, to_upstream = await self._connect(host, port, verdict)
+        exchange = _Exchange(self, server, upstream, to_upstream)
+        attempt = partial(self._work.attempt, "failed", verdict, "ended")
+        try:
+            await exchange.carry(request, path)
+            attempt = partial(self._work.attempt, "allowed", verdict)
+        except (h11.RemoteProtocolError, OSError) as error:
+            attempt = partial(self._work.attempt, "failed", verdict, "unreachable")
+            if server.our_state is h11.SEND_RESPONSE:
+                await self._refuse(
+                    server, Refusal("unreachable", f"{host}:{port}: {error}", 502, verdict)
+                )
+            raise Ended from None
+        finally:
+            to_upstream.transport.abort()
+            self._record(attempt())
+
+    def _target_of(
+        self, request: h11.Request, tunnel: tuple[str, int] | None
+    ) -> tuple[str, int, str]:
+        """Host, port and path. Raises Refusal."""
+        target = request.target.decode("latin-1")
+        if tunnel is None:
+            found = _ABSOLUTE.fullmatch(target)
+            if found is None:
+                if target.lower().startswith("https:"):
+                    raise Refusal("malformed", f"https needs CONNECT. {_HELP}", 400)
+                raise Refusal("malformed", _HELP, 400)
+            host, port = self._name(found[1], found[2] or "80")
+            path = found[3] or "/"
+            path = path if path.startswith("/") else f"/{path}"
+        else:
+            (host, port), path = tunnel, target
+            self._work.host, self._work.port = host, port
+            if not path.startswith("/") and path != "*":
+                raise Refusal("mismatch", "A request in a tunnel begins with its path.", 400)
+        hosts = [value.decode("latin-1") for name, value in request.headers if name == b"host"]
+        if len(hosts) != 1 or not self._is_same(hosts[0], host, port):
+            raise Refusal("mismatch", f"The header Host is not {host}:{port}.", 400)
+        return host, port, path
+
+    def _is_same(self, authority: str, host: str, port: int) -> bool:
+        found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\\\[\]]+)(?::(\d{1,5}))?", authority)
+        try:
+            return (
+                found is not None
+                and normalized_host(found[1].strip("[]")) == host
+                and int(found[2] or 80) == port
+            )
+        except ValueError:
+            return False
+
+    # Tunnels.
+
+    async def _serve_connect(self, server: h11.Connection, request: h11.Request) -> None:
+        """Raises Refusal, Ended."""
+        found = _AUTHORITY.fullmatch(request.target.decode("latin-1"))
+        if found is None:
+            raise Refusal("malformed", f"CONNECT names a host and a port. {_HELP}", 400)
+        host, port = self._name(found[1], found[2])
+        for name, value in request.headers:
+            if name in (b"content-length", b"transfer-encoding"):
+                raise Refusal("malformed", "CONNECT has no body.", 400)
+            if name == b"host" and value.decode("latin-1") not in ("", found[0]):
+                named = value.decode("latin-1")
+                if not self._is_same(named if ":" in named else f"{named}:{port}", host, port):
+                    raise Refusal("mismatch", f"The header Host is not {host}:{port}.", 400)
+        await self._next(server, HEAD_SECONDS)
+
+        async def accept() -> None:
+            await self._write(server.send(h11.Response(status_code=200, headers=[])) or b"")
+            self._buffer = server.trailing_data[0] + self._buffer
+
+        await self._tunnel(host, port, accept)
+
+    async def _tunnel(self, host: str, port: int, accept: Accept) -> None:
+        """Judge, connect, `accept`, and look at what the program then says. Raises Refusal."""
+        target = Target(host, port, "https")
+        verdict = self._gate.judge(target)
+        upstream = None
+        if verdict.is_allowed:
+            upstream = await self._connect(host, port, verdict)
+        elif not self._gate.network.may_allow(host, port).is_allowed:
+            raise self._not_allowed(target, verdict)
+        try:
+            await accept()
+            first = await self._peek(1)
+            if first == b"\x16":
+                await self._serve_tls(target, verdict, upstream)
+                return
+        finally:
+            if upstream is not None:
+                upstream[1].transport.abort()
+        while (line := self._buffer[:11]) and len(line) < 11 and b" " not in line:
+            await self._peek(len(line) + 1)
+        if not _METHOD.match(line):
+            self._end(Refusal("protocol", "", verdict=verdict))
+            raise Ended
+        await self._serve_http((host, port))
+
+    async def _serve_tls(
+        self,
+        target: Target,
+        verdict: Verdict,
+        upstream: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None,
+    ) -> None:
+        """Raises Ended."""
+        try:
+            while (name := hello.server_name(self._buffer)) is None:
+                await self._peek(len(self._buffer) + 1)
+        except hello.Malformed:
+            self._end(Refusal("malformed", "", verdict=verdict))
+            raise Ended from None
+        wanted = "" if literal(target.host) is not None else target.host
+        if _plain(name) != wanted:
+            self._end(Refusal("mismatch", "", verdict=verdict))
+            raise Ended
+        if upstream is None:
+            self._end(self._not_allowed(target, verdict))
+            raise Ended
+        self._hold.target = target
+        try:
+            await self._pipe(*upstream)
+        finally:
+            self._hold.target = None
+            self._record(self._work.attempt("allowed", verdict))
+
+    async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass on what both say until both have ended, or nothing passes for too long."""
+        moved = time.monotonic()
+
+        async def send() -> None:
+            nonlocal moved
+            writer.write(self._buffer)
+            self._buffer = b""
+            while data := await self._more(IDLE_SECONDS + 1):
+                moved = time.monotonic()
+                writer.write(data)
+                await writer.drain()
+            writer.write_eof()
+
+        async def receive() -> None:
+            nonlocal moved
+            while data := await reader.read(PIECE):
+                moved = time.monotonic()
+                await self._write(data)
+            self._writer.write_eof()
+
+        async def watch() -> None:
+            while (left := moved + IDLE_SECONDS - time.monotonic()) > 0:
+                await asyncio.sleep(left)
+
+        await _until_one_fails([send(), receive()], watch())
+
+    # SOCKS5 (RFC 1928).
+
+    async def _serve_socks(self) -> None:
+        """Raises Ended."""
+        _, count = await self._take(2)
+        if 0 not in await self._take(count):
+            await self._write(b"\x05\xff")
+            return
+        await self._write(b"\x05\x00")
+        version, command, _, kind = await self._take(4)
+        if version != 5:
+            return
+        if kind == 1:
+            host = socket.inet_ntop(socket.AF_INET, await self._take(4))
+        elif kind == 4:
+            host = socket.inet_ntop(socket.AF_INET6, await self._take(16))
+        elif kind == 3:
+            (size,) = await self._take(1)
+            host = (await self._take(size)).decode("latin-1")
+        else:
+            await self._write(_socks_answer(8))
+            return
+        port = int.from_bytes(await self._take(2), "big")
+        accepted = False
+
+        async def accept() -> None:
+            nonlocal accepted
+            accepted = True
+            await self._write(_socks_answer(0))
+
+        try:
+            self._begin()
+            self._work.host, self._work.port = host, port
+            if command != 1:
+                raise Refusal("protocol", "Only CONNECT.", 7)
+            await self._tunnel(*self._name(host, str(port)), accept)
+        except Refusal as refusal:
+            self._end(refusal)
+            if not accepted:
+                code = {502: 4, 7: 7}.get(refusal.status, 2)
+                await self._write(_socks_answer(code))
+
+
+class _Exchange:
+    """A request of plain HTTP and its response, both written anew."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        server: h11.Connection,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._connection, self._server = connection, server
+        self._reader, self._writer = reader, writer
+        self._client = h11.Connection(h11.CLIENT, max_incomplete_event_size=2 * HEAD_BYTES)
+
+    async def carry(self, request: h11.Request, path: str) -> None:
+        """Raises RemoteProtocolError, OSError, Ended."""
+        headers = [*_passed_on(request.headers), (b"Connection", b"close")]
+        if any(name == b"transfer-encoding" for name, _ in request.headers):
+            headers.append((b"Transfer-Encoding", b"chunked"))
+        asked = h11.Request(method=request.method, target=path, headers=headers)
+        await self._send(self._client.send(asked))
+        body = asyncio.create_task(self._send_body())
+        try:
+            await self._receive()
+        finally:
+            body.cancel()
+            await asyncio.gather(body, return_exceptions=True)
+
+    async def _send_body(self) -> None:
+        try:
+            while True:
+                event = await self._connection._next(self._server, IDLE_SECONDS)
+                if isinstance(event, h11.Data):
+                    await self._send(self._client.send(event))
+                else:
+                    await self._send(self._client.send(h11.EndOfMessage()))
+                    return
+        except h11.LocalProtocolError:
+            # The server has ended its part.
+            return
+        except (Ended, h11.RemoteProtocolError):
+            self._writer.transport.abort()
+
+    async def _send(self, data: bytes | None) -> None:
+        self._writer.write(data or b"")
+        await self._writer.drain()
+
+    async def _receive(self) -> None:
+        while True:
+            event = self._client.next_event()
+            if event is h11.NEED_DATA:
+                async with asyncio.timeout(IDLE_SECONDS):
+                    self._client.receive_data(await self._reader.read(PIECE))
+                continue
+            if isinstance(event, h11.InformationalResponse):
+                continue
+            if isinstance(event, h11.Response):
+                answer = h11.Response(
+                    status_code=event.status_code,
+                    headers=_passed_on(event.headers),
+                    reason=event.reason,
+                )
+                await self._pass_on(answer)
+            elif isinstance(event, h11.Data):
+                await self._pass_on(event)
+            elif isinstance(event, h11.EndOfMessage):
+                await self._pass_on(h11.EndOfMessage())
+                return
+            else:
+                raise h11.RemoteProtocolError("the server sent no response")
+
+    async def _pass_on(self, event: h11.Event) -> None:
+        await self._connection._write(self._server.send(event) or b"")
+
+
+def _passed_on(headers: Any) -> list[tuple[bytes, bytes]]:
+    """Those that are meant for the other side."""
+    named = {
+        word.strip().lower()
+        for name, value in headers
+        if name == b"connection"
+        for word in value.split(b",")
+    }
+    return [
+        (name, value)
+        for name, value in headers.raw_items()
+        if name.lower() not in _OWN_HEADERS and name.lower() not in named
+    ]
+
+
+def _check_framing(request: h11.Request) -> None:
+    """Raises Refusal for a request whose end servers may see at different places."""
+    names = [name for name, _ in request.headers]
+    if b"transfer-encoding" in names and b"content-length" in names:
+        raise Refusal("malformed", "A request has one length.", 400)
+
+
+def _plain(name: str) -> str:
+    try:
+        return normalized_host(name) if name else ""
+    except ValueError:
+        return "\0"
+
+
+def _socks_answer(code: int) -> bytes:
+    return bytes((5, code, 0, 1)) + bytes(6)
+
+
+async def _until_one_fails(
+    works: list[Coroutine[Any, Any, None]], limit: Coroutine[Any, Any, None]
+) -> None:
+    """Wait until all have ended, one has failed, or the limit has ended. Raises what one raised."""
+    tasks = [asyncio.create_task(each) for each in works]
+    limiting = asyncio.create_task(limit)
+    pending = set(tasks)
+    try:
+        while pending and not limiting.done():
+            done, _ = await asyncio.wait({*pending, limiting}, return_when=asyncio.FIRST_COMPLETED)
+            pending -= done
+            for task in done - {limiting}:
+                task.result()
+    finally:
+        for task in (*tasks, limiting):
+            task.cancel()
+        await asyncio.gather(*tasks, limiting, return_exceptions=True)
+
+
+def _cancel(task: asyncio.Task[Any]) -> None:
+    task.cancel()

@@ -1,0 +1,123 @@
+"""A gate is the way of one sandbox to the network: its rules, its budget, and its records."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from providers.network import Attempt, Network, Target, Verdict
+
+# Of all sandboxes of one tenant together.
+MOST_OF_OWNER = 256
+# Beyond its budget a gate answers so many more connections at once, to say so.
+MOST_REFUSALS = 16
+_MOST_TEXT = 500
+
+Clock = Callable[[], float]
+
+
+@dataclass(eq=False)
+class Hold:
+    """A connection of a program. `end` breaks it off."""
+
+    end: Callable[[], None]
+    target: Target | None = None
+
+
+class Gate:
+    """Judges what a sandbox asks for. Lives in one event loop."""
+
+    def __init__(
+        self,
+        network: Network,
+        record: Callable[[Attempt], None],
+        owner: str = "",
+        owners: Counter[str] | None = None,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        """`owners` counts the connections of each tenant."""
+        self.network = network
+        self._record = record
+        self._owner = owner
+        self._owners = Counter() if owners is None else owners
+        self._clock = clock
+        self._holds: set[Hold] = set()
+        self._recent: deque[float] = deque()
+        self._refusals: deque[float] = deque()
+        self._bytes = 0
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether a connection is closed without an answer."""
+        return len(self._holds) >= self.network.budget.connections + MOST_REFUSALS
+
+    def add(self, end: Callable[[], None]) -> Hold:
+        """Count a connection, until `remove`."""
+        hold = Hold(end)
+        self._holds.add(hold)
+        self._owners[self._owner] += 1
+        return hold
+
+    def remove(self, hold: Hold) -> None:
+        self._holds.discard(hold)
+        self._owners[self._owner] -= 1
+
+    def over_budget(self) -> str:
+        """Count a connection or request; return what of the budget it exceeds, "" for nothing."""
+        budget, now = self.network.budget, self._clock()
+        if len(self._holds) > budget.connections:
+            return f"This sandbox may have {budget.connections} connections at once."
+        if self._owners[self._owner] > MOST_OF_OWNER:
+            return f"A tenant may have {MOST_OF_OWNER} connections at once."
+        if self._bytes >= budget.bytes:
+            return f"This sandbox has used the {budget.bytes} bytes that it may transfer."
+        while self._recent and self._recent[0] <= now - 60:
+            self._recent.popleft()
+        if len(self._recent) >= budget.connections_per_minute:
+            return f"This sandbox may begin {budget.connections_per_minute} connections a minute."
+        self._recent.append(now)
+        return ""
+
+    def count(self, size: int) -> bool:
+        """Count bytes that pass. Whether the budget has them."""
+        self._bytes += size
+        return self._bytes <= self.network.budget.bytes
+
+    def judge(self, target: Target) -> Verdict:
+        return self.network.judge(target)
+
+    def change(self, network: Network) -> None:
+        """Hold these rules from now on. Connections that they do not allow end."""
+        self.network = network
+        for hold in list(self._holds):
+            if hold.target is not None and not network.judge(hold.target).is_allowed:
+                hold.end()
+
+    def close(self) -> None:
+        """End every connection."""
+        for hold in list(self._holds):
+            hold.end()
+
+    async def ended(self) -> None:
+        """Wait until no connection is left."""
+        while self._holds:
+            await asyncio.sleep(0.005)
+
+    def record(self, attempt: Attempt) -> None:
+        """Record it, unless refusals come faster than connections may."""
+        if attempt.why == "budget":
+            now = self._clock()
+            while self._refusals and self._refusals[0] <= now - 60:
+                self._refusals.popleft()
+            if len(self._refusals) >= self.network.budget.connections_per_minute:
+                return
+            self._refusals.append(now)
+        self._record(attempt)
+
+
+def shown(text: str) -> str:
+    """A text of a program, fit for a record."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text[:_MOST_TEXT])
