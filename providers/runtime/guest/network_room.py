@@ -105,12 +105,13 @@ class NetworkRoom:
         operation.emit("ready")
 
     def _close(self) -> None:
-        if self._listener is not None:
-            self._loop.unwatch(self._listener.fileno())
-            self._listener.close()
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            self._loop.unwatch(listener.fileno())
+            listener.close()
         for number in list(self._connections):
             self._drop(number)
-        operation, self._operation, self._listener = self._operation, None, None
+        operation, self._operation = self._operation, None
         self._out.clear()
         if operation is not None:
             operation.done()

@@ -337,10 +337,11 @@ function beContext ({ header, parts }) {
   }, header)
 }
 
-// The proxy is known only now, and this interpreter is older.
+// The proxy is known only now, and this interpreter is older. Its text is there where files are not.
 function useProxy () {
-  const file = process.env.NODE_OPTIONS?.match(/--require=(\/cofferdam\/\S+)/)?.[1]
-  if (file) require(file)
+  if (process.env.NODE_USE_ENV_PROXY !== '1') return
+  if (module.proxy) new Module('node_proxy.js', null)._compile(module.proxy, 'node_proxy.js')
+  else require('./node_proxy.js')
 }
 
 function serve () {

@@ -142,7 +142,7 @@ class Run:
             elif fd == wakeup:
                 os.read(wakeup, 4096)
                 self.child.reap(os.WNOHANG)
-            elif not self._take(fd):
+            elif fd in (self.child.report, self.stdout.fd, self.stderr.fd) and not self._take(fd):
                 poll.unregister(fd)
 
     def _let_others_end(self, poll: "select.poll", wakeup: int, channel: int) -> None:

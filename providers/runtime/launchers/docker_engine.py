@@ -398,15 +398,16 @@ _RUNNER = f"{INSIDE}/{PACKAGE}/node_runner.js"
 # Node gets its runner as an argument and gives it the name it would have. Without execArgv the
 # program's own forks are not started in this way.
 _NODE_LOADER = (
-    "const Module = require('module'); const source = process.argv.pop(); process.execArgv = []; "
+    "const Module = require('module'); const proxy = process.argv.pop(); "
+    "const source = process.argv.pop(); process.execArgv = []; "
     f"const runner = new Module('{_RUNNER}', null); runner.filename = '{_RUNNER}'; "
-    f"runner.paths = []; runner._compile(source, '{_RUNNER}')"
+    f"runner.paths = []; runner.proxy = proxy; runner._compile(source, '{_RUNNER}')"
 )
 
 
 def node_runner() -> list[str]:
     """The arguments that give Node.js the text of our runner in place of its path."""
-    return ["-e", _NODE_LOADER, text_of("node_runner.js")]
+    return ["-e", _NODE_LOADER, text_of("node_runner.js"), text_of("node_proxy.js")]
 
 
 def text_of(name: str) -> str:
