@@ -66,6 +66,7 @@ bench: venv-dev bubblewrap ## Measure executions against a bare interpreter and 
 	@$(PY) -m benchmarks.attacks
 	@$(PY) -m benchmarks.serving
 	@$(PY) -m benchmarks.sessions
+	@$(PY) -m benchmarks.network
 	@$(PY) -m benchmarks.e2b_door
 	@$(PY) -m benchmarks.changes
 	@$(PY) -m benchmarks.storage

@@ -69,11 +69,11 @@ class Gate:
 
     async def close(self) -> None:
         """End all connections, and listen no more. Every attempt is known then."""
+        await self._proxy.close_gate(self)
         if self.listener is not None:
-            # Another one can be opened over the same socket.
+            # After the process has let go of it. Another gate can be opened over the same socket.
             with suppress(OSError):
                 self.listener.shutdown(socket.SHUT_RD)
-        await self._proxy.close_gate(self)
 
 
 class NetworkProxy:
@@ -88,6 +88,11 @@ class NetworkProxy:
         self._control: socket.socket | None = None
         self._reading: asyncio.Task[None] | None = None
         self._sending = asyncio.Lock()
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, None where none runs."""
+        return self._process.pid if self._process else None
 
     async def open(
         self, listener: socket.socket, network: Network, owner: str, on_attempt: OnAttempt
