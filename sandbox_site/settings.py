@@ -111,6 +111,7 @@ INSTALLED_APPS = [
 INSTALLED_CAPABILITIES = [
     "executions.capabilities.tools",
     "executions.capabilities.policies",
+    "executions.capabilities.network",
     "executions.capabilities.webhooks",
     "executions.capabilities.search",
     "executions.capabilities.observability",
