@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
-from executions.kernel.declarations import STORABLE, STRICT, Members, Rule, one_of
+from executions.kernel.declarations import END, STORABLE, STRICT, Members, Rule, one_of
 from executions.kernel.public_suffixes import check_rules
 from executions.kernel.text import storable, to_json
 from executions.runs.models import Execution
@@ -37,27 +37,72 @@ _LATEST = 253_402_300_800
 _TEXTS = {"host": 255, "why": 100, "method": 16, "path": 256, "layer": 16, "rule": 300}
 
 
+ModeName = Annotated[
+    Annotated[str, one_of(get_args(Mode))] | None,
+    Field(description="The default is `allowlist` with `allow` or `preset`, else `none`."),
+]
+Allow = Annotated[
+    Sequence[
+        Annotated[
+            str,
+            Field(min_length=1, max_length=MOST_CHARACTERS),
+            STORABLE,
+            WithJsonSchema(
+                {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": MOST_CHARACTERS,
+                    "format": "network-rule",
+                }
+            ),
+        ]
+    ],
+    Members(MOST_RULES),
+    Field(
+        description="Rules: `[METHODS ][scheme://]host[:ports][/path][ # reason]`, such as "
+        "`pypi.org` or `*.example.com:443`."
+    ),
+]
+Preset = Annotated[
+    Annotated[str, one_of(tuple(PRESETS))] | None,
+    Field(description="Adds the rules of a preset: `packages` is the package registries."),
+]
+# Only an allowlist has rules, and it has some.
+TOGETHER: Mapping[str, Any] = {
+    "anyOf": [
+        {
+            "properties": {
+                "mode": {"pattern": f"^(none|open){END}"},
+                "allow": {"maxItems": 0},
+                "preset": {"type": "null"},
+            }
+        },
+        {
+            "required": ["allow"],
+            "properties": {
+                "mode": {"pattern": f"^allowlist{END}"},
+                "allow": {"type": "array", "minItems": 1},
+            },
+        },
+        {
+            "required": ["preset"],
+            "properties": {
+                "mode": {"pattern": f"^allowlist{END}"},
+                "preset": {"type": "string"},
+            },
+        },
+    ]
+}
+
+
 class NetworkRequest(BaseModel):
     """The hosts that the code may reach."""
 
-    model_config = STRICT
+    model_config = ConfigDict(**STRICT, json_schema_extra={**TOGETHER})
 
-    mode: Annotated[
-        Annotated[str, one_of(get_args(Mode))] | None,
-        Field(description="The default is `allowlist` with `allow` or `preset`, else `none`."),
-    ] = None
-    allow: Annotated[
-        Sequence[Annotated[str, Field(min_length=1, max_length=MOST_CHARACTERS), STORABLE]],
-        Members(MOST_RULES),
-        Field(
-            description="Rules: `[METHODS ][scheme://]host[:ports][/path][ # reason]`, such as "
-            "`pypi.org` or `*.example.com:443`."
-        ),
-    ] = ()
-    preset: Annotated[
-        Annotated[str, one_of(tuple(PRESETS))] | None,
-        Field(description="Adds the rules of a preset: `packages` is the package registries."),
-    ] = None
+    mode: ModeName = None
+    allow: Allow = ()
+    preset: Preset = None
 
     @property
     def policy(self) -> NetworkPolicy:

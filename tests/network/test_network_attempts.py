@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
+from django.utils import timezone
 
+from executions.capabilities.network.attempts import store
 from executions.capabilities.network.models import NetworkAttempt
+from executions.capabilities.retention.service import apply_retention
+from executions.kernel.text import first_uuid7, uuid7
 from executions.ledger.verification import verify
 from executions.runs.models import Execution
 from executions.runs.network import MOST_BYTES, checked_attempts
@@ -187,3 +192,23 @@ def test_the_admin_finds_who_talked_to_a_host(
     assert auditor.get(page).status_code == 403
     assert signed_in("looks", "view_networkattempt").get(page).status_code == 200
     assert User.objects.filter(username="looks").exists()
+
+
+def test_attempts_between_runs_go_with_the_records_of_their_time(
+    alice: Caller, charlie: Caller, settings: Any
+) -> None:
+    settings.SANDBOX_KEEP_DAYS = {**settings.SANDBOX_KEEP_DAYS, "records": 30}
+    settings.SANDBOX_RECORDS_FLOOR_DAYS = 0
+    run(alice, "1", **ASKED)
+    run(charlie, "1", **ASKED)
+    session_id = uuid7()
+    [checked] = (checked_attempts(attempts(ALLOWED).to_json()) or {})["attempts"]
+    store([checked], alice.tenant.slug, session_id=session_id)
+    old = first_uuid7(timezone.now() - timedelta(days=31))
+    NetworkAttempt.objects.filter(session_id=session_id).update(id=old)
+    store([checked], alice.tenant.slug, session_id=session_id)
+    apply_retention(dry_run=True)
+    assert NetworkAttempt.objects.count() == 6
+    apply_retention()
+    assert NetworkAttempt.objects.count() == 5
+    assert not NetworkAttempt.objects.filter(pk=old).exists()

@@ -87,8 +87,13 @@ def test_the_admin_has_drafts_presets_versions_and_approval_by_two(
     page = admin_client.get(add, {"preset": "packages"})
     assert b"files.pythonhosted.org" in page.content
     fields = {
-        **{"tenant_slug": "", "name": "first", "mode": "allowlist", "rules": "pypi.org"},
-        **{"connections": "8", "connections_per_minute": "60", "mib": "100"},
+        "tenant_slug": "",
+        "name": "first",
+        "mode": "allowlist",
+        "rules": "pypi.org",
+        "connections": "8",
+        "connections_per_minute": "60",
+        "mib": "100",
     }
     refused = admin_client.post(add, {**fields, "rules": "*.github.io"})
     assert b"Covers hosts that anybody can have" in refused.content

@@ -102,6 +102,8 @@ def test_its_network_is_changed_while_it_lives(alice: Caller) -> None:
     assert not reaches("pypi.org")
     refused = alice.client.put(address(session), {"allow": ["evil.test"]})
     assert (refused.status_code, refused.json()["error"]["field"]) == (400, "network")
+    for body in ({"allow": ["*.com"]}, {"mode": "open", "allow": ["pypi.org"]}, {"log_only": True}):
+        assert alice.client.put(address(session), body).status_code == 400
     assert reaches("npmjs.org")
     assert alice.client.put(address(session), {"mode": "none"}).json()["layers"] == []
     assert sandbox().network is None

@@ -42,7 +42,7 @@ class SessionNetworkView(SessionApiView):
         that sleeps is not woken.
         """
         session = self.session(session_id)
-        session = await change_network(session, PUT.read(request.data), self.by())
+        session = await change_network(session, PUT.read(request.data).request, self.by())
         answer = network_of_session(session)
         if not may_read(self.api_key, session):
             answer["layers"] = answer["layers"][-1:]

@@ -10,10 +10,10 @@ from django.db.models import Q
 
 from executions.capabilities.network import lists
 from executions.kernel.bodies import Choices
-from executions.kernel.declarations import Body
+from executions.kernel.declarations import Body, declared, refuse
 from executions.ledger.append import enter_row, look_at
 from executions.runs import extensions
-from executions.runs.network import NetworkRequest
+from executions.runs.network import TOGETHER, Allow, ModeName, NetworkRequest, Preset
 from executions.runs.provider_calls import Step, borrow_lease
 from executions.runs.requests import Conflict
 from executions.runs.routing import ensure_network
@@ -25,7 +25,27 @@ from providers.errors import KeptSandboxLost
 from providers.network import Budget, Layer, Mode, NetworkPolicy
 from providers.values import SandboxSpec
 
-PUT = Body(NetworkRequest, "NetworkRequest")
+
+@declared
+class NetworkChange:
+    """The hosts that code and commands of a session may reach from now on."""
+
+    mode: ModeName = None
+    allow: Allow = ()
+    preset: Preset = None
+
+    def __post_init__(self) -> None:
+        try:
+            self.request.policy  # noqa: B018  raises for what is no list
+        except ValueError as error:
+            refuse("allow", str(error))
+
+    @property
+    def request(self) -> NetworkRequest:
+        return NetworkRequest(mode=self.mode, allow=self.allow, preset=self.preset)
+
+
+PUT = Body(NetworkChange, "NetworkChange", says=TOGETHER)
 
 
 class NetworkLayerShape(TypedDict):
