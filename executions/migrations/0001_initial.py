@@ -732,11 +732,12 @@ class Migration(migrations.Migration):
                 ('received', models.BigIntegerField(default=0, verbose_name='bytes received')),
                 ('seconds', models.FloatField(default=0.0)),
                 ('execution', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='network_attempts', to='executions.execution')),
+                ('tenant', models.ForeignKey(db_index=False, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='network_attempts', to='executions.tenant')),
             ],
             options={
                 'ordering': ('-id',),
                 'default_permissions': ('view',),
-                'indexes': [models.Index(fields=['tenant_slug', '-id'], name='network_attempt_tenant'), models.Index(fields=['host', '-id'], name='network_attempt_host'), models.Index(condition=models.Q(('execution__isnull', True)), fields=['at'], name='network_attempt_no_run')],
+                'indexes': [models.Index(fields=['tenant', '-id'], name='network_attempt_tenant'), models.Index(fields=['host', '-id'], name='network_attempt_host'), models.Index(condition=models.Q(('execution__isnull', True)), fields=['tenant_slug', 'id'], name='network_attempt_of_no_run')],
                 'constraints': [models.CheckConstraint(condition=models.Q(('outcome__in', ('allowed', 'refused', 'failed'))), name='network_attempt_outcome_is_known')],
             },
         ),

@@ -249,7 +249,11 @@ class Extension:
         return None
 
     def on_attempts(
-        self, tenant_slug: str, session_id: UUID, attempts: Sequence[Mapping[str, Any]]
+        self,
+        session_id: UUID,
+        tenant_id: int | None,
+        tenant_slug: str,
+        attempts: Sequence[Mapping[str, Any]],
     ) -> None:
         """Store attempts of a session's sandbox that are of no run (see `runs.network`)."""
 

@@ -264,7 +264,7 @@ async def collect_attempts(session: Session, seconds: float = OPERATION_SECONDS)
         return
     if found:
         for each in extensions.installed():
-            each.on_attempts(session.tenant_slug, session.pk, found)
+            each.on_attempts(session.pk, session.tenant_id, session.tenant_slug, found)
 
 
 def _check_attempts(answer: Any) -> list[dict[str, Any]]:

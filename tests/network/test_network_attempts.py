@@ -203,12 +203,23 @@ def test_attempts_between_runs_go_with_the_records_of_their_time(
     run(charlie, "1", **ASKED)
     session_id = uuid7()
     [checked] = (checked_attempts(attempts(ALLOWED).to_json()) or {})["attempts"]
-    store([checked], alice.tenant.slug, session_id=session_id)
+    store([checked], alice.tenant.pk, alice.tenant.slug, session_id=session_id)
     old = first_uuid7(timezone.now() - timedelta(days=31))
     NetworkAttempt.objects.filter(session_id=session_id).update(id=old)
-    store([checked], alice.tenant.slug, session_id=session_id)
+    store([checked], alice.tenant.pk, alice.tenant.slug, session_id=session_id)
     apply_retention(dry_run=True)
     assert NetworkAttempt.objects.count() == 6
     apply_retention()
     assert NetworkAttempt.objects.count() == 5
     assert not NetworkAttempt.objects.filter(pk=old).exists()
+
+
+def test_a_later_tenant_of_the_same_slug_finds_nothing_of_the_former(
+    alice: Caller, charlie: Caller
+) -> None:
+    run(alice, "1", **ASKED)
+    slug = alice.tenant.slug
+    # As after the removal of a tenant, whose slug is free again.
+    NetworkAttempt.objects.update(tenant=None)
+    assert NetworkAttempt.objects.filter(tenant_slug=slug).count() == 2
+    assert found(alice) == []

@@ -24,16 +24,19 @@ from providers.network import NETWORK, normalized_host
 
 def store(
     attempts: Sequence[Mapping[str, Any]],
+    tenant_id: int | None,
     tenant_slug: str,
     *,
     execution: Execution | None = None,
     session_id: UUID | None = None,
 ) -> None:
-    """Insert rows of attempts as `runs.network.checked_attempts` has them."""
+    """Insert rows of attempts as `runs.network.checked_attempts` has them. `tenant_id` is None of
+    a tenant that is gone."""
     NetworkAttempt.objects.bulk_create(
         NetworkAttempt(
             execution=execution,
             session_id=session_id,
+            tenant_id=tenant_id,
             tenant_slug=tenant_slug,
             **{**each, "at": datetime.fromtimestamp(each["at"], UTC)},
         )
@@ -45,7 +48,13 @@ def store_of_run(ended: Execution) -> None:
     """Insert the attempts that the record of a run has, in the transaction of its end."""
     found = checked_attempts(ended.meta.get(NETWORK)) if NETWORK in ended.meta else None
     if found and found["attempts"]:
-        store(found["attempts"], ended.tenant_slug, execution=ended, session_id=ended.session_id)
+        store(
+            found["attempts"],
+            ended.tenant_id,
+            ended.tenant_slug,
+            execution=ended,
+            session_id=ended.session_id,
+        )
 
 
 @declared
@@ -71,10 +80,15 @@ class Page:
 
 def list_attempts(tenant: Tenant, wanted: AttemptFilter) -> Page:
     """A page of the tenant's attempts, newest first."""
-    found = of_host(NetworkAttempt.objects.filter(tenant_slug=tenant.slug), wanted.host)
+    found = of_host(attempts_of(tenant), wanted.host)
     if wanted.outcome:
         found = found.filter(outcome=wanted.outcome)
     return Page(*newest_first(found, wanted.cursor, wanted.limit))
+
+
+def attempts_of(tenant: Tenant) -> QuerySet[NetworkAttempt]:
+    # Not by its slug, which may have been another tenant's before.
+    return NetworkAttempt.objects.filter(tenant=tenant)
 
 
 def of_host(rows: QuerySet[NetworkAttempt], host: str) -> QuerySet[NetworkAttempt]:

@@ -100,9 +100,13 @@ class NetworkLists(Extension):
         return None if network is None else _WithNetwork(tenant_slug, Layer("session", network))
 
     def on_attempts(
-        self, tenant_slug: str, session_id: UUID, attempts: Sequence[Mapping[str, Any]]
+        self,
+        session_id: UUID,
+        tenant_id: int | None,
+        tenant_slug: str,
+        attempts: Sequence[Mapping[str, Any]],
     ) -> None:
-        store(attempts, tenant_slug, session_id=session_id)
+        store(attempts, tenant_id, tenant_slug, session_id=session_id)
 
     def before_seal(self, ended: Execution, *, had_code: bool) -> None:
         store_of_run(ended)

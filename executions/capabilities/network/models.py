@@ -137,6 +137,13 @@ class NetworkAttempt(models.Model):
         Execution, on_delete=models.CASCADE, null=True, related_name="network_attempts"
     )
     session_id = models.UUIDField(null=True)
+    tenant = models.ForeignKey(
+        Tenant,
+        on_delete=models.SET_NULL,
+        null=True,
+        related_name="network_attempts",
+        db_index=False,
+    )
     tenant_slug = models.CharField("tenant", max_length=64)
     at = models.DateTimeField("time")
     host = models.CharField(max_length=255)
@@ -160,10 +167,12 @@ class NetworkAttempt(models.Model):
         ordering = ("-id",)
         default_permissions = ("view",)
         indexes = (
-            models.Index(fields=("tenant_slug", "-id"), name="network_attempt_tenant"),
+            models.Index(fields=("tenant", "-id"), name="network_attempt_tenant"),
             models.Index(fields=("host", "-id"), name="network_attempt_host"),
             models.Index(
-                fields=("at",), name="network_attempt_no_run", condition=Q(execution__isnull=True)
+                fields=("tenant_slug", "id"),
+                name="network_attempt_of_no_run",
+                condition=Q(execution__isnull=True),
             ),
         )
         constraints = (

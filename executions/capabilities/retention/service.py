@@ -576,6 +576,8 @@ def _free(tenant: Tenant, goes: Goes) -> None:
     for model in (Execution, Session):
         _update(model.objects.filter(tenant=tenant), goes, tenant=None, api_key=None)
 
+    _update(NetworkAttempt.objects.filter(tenant=tenant), goes, tenant=None)
+
     def delete(keys: Sequence[Any]) -> None:
         WebhookDelivery.objects.filter(pk__in=keys).delete()
 
