@@ -1,4 +1,4 @@
-"""Domains below which anybody can have a host: a rule for all hosts of one allows everybody's.
+"""Domains below which anyone can have a host: a rule for all hosts of one allows everyone's.
 
 The list is the Public Suffix List that comes with a package: registries such as `co.uk`, and the
 shared domains of clouds such as `github.io`. No network is asked.
@@ -17,17 +17,17 @@ from providers.network import Rule
 
 
 def check_rules(rules: Iterable[Rule]) -> None:
-    """Raise ValueError for a rule that covers hosts of anybody."""
+    """Raise ValueError for a rule that covers hosts of anyone."""
     for rule in rules:
         if rule.host.startswith("*.") and is_shared(rule.host[2:]):
             raise ValueError(
-                f"{rule.host}: Covers hosts that anybody can have. Name the host itself, or a "
+                f"{rule.host}: Covers hosts that anyone can have. Name the host itself, or a "
                 "domain that belongs to one owner."
             )
 
 
 def is_shared(domain: str) -> bool:
-    """Whether anybody can have a host below this domain. It is ASCII, in lower case."""
+    """Whether anyone can have a host below this domain. It is ASCII, in lower case."""
     suffixes, above = _known()
     return suffixes.is_public(domain) or domain in above
 

@@ -56,7 +56,7 @@ class PolicyShape(TypedDict):
 
 
 class NetworkListShape(TypedDict):
-    """A list that held for the run. An attempt must be allowed by all of them."""
+    """A list that applied to the run. An attempt must be allowed by all of them."""
 
     name: Annotated[str, "`installation`, `tenant`, `session` or `run`."]
     version: Annotated[int | None, "The version in the list's history; null of the request's own."]
@@ -65,7 +65,7 @@ class NetworkListShape(TypedDict):
 
 
 class NetworkAttemptShape(TypedDict):
-    """What became of one connection or request that a sandbox asked for."""
+    """The result of one connection or request that a sandbox asked for."""
 
     at: Time
     host: str
@@ -83,7 +83,7 @@ class NetworkAttemptShape(TypedDict):
 
 
 class NetworkShape(TypedDict):
-    """The lists that held, how many attempts to reach a host there were, and the first of them."""
+    """The lists that applied, the number of attempts to reach a host, and the first of them."""
 
     lists: list[NetworkListShape]
     allowed: int

@@ -31,7 +31,7 @@ SHARED = (
     "rule",
     ["*.com", "*", "*.*.com", "*.127.0.0.1", "user@host.test", "0x7f.1", "host.test/../x", *SHARED],
 )
-def test_a_rule_that_covers_hosts_of_anybody_is_not_saved(rule: str) -> None:
+def test_a_rule_that_covers_hosts_of_anyone_is_not_saved(rule: str) -> None:
     with pytest.raises(ValidationError) as refused:
         listed(rule)
     assert list(refused.value.message_dict) == ["rules"]
@@ -96,7 +96,7 @@ def test_the_admin_has_drafts_presets_versions_and_approval_by_two(
         "mib": "100",
     }
     refused = admin_client.post(add, {**fields, "rules": "*.github.io"})
-    assert b"Covers hosts that anybody can have" in refused.content
+    assert b"Covers hosts that anyone can have" in refused.content
     assert admin_client.post(add, fields).status_code == 302
     draft = NetworkList.objects.get()
     assert draft.draft

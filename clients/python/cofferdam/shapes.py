@@ -197,7 +197,7 @@ class LateResult(Shape):
 
 @dataclass(frozen=True, kw_only=True)
 class Network(Shape):
-    """The lists that held, how many attempts to reach a host there were, and the first of them."""
+    """The lists that applied, the number of attempts to reach a host, and the first of them."""
 
     lists: list[NetworkList]
     allowed: int
@@ -213,7 +213,7 @@ class Network(Shape):
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkAttempt(Shape):
-    """What became of one connection or request that a sandbox asked for."""
+    """The result of one connection or request that a sandbox asked for."""
 
     at: datetime
     host: str
@@ -239,7 +239,7 @@ class NetworkAttempt(Shape):
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkList(Shape):
-    """A list that held for the run. An attempt must be allowed by all of them."""
+    """A list that applied to the run. An attempt must be allowed by all of them."""
 
     # `installation`, `tenant`, `session` or `run`.
     name: str

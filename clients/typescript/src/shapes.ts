@@ -197,7 +197,7 @@ export interface LedgerKeys {
   keys: LedgerKey[];
 }
 
-/** The lists that held, how many attempts to reach a host there were, and the first of them. */
+/** The lists that applied, the number of attempts to reach a host, and the first of them. */
 export interface Network {
   lists: NetworkList[];
   allowed: number;
@@ -211,7 +211,7 @@ export interface Network {
   attempts: NetworkAttempt[];
 }
 
-/** What became of one connection or request that a sandbox asked for. */
+/** The result of one connection or request that a sandbox asked for. */
 export interface NetworkAttempt {
   at: string;
   host: string;
@@ -235,7 +235,7 @@ export interface NetworkAttempt {
   seconds: number;
 }
 
-/** A list that held for the run. An attempt must be allowed by all of them. */
+/** A list that applied to the run. An attempt must be allowed by all of them. */
 export interface NetworkList {
   /** `installation`, `tenant`, `session` or `run`. */
   name: string;
