@@ -14,7 +14,7 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin
 
-from executions.admin.executions import BoundedPaginator
+from executions.admin.executions import BoundedPaginator, SessionTenantFilter
 from executions.admin.frame import tenant_choice
 from executions.capabilities.network.attempts import of_host
 from executions.capabilities.network.lists import COLUMNS, draft_of, put_in_force
@@ -176,7 +176,7 @@ class NetworkAttemptAdmin(ReadOnly, _AttemptAdmin):
         *("at", "tenant_slug", "shown_host", "port", "shown_request", "outcome", "shown_why"),
         *("sent", "received", "shown_run"),
     )
-    list_filter = ("outcome", "noted", "tenant_slug")
+    list_filter = (SessionTenantFilter, "outcome", "noted")
     search_fields = ("host",)
     search_help_text = "A host, or *.example.com."
     ordering = ("-id",)
@@ -185,7 +185,6 @@ class NetworkAttemptAdmin(ReadOnly, _AttemptAdmin):
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     paginator = BoundedPaginator
-    list_select_related = ()
     fields = (
         *("id", "at", "tenant_slug", "shown_host", "port", "shown_request", "outcome"),
         *("shown_why", "layer", "shown_rule", "noted", "sent", "received", "seconds", "shown_run"),
