@@ -15,6 +15,7 @@ from django.utils import timezone
 
 from executions.capabilities.network.attempts import store
 from executions.capabilities.network.models import NetworkAttempt
+from executions.capabilities.observability.metrics import collect
 from executions.capabilities.retention.service import apply_retention
 from executions.kernel.text import first_uuid7, uuid7
 from executions.ledger.verification import verify
@@ -223,3 +224,11 @@ def test_a_later_tenant_of_the_same_slug_finds_nothing_of_the_former(
     NetworkAttempt.objects.update(tenant=None)
     assert NetworkAttempt.objects.filter(tenant_slug=slug).count() == 2
     assert found(alice) == []
+
+
+def test_attempts_are_counted_by_outcome(alice: Caller) -> None:
+    run(alice, "1", **ASKED)
+    run(alice, "1", **ASKED)
+    families = {family.name: family for family in collect(with_tenants=False)}
+    counted = families["cofferdam_network_attempts_total"].samples
+    assert ("", {"provider": "liar", "outcome": "refused"}, 2.0) in counted

@@ -14,8 +14,8 @@ from django.contrib.auth.models import Group, User
 from django.utils import timezone
 
 from executions.capabilities.alerts.models import Alert
-from executions.capabilities.observability.models import AuditExport
 from executions.capabilities.network.models import NetworkAttempt, NetworkList
+from executions.capabilities.observability.models import AuditExport
 from executions.capabilities.policies.models import Policy
 from executions.capabilities.reports.models import Report
 from executions.capabilities.schedules.models import Schedule

@@ -9,6 +9,7 @@ from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
+from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
@@ -17,6 +18,7 @@ from unfold.admin import ModelAdmin
 from executions.admin.executions import BoundedPaginator, SessionTenantFilter
 from executions.admin.frame import tenant_choice
 from executions.capabilities.network.attempts import of_host
+from executions.capabilities.network.dry_run import DAYS, MOST_DAYS, dry_run
 from executions.capabilities.network.lists import COLUMNS, draft_of, put_in_force
 from executions.capabilities.network.models import NetworkAttempt, NetworkList
 from providers.admin_pages import GuardedAdmin, ReadOnly
@@ -30,12 +32,22 @@ else:
     _ListAdmin = _AttemptAdmin = ModelAdmin
 
 
+VIEW_ATTEMPT = "executions.view_networkattempt"
+
+
+class DaysForm(forms.Form):
+    days = forms.IntegerField(
+        label="Days of past attempts", min_value=1, max_value=MOST_DAYS, initial=DAYS
+    )
+
+
 @admin.register(NetworkList)
 class NetworkListAdmin(GuardedAdmin, _ListAdmin):
     """What is added is a draft. One in force can be changed where it stands, as every guarded
     row."""
 
     change_form_template = "admin/executions/networklist/change_form.html"
+    dry_run_template = "admin/executions/networklist/dry_run.html"
     list_display = ("__str__", "state", "mode", "log_only", "by_default")
     list_filter = ("draft", "mode")
     search_fields = ("tenant_slug", "name", "rules")
@@ -89,7 +101,11 @@ class NetworkListAdmin(GuardedAdmin, _ListAdmin):
         form_url: str = "",
         extra_context: dict[str, Any] | None = None,
     ) -> Any:
-        context = {**(extra_context or {}), "presets": list(PRESETS)}
+        context = {
+            **(extra_context or {}),
+            "presets": list(PRESETS),
+            "may_try": request.user.has_perm(VIEW_ATTEMPT),
+        }
         return super().changeform_view(request, object_id, form_url, context)
 
     def save_model(
@@ -104,6 +120,7 @@ class NetworkListAdmin(GuardedAdmin, _ListAdmin):
 
     def get_urls(self) -> list[URLPattern]:
         pages = (
+            ("<int:pk>/dry-run/", self.dry_run_view, "dry_run"),
             ("<int:pk>/put-in-force/", self.put_in_force_view, "put_in_force"),
             ("<int:pk>/draft/", self.draft_view, "draft"),
         )
@@ -112,6 +129,29 @@ class NetworkListAdmin(GuardedAdmin, _ListAdmin):
             for route, view, name in pages
         ]
         return [*own, *super().get_urls()]
+
+    def dry_run_view(self, request: HttpRequest, pk: int) -> HttpResponse:
+        """What it would have refused, for who may see what was tried."""
+        row = _found(pk)
+        if not (self.has_view_permission(request, row) and request.user.has_perm(VIEW_ATTEMPT)):
+            raise PermissionDenied
+        form = DaysForm(request.POST or None)
+        run = None
+        if request.method == "POST" and form.is_valid():
+            run = dry_run(row, form.cleaned_data["days"])
+        context = {
+            **self.admin_site.each_context(request),
+            "title": "Dry run",
+            "opts": self.opts,
+            "list": row,
+            "form": form,
+            "run": run,
+            # What is shown was named by programs.
+            "hosts": [(visible(host), n) for host, n in run.hosts.most_common(100)] if run else (),
+            "tenants": run.tenants.most_common(100) if run else (),
+            "may_put": row.draft and self.has_change_permission(request),
+        }
+        return TemplateResponse(request, self.dry_run_template, context)
 
     def put_in_force_view(self, request: HttpRequest, pk: int) -> HttpResponse:
         draft = _found(pk)
@@ -153,7 +193,7 @@ class NetworkListAdmin(GuardedAdmin, _ListAdmin):
     @admin.display(description="status")
     def state(self, row: NetworkList) -> str:
         if row.pk is None:
-            return "Draft. Save it, then activate it."
+            return "Draft. Try it with a dry run, then activate it."
         return "draft" if row.draft else "active"
 
 
