@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from django.conf import settings
 
 from executions.runs import extensions
-from executions.runs.network import checked_attempts
+from executions.runs.network import NETWORK_LISTS, checked_attempts
 from executions.runs.provider_calls import CREATE_SECONDS, Route, Step, borrow_lease, call_provider
 from executions.runs.results import BlockedByPolicy
 from executions.runs.routing import ensure_network
@@ -249,6 +249,14 @@ def network_in_force(session: Session) -> Network | None:
     """The session's list within those around it, None for no network. Raises BlockedByPolicy."""
     parts = extensions.begin_session(session.tenant_slug, session.network_policy)
     return parts.specify(SandboxSpec(session.language), seconds=NEW_SECONDS).network
+
+
+def network_lists(session: Session) -> Mapping[str, Any]:
+    """What the metadata of a run in the session says of the lists that hold for it."""
+    if session.network is None:
+        return {}
+    said = extensions.begin_session(session.tenant_slug, session.network_policy).metadata()
+    return {name: value for name, value in said.items() if name == NETWORK_LISTS}
 
 
 async def collect_attempts(session: Session, seconds: float = OPERATION_SECONDS) -> None:

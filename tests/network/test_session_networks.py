@@ -216,7 +216,9 @@ def test_attempts_between_runs_are_stored_without_one(alice: Caller, charlie: Ca
     assert NetworkAttempt.objects.count() == 1
 
     sandbox().attempts = attempts(REFUSED)
-    assert cell(alice, session, "1").json()["network"]["refused"] == 1
+    told = cell(alice, session, "1").json()["network"]
+    assert told["refused"] == 1
+    assert [each["name"] for each in told["lists"]] == ["installation", "session"]
     assert str(NetworkAttempt.objects.get(host="evil.test").session_id) == session["id"]
 
     sandbox().attempts = attempts(ALLOWED, REFUSED)

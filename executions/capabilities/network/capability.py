@@ -42,6 +42,9 @@ class _WithNetwork(RunPart):
     def specify(self, spec: SandboxSpec, *, seconds: float) -> SandboxSpec:
         return replace(spec, network=self._network)
 
+    def metadata(self) -> Mapping[str, Any]:
+        return {NETWORK_LISTS: lists.stated(self._tenant_slug, self._inner)}
+
 
 class _RunWithNetwork(_WithNetwork):
     async def admit(
@@ -50,9 +53,6 @@ class _RunWithNetwork(_WithNetwork):
         # The lists may be narrower than when it was queued.
         if self._inner is not None:
             lists.ensure_within(self._tenant_slug, self._inner.policy)
-
-    def metadata(self) -> Mapping[str, Any]:
-        return {NETWORK_LISTS: lists.stated(self._tenant_slug, self._inner)}
 
 
 class NetworkLists(Extension):

@@ -79,10 +79,10 @@ def statistics(ended: Execution) -> Iterator[Increment]:
             yield Increment(LEFT, name, hour, code, number)
     for observed in (ended.observed or "").split():
         yield Increment(OBSERVED, provider, ALL_TIME, observed)
-    reached = ended.meta.get(NETWORK) if isinstance(ended.meta, dict) else None
-    for outcome in OUTCOMES if isinstance(reached, dict) else ():
-        if number := reached.get(outcome):
-            yield Increment(REACHED, provider, ALL_TIME, outcome, min(number, _MOST_ATTEMPTS))
+    reached = ended.meta.get(NETWORK) or {}
+    for outcome in OUTCOMES:
+        if tried := reached.get(outcome):
+            yield Increment(REACHED, provider, ALL_TIME, outcome, min(tried, _MOST_ATTEMPTS))
     for phase in PHASES:
         milliseconds = getattr(ended, f"{phase}_ms")
         if milliseconds is not None:
