@@ -17,6 +17,7 @@ class ExecutionsConfig(AppConfig):
             checks,  # noqa: F401  registers the checks
             receivers,
         )
+        from executions.capabilities.network.lists import LISTS
         from executions.capabilities.observability import capability
         from executions.capabilities.policies.service import POLICIES
         from executions.capabilities.retention.capability import HOLDS
@@ -49,6 +50,7 @@ class ExecutionsConfig(AppConfig):
         guard(Guarded(Budget))
         guard(KEYS)
         guard(POLICIES)
+        guard(LISTS)
         guard(HOLDS)
         # The last of the apps that name what is guarded.
         row_changes.connect(current_actor)

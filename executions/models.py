@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from executions.capabilities.alerts.models import Alert, AlertDelivery
+from executions.capabilities.network.models import NetworkAttempt, NetworkList
 from executions.capabilities.observability.models import AuditExport
 from executions.capabilities.policies.models import Policy
 from executions.capabilities.reports.models import Report
@@ -50,6 +51,8 @@ __all__ = (
     "LedgerEntry",
     "LegalHold",
     "LooseFile",
+    "NetworkAttempt",
+    "NetworkList",
     "Policy",
     "Process",
     "Report",

@@ -147,6 +147,7 @@ UNFOLD: dict[str, Any] = {
                 _item("Schedules", "schedule", "schedule", "executions"),
                 _item("Approvals", "approval", "approval", "executions", "approvals"),
                 _item("Tool calls", "build", "toolcall", "executions", "calls"),
+                _item("Network attempts", "lan", "networkattempt", "executions"),
                 _item("Webhook deliveries", "outbox", "webhookdelivery", "executions"),
                 is_open=True,
             ),
@@ -183,6 +184,7 @@ UNFOLD: dict[str, Any] = {
                 _item("Tenants", "domain", "tenant", "executions"),
                 _item("API keys", "key", "apikey", "executions"),
                 _item("Policies", "policy", "policy", "executions"),
+                _item("Network lists", "public", "networklist", "executions"),
                 _item("Webhook secrets", "webhook", "webhooksecret", "executions"),
                 {
                     **_item("Spending", "payments", "spending", "executions"),

@@ -111,6 +111,7 @@ INSTALLED_APPS = [
 INSTALLED_CAPABILITIES = [
     "executions.capabilities.tools",
     "executions.capabilities.policies",
+    "executions.capabilities.network",
     "executions.capabilities.webhooks",
     "executions.capabilities.search",
     "executions.capabilities.observability",
@@ -243,6 +244,10 @@ SPECTACULAR_SETTINGS = {
     "SERVE_AUTHENTICATION": [],
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
+    "ENUM_NAME_OVERRIDES": {
+        "ModeEnum": ["sync", "async"],
+        "NetworkModeEnum": ["none", "allowlist", "open"],
+    },
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",
         "executions.doors.native.schema.describe_transport",

@@ -52,6 +52,7 @@ pytest_plugins = [
     "tests.support.lying_provider",
     "tests.support.servers",
     "tests.support.policies",
+    "tests.support.networks",
     "tests.support.journals",
     "tests.support.postgres_server",
     "tests.support.bucket",

@@ -120,7 +120,7 @@ def _folded(line: str, indent: str) -> str:
     if len(line) <= 100:
         return line
     found = re.split(r'(?<=[:=]) (?=")|(?<=") (?=\|)', line, maxsplit=2)
-    if len(found) < 3:
+    if len(found) < 3 or "{ " in line:
         # An object without a name of its own, a line each field.
         head, _, rest = line.partition("{ ")
         inner, _, tail = rest.rpartition(" }")

@@ -115,6 +115,7 @@ BINDINGS: dict[str, Binding] = {
     "executions.legalhold": Binding("legal_hold", shown=("tenant_slug",)),
     "executions.budget": Binding("setting"),
     "executions.policy": Binding("policy", shown=("tenant_slug", "draft", "analysis")),
+    "executions.networklist": Binding("network_list", shown=("tenant_slug", "draft", "mode")),
     "providers.route": Binding("setting"),
     "providers.routestep": Binding("setting"),
     "providers.providerprice": Binding("setting"),
@@ -194,6 +195,9 @@ NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
     "executions.approval": {"*": "Each decision has its own entry, and is part of the record."},
     "executions.toolcall": {
         "*": "Calls, approvals and results have their own entries, with hashes."
+    },
+    "executions.networkattempt": {
+        "*": "For the search. The record of each run, which is covered, has its own attempts."
     },
     "executions.artifact": {"id": "Number used in links; the artifact itself is covered."},
     "executions.keyrefusal": {"*": "Time of the last rejection; each rejection has its own entry."},

@@ -21,6 +21,7 @@ from django.urls import URLPattern
 from executions.kernel.declarations import refuse
 from executions.runs.event_log import EventLog
 from executions.runs.models import Execution, LateResult
+from executions.runs.network import NetworkRequest
 from executions.runs.provider_calls import Step
 from executions.runs.requests import Caller, ExecutionRequest
 from executions.runs.statistics import Increment
@@ -28,6 +29,7 @@ from executions.tenants.models import Tenant
 from executions.tenants.quotas import Quota, Use
 from providers.errors import SandboxError
 from providers.manager import Lease
+from providers.network import NetworkPolicy
 from providers.sandbox import Sandbox
 from providers.values import Emit, Job, SandboxSpec
 
@@ -77,6 +79,9 @@ class RunPart:
     def specify(self, spec: SandboxSpec, *, seconds: float) -> SandboxSpec:
         """Return the sandbox to ask for. The run may take `seconds`."""
         return spec
+
+    def check_spec(self, spec: SandboxSpec) -> None:
+        """Look at what all parts ask for together. Raises SandboxError for what must not be."""
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
@@ -135,7 +140,12 @@ class RunParts(RunPart):
     def specify(self, spec: SandboxSpec, *, seconds: float) -> SandboxSpec:
         for part in self._parts:
             spec = part.specify(spec, seconds=seconds)
+        self.check_spec(spec)
         return spec
+
+    def check_spec(self, spec: SandboxSpec) -> None:
+        for part in self._parts:
+            part.check_spec(spec)
 
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
@@ -224,9 +234,28 @@ class Extension:
         """Return the part in one run, which is about to be tried."""
         return None
 
-    def begin_session(self, tenant_slug: str) -> RunPart | None:
-        """Return the part in the opening of a session or of its sandbox."""
+    def session_network(
+        self, tenant_slug: str, asked: NetworkRequest | None
+    ) -> NetworkPolicy | None:
+        """Return the list of a new session, or of one that asks for another network; None for no
+        network. Raises InvalidConfiguration for what is not allowed."""
         return None
+
+    def begin_session(
+        self, tenant_slug: str, network: NetworkPolicy | None = None
+    ) -> RunPart | None:
+        """Return the part in the opening of a session or of its sandbox. `network` is the list of
+        the session."""
+        return None
+
+    def on_attempts(
+        self,
+        session_id: UUID,
+        tenant_id: int | None,
+        tenant_slug: str,
+        attempts: Sequence[Mapping[str, Any]],
+    ) -> None:
+        """Store attempts of a session's sandbox that are of no run (see `runs.network`)."""
 
     def end_values(self, provider_id: str, timings: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return columns that follow from where and how long it ran."""
@@ -297,10 +326,18 @@ def begin(execution: Execution, request: ExecutionRequest, log: EventLog | None)
     return RunParts([part for part in found if part is not None])
 
 
-def begin_session(tenant_slug: str) -> RunParts:
-    """Return the parts of all extensions in the opening of a session."""
-    found = (each.begin_session(tenant_slug) for each in _installed)
+def begin_session(tenant_slug: str, network: NetworkPolicy | None = None) -> RunParts:
+    """Return the parts of all extensions in the opening of a session, whose list is `network`."""
+    found = (each.begin_session(tenant_slug, network) for each in _installed)
     return RunParts([part for part in found if part is not None])
+
+
+def session_network(tenant_slug: str, asked: NetworkRequest | None) -> NetworkPolicy | None:
+    """Return the list of a session. Raises InvalidConfiguration for what is not allowed."""
+    if asked is not None and asked.policy.mode != "none":
+        _ensure_field("network")
+    found = (each.session_network(tenant_slug, asked) for each in _installed)
+    return next((policy for policy in found if policy is not None), None)
 
 
 def allowed_languages(tenant_slug: str, languages: Sequence[str]) -> list[str]:
@@ -325,10 +362,14 @@ def ensure_allowance(tenant_slug: str) -> None:
 
 def ensure_served(request: ExecutionRequest) -> None:
     """Raises InvalidConfiguration for a field whose capability is not installed."""
-    served = {name for each in _installed for name in each.fields}
-    for name in ("webhook", "tools"):
-        if getattr(request, name) and name not in served:
-            refuse(name, "Not supported here: its capability is not in INSTALLED_CAPABILITIES.")
+    for name in ("webhook", "tools", "network"):
+        if getattr(request, name):
+            _ensure_field(name)
+
+
+def _ensure_field(name: str) -> None:
+    if not any(name in each.fields for each in _installed):
+        refuse(name, "Not supported here: its capability is not in INSTALLED_CAPABILITIES.")
 
 
 def after_run(execution: Execution) -> None:

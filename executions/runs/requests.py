@@ -43,6 +43,7 @@ from executions.kernel.declarations import (
 from executions.kernel.http import Destinations, FetchError, Reason, read_url
 from executions.kernel.text import is_storable, to_json
 from executions.runs.models import Execution
+from executions.runs.network import NetworkField
 from executions.runs.tool_schemas import Tools, to_stored
 from executions.tenants.models import ApiKey, Tenant
 from providers import slices
@@ -349,6 +350,14 @@ class ExecutionRequest:
     env: Annotated[
         Environment, Field(description="The environment variables of this code alone.")
     ] = field(default_factory=dict, repr=False)
+    network: Annotated[
+        NetworkField | None,
+        Field(
+            description="The hosts that the code may reach, within the lists of the installation "
+            "and the tenant; not in a session, which has its own. Without it: what they give to "
+            "runs that name none, mostly nothing."
+        ),
+    ] = None
     agent: Agent = ""
     model: Model = ""
     conversation: ConversationName = ""
@@ -387,6 +396,12 @@ class ExecutionRequest:
             refuse("context", "Only supported in a session.")
         if self.session is not None and self.provider:
             refuse("provider", "Not supported in a session: a session keeps its provider.")
+        if self.session is not None and self.network is not None:
+            refuse(
+                "network",
+                "Not supported in a session, whose network it uses. Set that with "
+                "PUT /api/v1/sessions/{id}/network.",
+            )
         if self.tools and self.language and normalize_language(self.language) not in _CALLS_TOOLS:
             refuse("tools", "Only Python and JavaScript code can call tools.")
         if self.tools and self.entrypoint != "auto":
@@ -459,6 +474,8 @@ class ExecutionRequest:
             parts += [str(self.session), self.context, to_json(dict(self.env))]
         elif self.env:
             parts.append(f"env {to_json(dict(self.env))}")
+        if self.network is not None:
+            parts.append(f"network {to_json(self.network.policy.to_json())}")
         if self.run_at is not None:
             parts.append(f"run_at {self.run_at.isoformat()}")
         if self.tools:
@@ -503,7 +520,8 @@ class ExecutionRequest:
     def _place(self) -> dict[str, Any]:
         env = {"env": dict(self.env)} if self.env else {}
         if self.session is None:
-            return env
+            network = self.network
+            return env if network is None else {**env, "network": network.model_dump()}
         return {"session": str(self.session), "context": self.context, **env}
 
     @classmethod
@@ -554,6 +572,7 @@ RUN = Body(
                 "required": ["session"],
                 "properties": {
                     "session": {"type": "string"},
+                    "network": {"type": "null"},
                     "priority": {"pattern": "^normal$"},
                     "run_at": {"type": "null"},
                 },
@@ -573,7 +592,7 @@ CELL = Body(
     "Cell",
     ours=(
         *("session", "language", "entrypoint", "subject", "background", "usual_timeout"),
-        *("traceparent", "priority", "run_at", "provider"),
+        *("traceparent", "priority", "run_at", "provider", "network"),
     ),
     says=_only_async(_NO_WEBHOOK),
 )

@@ -16,6 +16,7 @@ from pydantic import Field
 from executions.kernel.declarations import STORABLE, Id, Query, declared, newest_first, one_of
 from executions.kernel.text import from_json, storable, to_json, without_nan, without_surrogates
 from executions.runs.models import Artifact, Execution, LateResult
+from executions.runs.network import NETWORK_LISTS, checked_attempts, network_remarks
 from executions.runs.requests import CLAIMS, Agent, ConversationName, Model, OnBehalfOf
 from executions.runs.shapes import (
     ExecutionSummaryShape,
@@ -28,6 +29,7 @@ from executions.runs.shapes import (
 )
 from executions.tenants.models import Tenant
 from providers.errors import BLOCKED, CreationFailed, ProviderUnavailable, SandboxError
+from providers.network import NETWORK
 from providers.runtime.guest import advice
 from providers.runtime.guest.names import Omissions, problem, too_large, too_many
 from providers.sandbox import Sandbox
@@ -338,9 +340,17 @@ def _metadata(told: Any, refused: list[str]) -> dict[str, Any]:
         refused.append(f"metadata: {_kind(told)}")
         return {}
     pruned = _Pruned()
-    copy: dict[str, Any] = pruned.value(told, METADATA_DEPTH)
+    # It has bounds of its own: a record keeps more attempts than other metadata.
+    rest = {name: value for name, value in told.items() if name != NETWORK}
+    copy: dict[str, Any] = pruned.value(rest, METADATA_DEPTH)
     if pruned.left_out:
         refused.append("metadata: too deep, too much, or not JSON")
+    if NETWORK in told:
+        attempts = checked_attempts(told[NETWORK])
+        if attempts is None:
+            refused.append(f"{NETWORK}: {_kind(told[NETWORK])}")
+        else:
+            copy[NETWORK] = attempts
     return copy
 
 
@@ -502,7 +512,7 @@ POLICY = "policy"
 # The same, how often its code called tools.
 TOOL_CALLS = "tool_calls"
 # What no provider may say, whichever capabilities are installed: answers and the ledger show it.
-RESERVED_METADATA = frozenset((POLICY, TOOL_CALLS))
+RESERVED_METADATA = frozenset((POLICY, TOOL_CALLS, NETWORK_LISTS))
 
 
 class BlockedByPolicy(SandboxError):
@@ -512,7 +522,8 @@ class BlockedByPolicy(SandboxError):
 
 
 def policy_of(execution: Execution) -> PolicyShape | None:
-    """Which one held, what was found in the code, and who had to approve it and did.
+    """Which one held, what was found in the code, and who had to approve it and did. Hosts that a
+    list refused are remarks too.
 
     Where no policy looked, the remarks count that the sandbox made because its provider is
     configured with `enable_ast_analysis`: that is `warn`.
@@ -522,16 +533,24 @@ def policy_of(execution: Execution) -> PolicyShape | None:
     warnings: list[Any] = [
         {"line": line, "kind": "remark", "name": f"{name}: {what}"} for line, name, what in remarks
     ]
+    refusals: list[Any] = [
+        {"line": 0, "kind": "remark", "name": line} for line in network_remarks(execution)
+    ]
     if isinstance(stated, Mapping):
         return {
             "id": stated.get("id"),
             "version": stated.get("version"),
-            "warnings": stated.get("warnings") or warnings,
+            "warnings": [*(stated.get("warnings") or warnings), *refusals],
             "approved": stated.get("approved"),
         }
-    if not warnings:
+    if not warnings and not refusals:
         return None
-    return {"id": None, "version": None, "warnings": warnings, "approved": None}
+    return {
+        "id": None,
+        "version": None,
+        "warnings": [*warnings, *refusals],
+        "approved": None,
+    }
 
 
 def place_of(execution: Execution) -> PlaceShape:

@@ -38,6 +38,7 @@ from providers.isolation import MICROVM, NONE, IsolationUnmet, meets, of_sandbox
 from providers.languages import TABLE, normalize_language
 from providers.manager import Lease, StillStarting, manager
 from providers.models import ProviderConfig
+from providers.network import Network
 from providers.provider_status import languages_of
 from providers.sandbox import Sandbox
 from providers.services import breaker, preload, two_person_rule
@@ -347,6 +348,14 @@ def ensure_environment(lease: Lease, request: ExecutionRequest) -> None:
         refuse("env", f"The provider {lease.provider_id!r} does not support environment variables.")
 
 
+def ensure_network(lease: Lease, network: Network | None) -> None:
+    """Raise ProviderIncompatible for a provider that cannot hold a network. None is no network."""
+    if network is not None and not lease.provider.holds_network:
+        raise ProviderIncompatible(
+            f"{lease.provider_id} does not hold network lists.", field="network"
+        )
+
+
 def takes_tools(lease: Lease) -> bool:
     """Whether code that calls tools can be run there."""
     return TOOLS in lease.provider.capabilities
@@ -493,7 +502,7 @@ class RouteWalk:
             not self._unmet or failure.started or failure.entry not in breaker.ILL
         ):
             return failure
-        reasons = " ".join(hop["reason"] for hop in self.recorded)
+        reasons = " ".join(hop["reason"] for hop in self.recorded) or error.message
         if self._unmet and isinstance(error, IsolationUnmet) and len(self.recorded) < 2:
             return error
         if self._unmet:

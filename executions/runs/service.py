@@ -64,6 +64,7 @@ from executions.runs.routing import (
     Served,
     allowed_steps,
     ensure_environment,
+    ensure_network,
     ensure_provider_allowed,
     ensure_provider_isolation,
     ensure_sandbox_isolation,
@@ -262,6 +263,7 @@ class Attempt:
             # A sandbox that stays is as it was opened.
             longest = self.seconds + RUN_SLACK_SECONDS + CREATE_SECONDS
             spec = self.parts.specify(spec, seconds=longest)
+            ensure_network(lease, spec.network)
         with self.parts.translate_errors():
             sandbox = await call_provider(
                 lease.provider_id,

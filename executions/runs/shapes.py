@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, TypedDict, get_args
 
 from executions.kernel.bodies import Choices, JsonObject, Time, Uri
 from executions.runs.models import Execution
+from providers.network import Mode, Outcome
 from providers.values import KINDS, WITNESSES
 
 Status = Annotated[str, Choices.of(Execution.Status.values)]
@@ -52,6 +53,45 @@ class PolicyShape(TypedDict):
     version: Annotated[int | None, "The version in the policy's history."]
     warnings: list[PolicyRemarkShape]
     approved: Annotated[JsonObject | None, "The approval: which code, by whom, and when."]
+
+
+class NetworkListShape(TypedDict):
+    """A list that applied to the run. An attempt must be allowed by all of them."""
+
+    name: Annotated[str, "`installation`, `tenant`, `session` or `run`."]
+    version: Annotated[int | None, "The version in the list's history; null of the request's own."]
+    mode: Annotated[str, Choices.of(get_args(Mode))]
+    allow: Annotated[list[str], "The first rules, only of the request's own list."]
+
+
+class NetworkAttemptShape(TypedDict):
+    """The result of one connection or request that a sandbox asked for."""
+
+    at: Time
+    host: str
+    port: int
+    outcome: Annotated[str, Choices.of(get_args(Outcome))]
+    why: Annotated[str, "In a word, why it was refused or failed."]
+    method: Annotated[str, "Empty for a tunnel, of which neither method nor path can be seen."]
+    path: str
+    layer: Annotated[str, "Whose list refused it, or would have."]
+    rule: Annotated[str, "The rule that allowed it; empty where the list is open."]
+    noted: Annotated[bool, "Whether a list that only logs would have refused it."]
+    sent: Annotated[int, "Bytes."]
+    received: Annotated[int, "Bytes."]
+    seconds: float
+
+
+class NetworkShape(TypedDict):
+    """The lists that applied, the number of attempts to reach a host, and the first of them."""
+
+    lists: list[NetworkListShape]
+    allowed: int
+    refused: int
+    failed: int
+    sent: Annotated[int, "Bytes of all attempts."]
+    received: Annotated[int, "Bytes of all attempts."]
+    attempts: Annotated[list[NetworkAttemptShape], "At most 200."]
 
 
 class ObservationShape(TypedDict):
@@ -183,6 +223,10 @@ class ExecutionShape(PlaceShape):
     policy: Annotated[PolicyShape | None, "The policy that applied, with its findings."]
     observations: Annotated[
         list[ObservationShape], "Security events that were seen during the run."
+    ]
+    network: Annotated[
+        NetworkShape | None,
+        "What the run could reach and tried to; null for a run without network.",
     ]
 
 

@@ -52,6 +52,7 @@ from executions.sessions.session_sandbox import (
     check_pid,
     check_processes,
     lender_of,
+    network_lists,
     route_in,
 )
 from executions.sessions.storage.wake import (
@@ -172,7 +173,8 @@ class SessionHost:
         return {"pid": pid} if type(pid) is int and 0 < pid < 2**53 else {}
 
     def result_metadata(self, execution: Execution) -> Mapping[str, Any]:
-        return {RESTORED: True} if is_first_after_wake(self._session, execution) else {}
+        restored = {RESTORED: True} if is_first_after_wake(self._session, execution) else {}
+        return {**restored, **network_lists(self._session)}
 
     def note_recorded(self, metadata: Mapping[str, Any]) -> None:
         if RESTORED in metadata:

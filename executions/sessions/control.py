@@ -22,6 +22,7 @@ from executions.ledger.append import enter_row, look_at
 from executions.runs import event_log, extensions, heartbeat
 from executions.runs.admission import ensure_ready
 from executions.runs.extensions import RunParts
+from executions.runs.network import NetworkRequest
 from executions.runs.provider_calls import Step, borrow_lease, lender
 from executions.runs.requests import Caller, Conflict, ExecutionRequest
 from executions.runs.routing import (
@@ -64,6 +65,7 @@ from executions.tenants.models import Tenant
 from providers.base import KEPT
 from providers.errors import KeptSandboxLost, ProviderUnavailable, SandboxError
 from providers.manager import Lease, manager
+from providers.network import NetworkPolicy
 from providers.runtime.guest.names import escape
 from providers.sandbox import DEFAULT_CONTEXT, Context, KeptSandbox
 from providers.services.route_order import planned
@@ -273,7 +275,9 @@ async def open_session(
     steps: Sequence[Step] = _steps(request, slug, may_choose)
     ensure_template(caller, request.template)
     steps = allowed_steps(caller, request.language, steps)
-    parts = extensions.begin_session(slug)
+    asked = NetworkRequest(mode="none") if request.offline else request.network
+    network = extensions.session_network(slug, asked)
+    parts = extensions.begin_session(slug, network)
     parts.check_language(request.language)
     steps = parts.select(steps)
     ensure_supported(request.language, steps)
@@ -284,7 +288,7 @@ async def open_session(
     ensure_ready(slug)
     if request.offline:
         steps = await _offline_steps(steps)
-    session = await _reserve(request, caller, beside)
+    session = await _reserve(request, caller, network, beside)
     try:
         if snapshot:
             members = await copy_snapshot(session, snapshot)
@@ -300,7 +304,10 @@ async def open_session(
 
 
 async def is_without_network(session: Session) -> bool:
-    """Whether its provider promises this, as it did when the session was opened."""
+    """Whether it has none of its own, and its provider promises no other, as it did when the
+    session was opened."""
+    if session.network is not None:
+        return False
     with ExitStack() as held:
         lease = await borrow_lease(Step(lender_of(session)), held)
         return lease.provider.network == NO_NETWORK
@@ -329,7 +336,10 @@ async def _offline_steps(steps: Sequence[Step]) -> list[Step]:
 
 
 async def _reserve(
-    request: SessionRequest, caller: Caller, beside: Callable[[Session], None]
+    request: SessionRequest,
+    caller: Caller,
+    network: NetworkPolicy | None,
+    beside: Callable[[Session], None],
 ) -> Session:
     """The row, so that name and room are its own before anything is started."""
     key = caller.api_key
@@ -345,6 +355,7 @@ async def _reserve(
         language=request.language,
         template=request.template,
         env=dict(request.env),
+        network=None if network is None else network.to_json(),
         contexts=[{"id": DEFAULT_CONTEXT, "language": request.language, "cwd": ""}],
         idle_seconds=request.idle_seconds,
         max_seconds=request.max_seconds,

@@ -22,7 +22,7 @@ from executions.runs.orphaned_runs import log_once
 from executions.runs.record import complete_externally, log_execution
 from executions.sessions import cell_order
 from executions.sessions.models import Session, Workspace
-from executions.sessions.session_sandbox import call_sandbox, forget
+from executions.sessions.session_sandbox import call_sandbox, collect_attempts, forget
 from executions.sessions.storage.carry_over import clean, give_back
 from executions.sessions.storage.file_saves import save
 from providers.errors import KeptSandboxLost, SandboxError
@@ -220,6 +220,7 @@ def _falls_asleep(session: Session, because: str) -> bool:
 
 async def detach(session: Session) -> None:
     """End the sandbox of a session that sleeps by now. One that stays ends by its own lease."""
+    await collect_attempts(session, RELEASE_SECONDS)
     try:
         await call_sandbox(session, _close_sandbox, bool, RELEASE_SECONDS)
     except SandboxError as error:
@@ -230,6 +231,7 @@ async def detach(session: Session) -> None:
 async def release(session: Session) -> None:
     """Have its provider end the sandbox. What fails is tried again by the schedule."""
     if session.ref is not None:
+        await collect_attempts(session, RELEASE_SECONDS)
         try:
             await call_sandbox(session, _close_sandbox, bool, RELEASE_SECONDS)
         except KeptSandboxLost:

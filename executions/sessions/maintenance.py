@@ -46,7 +46,12 @@ from executions.sessions.ending import (
 )
 from executions.sessions.models import Session
 from executions.sessions.queries import expires_at
-from executions.sessions.session_sandbox import LEASE_SECONDS, call_sandbox
+from executions.sessions.session_sandbox import (
+    LEASE_SECONDS,
+    apply_network,
+    call_sandbox,
+    collect_attempts,
+)
 from executions.sessions.storage import drafts
 from executions.sessions.storage.carry_over import clean_ended
 from executions.sessions.storage.file_saves import Saved, save
@@ -398,6 +403,10 @@ def renew_living() -> int:
         try:
             with silent.measure(session):
                 run_sync(call_sandbox(session, _renew, bool, RENEWAL_SECONDS))
+                if session.network is not None:
+                    # The lists around its own may have changed.
+                    run_sync(apply_network(session, RENEWAL_SECONDS))
+                    run_sync(collect_attempts(session, RENEWAL_SECONDS))
         except KeptSandboxLost as error:
             mark_lost(session, error.message)
             lost += 1

@@ -12,6 +12,7 @@ from executions.kernel.text import uuid7
 from executions.runs.models import Process
 from executions.tenants.models import ApiKey, Tenant
 from providers.fields import EncryptedJSONField, EncryptedTextField
+from providers.network import NetworkPolicy
 
 
 class Session(models.Model):
@@ -55,6 +56,12 @@ class Session(models.Model):
     language = models.CharField(max_length=32)
     template = models.CharField(max_length=64, blank=True)
     env = EncryptedJSONField(null=True, editable=False, help_text="Environment variables.")
+
+    network = models.JSONField(
+        null=True,
+        editable=False,
+        help_text="Its list, within those of installation and tenant. Null: no network.",
+    )
 
     provider = models.CharField(max_length=64, blank=True)
     config_version = models.PositiveIntegerField(
@@ -193,6 +200,11 @@ class Session(models.Model):
     def __str__(self) -> str:
         # Not the name, which its caller chose: pages show this as it is.
         return str(self.pk)
+
+    @property
+    def network_policy(self) -> NetworkPolicy | None:
+        """Its own list; None for no network."""
+        return None if self.network is None else NetworkPolicy.from_json(self.network)
 
     @property
     def is_living(self) -> bool:

@@ -43,6 +43,7 @@ from executions.kernel.declarations import (
     storable_members,
 )
 from executions.kernel.text import is_storable, to_json
+from executions.runs.network import NetworkField
 from executions.runs.provider_calls import HostClosed
 from executions.runs.requests import (
     Agent,
@@ -119,6 +120,13 @@ class SessionRequest:
     env: Annotated[
         Environment, Field(description="The environment variables of all code and commands in it.")
     ] = field(default_factory=dict)
+    network: Annotated[
+        NetworkField | None,
+        Field(
+            description="The hosts that all code and commands in it may reach, within the lists "
+            "of the installation and the tenant."
+        ),
+    ] = None
     metadata: Metadata = field(default_factory=dict)
     saves: Annotated[
         str,

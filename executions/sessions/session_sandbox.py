@@ -18,7 +18,10 @@ from weakref import WeakKeyDictionary
 from django.conf import settings
 
 from executions.runs import extensions
+from executions.runs.network import NETWORK_LISTS, checked_attempts
 from executions.runs.provider_calls import CREATE_SECONDS, Route, Step, borrow_lease, call_provider
+from executions.runs.results import BlockedByPolicy
+from executions.runs.routing import ensure_network
 from executions.sessions.models import Session
 from providers.base import Health, SandboxProvider
 from providers.errors import (
@@ -30,6 +33,7 @@ from providers.errors import (
 )
 from providers.leases import lease_of_version
 from providers.manager import Lease
+from providers.network import Attempts, Network
 from providers.sandbox import KeptSandbox, Process, Sandbox
 from providers.values import Emit, ExecutionResult, Job, SandboxSpec
 from providers.waiting import RETRY_AFTER_SECONDS, submit
@@ -208,7 +212,7 @@ def route_in(session: Session, context: str, runs: SandboxRunner | None) -> Rout
 
 async def open_sandbox(lease: Lease, session: Session) -> KeptSandbox:
     """Open a new sandbox for a session, which nobody knows of yet. Raises SandboxError."""
-    parts = extensions.begin_session(session.tenant_slug)
+    parts = extensions.begin_session(session.tenant_slug, session.network_policy)
     wanted = SandboxSpec(
         session.template or session.language,
         kept=True,
@@ -216,6 +220,7 @@ async def open_sandbox(lease: Lease, session: Session) -> KeptSandbox:
         seconds=NEW_SECONDS,
     )
     spec = parts.specify(wanted, seconds=NEW_SECONDS)
+    ensure_network(lease, spec.network)
     with parts.translate_errors():
         return await call_provider(
             lease.provider_id,
@@ -226,6 +231,55 @@ async def open_sandbox(lease: Lease, session: Session) -> KeptSandbox:
             may_refuse=True,
             too_late=lambda late: late.submit_close(),
         )
+
+
+async def apply_network(session: Session, seconds: float = OPERATION_SECONDS) -> None:
+    """Give the session's sandbox the network that is in force for it now. Raises SandboxError.
+
+    Where a policy forbids any by now, it gets none.
+    """
+    try:
+        network = network_in_force(session)
+    except BlockedByPolicy:
+        network = None
+    await call_sandbox(session, lambda kept: kept.change_network(network), lambda _: None, seconds)
+
+
+def network_in_force(session: Session) -> Network | None:
+    """The session's list within those around it, None for no network. Raises BlockedByPolicy."""
+    parts = extensions.begin_session(session.tenant_slug, session.network_policy)
+    return parts.specify(SandboxSpec(session.language), seconds=NEW_SECONDS).network
+
+
+def network_lists(session: Session) -> Mapping[str, Any]:
+    """What the metadata of a run in the session says of the lists that hold for it."""
+    if session.network is None:
+        return {}
+    said = extensions.begin_session(session.tenant_slug, session.network_policy).metadata()
+    return {name: value for name, value in said.items() if name == NETWORK_LISTS}
+
+
+async def collect_attempts(session: Session, seconds: float = OPERATION_SECONDS) -> None:
+    """Store what its sandbox has tried to reach since that was last told. What fails is logged."""
+    if session.network is None:
+        return
+    try:
+        found = await call_sandbox(
+            session, lambda kept: kept.take_attempts(), _check_attempts, seconds
+        )
+    except SandboxError as error:
+        logger.warning("attempts of session %s are not known: %s", session.pk, error.message)
+        return
+    if found:
+        for each in extensions.installed():
+            each.on_attempts(session.pk, session.tenant_id, session.tenant_slug, found)
+
+
+def _check_attempts(answer: Any) -> list[dict[str, Any]]:
+    if not isinstance(answer, Attempts):
+        raise ProviderUnavailable("The provider did not return attempts.")
+    checked = checked_attempts(answer.to_json())
+    return checked["attempts"] if checked else []
 
 
 async def extend_lease(lease: Lease, session: Session, sandbox: KeptSandbox) -> None:
@@ -300,7 +354,7 @@ class _SessionProvider(SandboxProvider):
 
     @property
     def network(self) -> str:
-        return self._provider.network
+        return "" if self._session.network is not None else self._provider.network
 
     @property
     def max_timeout(self) -> float | None:

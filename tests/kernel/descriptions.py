@@ -10,6 +10,8 @@ from typing import Any
 import jsonschema
 from drf_spectacular.generators import SchemaGenerator
 
+from executions.capabilities.network import attempts as network_attempts
+from executions.capabilities.network import sessions as session_networks
 from executions.capabilities.schedules import service as recurring_requests
 from executions.doors import agent_sandbox
 from executions.doors.native import admin_sandbox, executions, frame
@@ -24,6 +26,8 @@ MODULES: tuple[ModuleType, ...] = (
     requests,
     frame,
     session_requests,
+    session_networks,
+    network_attempts,
     tool_requests,
     queries,
     results,
@@ -41,7 +45,7 @@ BODIES = {
     if isinstance(found, Body) and found is not recurring_requests.SCHEDULED
 }
 # Texts that a schema can only name the form of, and one of each.
-FORMS = {"cron": "30 6 * * mon-fri", "time-zone": "Europe/Berlin"}
+FORMS = {"cron": "30 6 * * mon-fri", "network-rule": "pypi.org", "time-zone": "Europe/Berlin"}
 WRONG = {
     "string": (1, True, [], {}),
     "integer": ("1", True, 1.5, []),

@@ -13,13 +13,13 @@ from tests.kernel.import_graph import PACKAGES, ROOT, graph_of, modules_in
 FACES = {
     "executions.kernel": (
         "audit background bodies bucket claims coroutines database declarations http postgresql "
-        "presentation process_pool processes storage text"
+        "presentation process_pool processes public_suffixes storage text"
     ),
     "executions.ledger": "append bindings checkpoints entry erasures models trust verification",
     "executions.tenants": "keys models quotas service",
     "executions.runs": (
         "active_runs admission artifacts event_log event_stream extensions heartbeat journal "
-        "ledger_checks models orphaned_runs payloads provider_calls "
+        "ledger_checks models network orphaned_runs payloads provider_calls "
         "queue record requests results rights routing service shapes standby statistics "
         "tool_schemas worker"
     ),
@@ -38,6 +38,7 @@ FACES = {
     "executions.capabilities.alerts": "models service",
     "executions.capabilities.dashboard": "admin service",
     "executions.capabilities.fetching": "filenames service",
+    "executions.capabilities.network": "lists models",
     "executions.capabilities.observability": (
         "audit_export capability counters destinations metrics models otlp"
     ),

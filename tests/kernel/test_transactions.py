@@ -176,6 +176,7 @@ ACTS: dict[tuple[str, str], Callable[[Caller, int], Act]] = {
     ("session-executions", "POST"): at_awake("post", "/executions", {"code": "1"}, saves="answer"),
     ("session-interrupt", "POST"): at_awake("post", "/interrupt", {}),
     ("session-reset", "POST"): at_awake("post", "/reset", {}),
+    ("session-network", "PUT"): at_awake("put", "/network", {"mode": "none"}),
     ("session-contexts", "POST"): at_awake("post", "/contexts", {"language": "python"}),
     ("session-context", "DELETE"): at_awake("delete", "/contexts/default"),
     ("session-context-restart", "POST"): at_awake("post", "/contexts/default/restart", {}),

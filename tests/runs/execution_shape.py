@@ -44,4 +44,5 @@ SHAPE = {
     "restored": bool,
     "policy": (dict, type(None)),
     "observations": list,
+    "network": dict | None,
 }

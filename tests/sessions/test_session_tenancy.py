@@ -20,6 +20,7 @@ CALLS: dict[str, tuple[str, str, Any]] = {
     "session-executions": ("post", "/executions", {"code": "print(1)"}),
     "session-interrupt": ("post", "/interrupt", {}),
     "session-reset": ("post", "/reset", {}),
+    "session-network": ("get", "/network", None),
     "session-contexts": ("get", "/contexts", None),
     "session-processes": (
         "post",
@@ -44,6 +45,7 @@ OTHERS: list[tuple[str, str, Any]] = [
     ("put", "/files/archive?path=b", None),
     ("delete", "/files?path=b", None),
     ("patch", "", {"idle_seconds": 5}),
+    ("put", "/network", {"mode": "none"}),
     ("post", "/contexts", {"language": "python"}),
     ("delete", "", None),
 ]

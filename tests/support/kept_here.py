@@ -21,6 +21,7 @@ from typing import Any
 
 from providers.base import ENVIRONMENT, KEPT, Health, SandboxProvider
 from providers.errors import InvalidConfiguration, KeptSandboxLost, before_the_code
+from providers.network import NETWORK, Attempts, Network
 from providers.sandbox import (
     DEFAULT_CONTEXT,
     Context,
@@ -224,6 +225,8 @@ class Kept(KeptSandbox):
         self.ref = f"secret-ref:{self.folder.name}"
         self.metadata = {"runtime": "here", "sharing": "session"}
         self.environment = spec.environment
+        self.network = spec.network
+        self.attempts = Attempts()
         self.gone = False
         # Where it is set, what a run has answered comes only then.
         self.holds_answers: threading.Event | None = None
@@ -258,6 +261,8 @@ class Kept(KeptSandbox):
         out, err, code = answer
         taken = time.monotonic() - began
         result = ExecutionResult(out, err, code, taken, {"context_kept": True})
+        if self.network is not None:
+            result.metadata[NETWORK] = self.take_attempts().to_json()
         if is_late:
             result.timed_out, result.exit_code = True, None
         return result
@@ -268,6 +273,15 @@ class Kept(KeptSandbox):
             return False
         interpreter.process.send_signal(signal.SIGINT)
         return True
+
+    def change_network(self, network: Network | None) -> None:
+        self.require_there()
+        self.network = network
+
+    def take_attempts(self) -> Attempts:
+        self.require_there()
+        taken, self.attempts = self.attempts, Attempts()
+        return taken
 
     def reset(self) -> None:
         self.processes.end()
@@ -304,6 +318,7 @@ class KeptHere(SandboxProvider):
     id = "kept_here"
     name = "Kept here"
     isolation = "namespaces"
+    holds_network = True
     capabilities = frozenset({ENVIRONMENT, KEPT, "files", "contexts", "arguments"})
     config_fields = {"mark": ConfigField("string", "Mark", required=False, default="")}
 

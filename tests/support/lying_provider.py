@@ -26,6 +26,7 @@ from providers.values import ExecutionResult
 behaviour = {}
 calls = []
 jobs = []
+specs = []
 
 
 def _do(name, honest):
@@ -58,7 +59,12 @@ class Liar(SandboxProvider):
     def initialize(self, config):
         return _do("initialize", True)
 
+    @property
+    def holds_network(self):
+        return behaviour["holds_network"]() if "holds_network" in behaviour else False
+
     def open(self, spec, owner):
+        specs.append(spec)
         return _do("open", LiarsSandbox())
 
     def health_check(self):
@@ -84,6 +90,7 @@ class Liar:
         self.module.behaviour.clear()
         self.module.calls.clear()
         self.module.jobs.clear()
+        self.module.specs.clear()
 
     @property
     def calls(self) -> list[str]:

@@ -14,6 +14,7 @@ from django.contrib.auth.models import Group, User
 from django.utils import timezone
 
 from executions.capabilities.alerts.models import Alert
+from executions.capabilities.network.models import NetworkAttempt, NetworkList
 from executions.capabilities.observability.models import AuditExport
 from executions.capabilities.policies.models import Policy
 from executions.capabilities.reports.models import Report
@@ -94,6 +95,7 @@ def names(
     for tenant in tenants:
         key, key_text = create_api_key(tenant, "k", None, SCOPES)
         Policy.objects.create(tenant_slug=tenant.slug)
+        NetworkList.objects.create(tenant_slug=tenant.slug, mode="none")
     reports = Report.objects.bulk_create(Report(made_by=f"user:{n}") for n in range(MANY))
     now = timezone.now()
     executions = Execution.objects.bulk_create(
@@ -125,6 +127,18 @@ def names(
     )
     Approval.objects.bulk_create(
         Approval(execution=execution, tenant_slug=execution.tenant_slug) for execution in executions
+    )
+    attempts = NetworkAttempt.objects.bulk_create(
+        NetworkAttempt(
+            execution=execution,
+            tenant=execution.tenant,
+            tenant_slug=execution.tenant_slug,
+            at=now,
+            host="pypi.org",
+            port=443,
+            outcome="allowed",
+        )
+        for execution in executions
     )
     sessions = Session.objects.bulk_create(
         Session(tenant=tenant, tenant_slug=tenant.slug, language="python") for tenant in tenants
@@ -165,6 +179,8 @@ def names(
     yield {
         "approval": Approval.objects.latest("pk").pk,
         "call": calls[-1].pk,
+        "network_list": NetworkList.objects.latest("pk").pk,
+        "attempt": attempts[-1].pk,
         "policy": Policy.objects.latest("pk").pk,
         "provider": ProviderConfig.objects.get(provider_id="probe").pk,
         "version": ConfigVersion.objects.first().pk,  # type: ignore[union-attr]

@@ -27,6 +27,7 @@ FAILURE = "raise errors.ProviderUnavailable('away')"
 # What each brings beside its hooks: a page, a task, an endpoint.
 PAGES = {
     "alerts": "alert",
+    "network": "networklist",
     "policies": "policy",
     "reports": "report",
     "retention": "legalhold",
@@ -45,7 +46,11 @@ TASKS = {
     "spending": "watch_spending",
     "webhooks": "tend_webhooks",
 }
-ENDPOINTS = {"schedules": "schedules", "tools": "execution-tool-calls"}
+ENDPOINTS = {
+    "network": "network-attempts",
+    "schedules": "schedules",
+    "tools": "execution-tool-calls",
+}
 
 pytestmark = pytest.mark.django_db
 

@@ -10,6 +10,7 @@ import pytest
 from django.apps import apps
 from django.db.models import ForeignKey, Model, QuerySet
 
+from executions.capabilities.network.attempts import attempts_of
 from executions.capabilities.schedules.service import schedules_of
 from executions.capabilities.tools.calls import tool_calls_of
 from executions.runs.models import Execution
@@ -37,6 +38,7 @@ ASKED_BY: dict[str, Callable[[Tenant], QuerySet[Any]]] = {
     "Session": sessions_of,
     "Snapshot": snapshots_of,
     "Schedule": schedules_of,
+    "NetworkAttempt": attempts_of,
 }
 NOT_NAMED: dict[str, str] = {
     "ApiKey": "It is who calls.",

@@ -33,13 +33,17 @@ class CellOptions(Claims, total=False):
 
 
 class RunOptions(Claims, total=False):
-    """Options of code in its own sandbox, like CellOptions. The default `language` is python."""
+    """Options of code in its own sandbox, like CellOptions. The default `language` is python.
+
+    `network` says which hosts the code may reach, such as {"allow": ["pypi.org"]}.
+    """
 
     arguments: Mapping[str, Any]
     timeout: float
     files: Mapping[str, bytes | str]
     idempotency_key: str
     env: Mapping[str, str]
+    network: Mapping[str, Any]
     language: str
     entrypoint: Literal["auto", "main", "script"]
     priority: Literal["low", "normal", "high"]
@@ -78,6 +82,7 @@ class SessionOptions(TypedDict, total=False):
     idle_seconds: int
     max_seconds: int
     env: Mapping[str, str]
+    network: Mapping[str, Any]
     metadata: Mapping[str, Any]
     saves: Literal["answer", "background", "never"]
     snapshot: str

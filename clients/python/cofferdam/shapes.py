@@ -105,6 +105,8 @@ class Execution(Shape):
     policy: Policy | None
     # Security events that were seen during the run.
     observations: list[Observation]
+    # What the run could reach and tried to; null for a run without network.
+    network: Network | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,6 +193,61 @@ class LateResult(Shape):
     artifacts: list[dict[str, Any]]
     error: Verdict | None
     finished_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Network(Shape):
+    """The lists that applied, the number of attempts to reach a host, and the first of them."""
+
+    lists: list[NetworkList]
+    allowed: int
+    refused: int
+    failed: int
+    # Bytes of all attempts.
+    sent: int
+    # Bytes of all attempts.
+    received: int
+    # At most 200.
+    attempts: list[NetworkAttempt]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkAttempt(Shape):
+    """The result of one connection or request that a sandbox asked for."""
+
+    at: datetime
+    host: str
+    port: int
+    outcome: Literal["allowed", "refused", "failed"]
+    # In a word, why it was refused or failed.
+    why: str
+    # Empty for a tunnel, of which neither method nor path can be seen.
+    method: str
+    path: str
+    # Whose list refused it, or would have.
+    layer: str
+    # The rule that allowed it; empty where the list is open.
+    rule: str
+    # Whether a list that only logs would have refused it.
+    noted: bool
+    # Bytes.
+    sent: int
+    # Bytes.
+    received: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkList(Shape):
+    """A list that applied to the run. An attempt must be allowed by all of them."""
+
+    # `installation`, `tenant`, `session` or `run`.
+    name: str
+    # The version in the list's history; null of the request's own.
+    version: int | None
+    mode: Literal["none", "allowlist", "open"]
+    # The first rules, only of the request's own list.
+    allow: list[str]
 
 
 @dataclass(frozen=True, kw_only=True)

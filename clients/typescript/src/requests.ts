@@ -137,6 +137,16 @@ export interface ExecutionRequest {
   context?: string | null;
   /** The environment variables of this code alone. */
   env?: Record<string, string> | null;
+  /**
+   * The hosts that the code may reach, within the lists of the installation and the tenant;
+   * not in a session, which has its own. Without it: what they give to runs that name none,
+   * mostly nothing.
+   */
+  network?: {
+    mode?: "none" | "allowlist" | "open" | null;
+    allow?: string[];
+    preset?: "packages" | null;
+  } | null;
   /** The agent, as claimed by the caller. */
   agent?: string | null;
   /** The model that wrote the code, as claimed by the caller. */
@@ -184,6 +194,15 @@ export interface SessionRequest {
   max_seconds?: number | null;
   /** The environment variables of all code and commands in it. */
   env?: Record<string, string> | null;
+  /**
+   * The hosts that all code and commands in it may reach, within the lists of the installation
+   * and the tenant.
+   */
+  network?: {
+    mode?: "none" | "allowlist" | "open" | null;
+    allow?: string[];
+    preset?: "packages" | null;
+  } | null;
   /** Data of the caller; at most 16384 bytes of JSON. */
   metadata?: Record<string, unknown> | null;
   /**

@@ -110,6 +110,8 @@ export interface Execution {
   policy: Policy | null;
   /** Security events that were seen during the run. */
   observations: Observation[];
+  /** What the run could reach and tried to; null for a run without network. */
+  network: Network | null;
 }
 
 /** The execution, with its session and its caller. */
@@ -193,6 +195,55 @@ export interface LedgerKeys {
   /** The signed text starts with this domain and a line feed. */
   domain: string;
   keys: LedgerKey[];
+}
+
+/** The lists that applied, the number of attempts to reach a host, and the first of them. */
+export interface Network {
+  lists: NetworkList[];
+  allowed: number;
+  refused: number;
+  failed: number;
+  /** Bytes of all attempts. */
+  sent: number;
+  /** Bytes of all attempts. */
+  received: number;
+  /** At most 200. */
+  attempts: NetworkAttempt[];
+}
+
+/** The result of one connection or request that a sandbox asked for. */
+export interface NetworkAttempt {
+  at: string;
+  host: string;
+  port: number;
+  outcome: "allowed" | "refused" | "failed";
+  /** In a word, why it was refused or failed. */
+  why: string;
+  /** Empty for a tunnel, of which neither method nor path can be seen. */
+  method: string;
+  path: string;
+  /** Whose list refused it, or would have. */
+  layer: string;
+  /** The rule that allowed it; empty where the list is open. */
+  rule: string;
+  /** Whether a list that only logs would have refused it. */
+  noted: boolean;
+  /** Bytes. */
+  sent: number;
+  /** Bytes. */
+  received: number;
+  seconds: number;
+}
+
+/** A list that applied to the run. An attempt must be allowed by all of them. */
+export interface NetworkList {
+  /** `installation`, `tenant`, `session` or `run`. */
+  name: string;
+  /** The version in the list's history; null of the request's own. */
+  version: number | null;
+  mode: "none" | "allowlist" | "open";
+  /** The first rules, only of the request's own list. */
+  allow: string[];
 }
 
 export interface Observation {

@@ -19,6 +19,7 @@ from django.db.models import F, Sum
 from executions.capabilities.retention.service import records_erased_until
 from executions.kernel.database import let_others_write, snapshot_read
 from executions.runs.models import Execution, hour_of
+from executions.runs.network import OUTCOMES
 from executions.runs.statistics import (
     ALL_TIME,
     TENANT,
@@ -29,6 +30,7 @@ from executions.runs.statistics import (
     rows_since,
     sum_up,
 )
+from providers.network import NETWORK
 from providers.services.breaker import ILL
 
 # Upper bounds in seconds of the buckets of a duration; what is longer is in "+Inf".
@@ -40,12 +42,14 @@ OUTCOME, FAULT = "outcome", "fault"
 # By the hour: executions with a price, by latency, and failed attempts that another provider
 # followed.
 PRICED, LATENCY, LEFT = "priced", "latency", "left"
-# In all: failed attempts, security events, and the phases.
-HOP, OBSERVED = "hop", "observed"
+# In all: failed attempts, security events, attempts to reach a host, and the phases.
+HOP, OBSERVED, REACHED = "hop", "observed", "reached"
 
 _ILL = frozenset(entry.code for entry in ILL)
 # Of one record; a route has a few steps.
 _MOST_HOPS = 16
+# What a provider says of one run beyond this is no figure to add up.
+_MOST_ATTEMPTS = 2**31
 
 
 def is_fault(execution: Execution) -> bool:
@@ -75,6 +79,10 @@ def statistics(ended: Execution) -> Iterator[Increment]:
             yield Increment(LEFT, name, hour, code, number)
     for observed in (ended.observed or "").split():
         yield Increment(OBSERVED, provider, ALL_TIME, observed)
+    reached = ended.meta.get(NETWORK) or {}
+    for outcome in OUTCOMES:
+        if tried := reached.get(outcome):
+            yield Increment(REACHED, provider, ALL_TIME, outcome, min(tried, _MOST_ATTEMPTS))
     for phase in PHASES:
         milliseconds = getattr(ended, f"{phase}_ms")
         if milliseconds is not None:

@@ -24,6 +24,7 @@ from executions.capabilities.observability.counters import (
     OBSERVED,
     OUTCOME,
     PHASES,
+    REACHED,
 )
 from executions.capabilities.observability.models import AuditExport
 from executions.ledger.models import LedgerEntry
@@ -223,6 +224,11 @@ def _of_ended() -> Iterator[Family]:
         "counter",
         "Executions with security events, by kind.",
     )
+    reached = Family(
+        "cofferdam_network_attempts_total",
+        "counter",
+        "Attempts of executions to reach a host, by outcome.",
+    )
     duration = Family(
         "cofferdam_execution_duration_seconds",
         "histogram",
@@ -230,7 +236,7 @@ def _of_ended() -> Iterator[Family]:
     )
     durations: dict[tuple[str, str], list[Any]] = {}
     totals = Statistic.objects.filter(
-        kind__in=(OUTCOME, FAULT, HOP, OBSERVED, *PHASES), hour=ALL_TIME
+        kind__in=(OUTCOME, FAULT, HOP, OBSERVED, REACHED, *PHASES), hour=ALL_TIME
     ).order_by("kind", "name", "label")
     for kind, provider, label, count, amount in totals.values_list(
         "kind", "name", "label", "count", "amount"
@@ -247,13 +253,15 @@ def _of_ended() -> Iterator[Family]:
             hops.add(count, provider=name, error_code=label)
         elif kind == OBSERVED:
             observed.add(count, provider=name, kind=label)
+        elif kind == REACHED:
+            reached.add(count, provider=name, outcome=label)
         else:
             numbers = durations.setdefault((name, kind), [dict.fromkeys(BOUNDS, 0), 0, 0.0])
             _put(numbers, label, count, amount)
     for (name, phase), (buckets, rest, seconds) in durations.items():
         every = [*buckets.items(), (_INFINITE, rest)]
         duration.add_histogram(every, seconds, provider=name, phase=phase)
-    yield from (ended, cost, faults, hops, observed, duration)
+    yield from (ended, cost, faults, hops, observed, reached, duration)
 
 
 def _put(numbers: list[Any], label: str, count: int, amount: float) -> None:

@@ -285,6 +285,7 @@ def _parts(wanted: ExecutionRequest) -> list[tuple[str, str]]:
         "Arguments": wanted.arguments_json,
         # Its values may be secrets, and are shown to nobody.
         "Environment variables": " ".join(sorted(wanted.env)),
+        "Network": to_json(wanted.network.policy.to_json()) if wanted.network else "",
         "Files": to_json([file_facts(file) for file in wanted.files]) if wanted.files else "",
     }
     return [(name, visible(value)) for name, value in parts.items() if value]

@@ -46,6 +46,7 @@ from providers.isolation import NONE
 from providers.languages import language_of, normalize_language
 from providers.manager import Lease
 from providers.models import ConfigVersion
+from providers.network import NetworkPolicy
 from providers.services.settings_cache import CachedQuery
 from providers.values import SandboxLimits, SandboxSpec
 
@@ -329,6 +330,10 @@ class PolicyCheck(RunPart):
     def specify(self, spec: SandboxSpec, *, seconds: float) -> SandboxSpec:
         return replace(spec, limits=self.limits) if self.limits else spec
 
+    def check_spec(self, spec: SandboxSpec) -> None:
+        if self.rules is not None and self.rules.policy.network and spec.network is not None:
+            raise BlockedByPolicy("The policy allows no network.", field="network")
+
     @contextmanager
     def translate_errors(self) -> Iterator[None]:
         """Surround the request for a sandbox of `limits`, which a provider may not have."""
@@ -441,7 +446,9 @@ class Policies(Extension):
         rules = rules_of(execution)
         return PolicyCheck(rules, execution.tenant_slug) if rules is not None else None
 
-    def begin_session(self, tenant_slug: str) -> RunPart | None:
+    def begin_session(
+        self, tenant_slug: str, network: NetworkPolicy | None = None
+    ) -> RunPart | None:
         rules = rules_for(tenant_slug)
         return PolicyCheck(rules, tenant_slug) if rules is not None else None
 

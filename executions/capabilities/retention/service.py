@@ -26,6 +26,7 @@ from django.db import connection, transaction
 from django.db.models import Exists, ManyToOneRel, Model, OuterRef, Q, QuerySet
 from django.utils import timezone
 
+from executions.capabilities.network.models import NetworkAttempt
 from executions.capabilities.retention.capability import keep_held_tenant
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.search.service import forget_code
@@ -89,6 +90,15 @@ def apply_retention(
             continue
         if data == "output" and not dry_run:
             erase_late_results(tenant_slug, erasure.created_before, but_of=held.executions)
+        if data == "records" and not dry_run:
+            # Those of a run go with its record.
+            delete_in_batches(
+                NetworkAttempt.objects.filter(
+                    execution=None,
+                    tenant_slug=tenant_slug,
+                    pk__lt=first_uuid7(erasure.created_before),
+                )
+            )
         if _erase(erasure, dry_run, report).executions:
             found.append(erasure)
     return found
@@ -565,6 +575,8 @@ def _free(tenant: Tenant, goes: Goes) -> None:
     """
     for model in (Execution, Session):
         _update(model.objects.filter(tenant=tenant), goes, tenant=None, api_key=None)
+
+    _update(NetworkAttempt.objects.filter(tenant=tenant), goes, tenant=None)
 
     def delete(keys: Sequence[Any]) -> None:
         WebhookDelivery.objects.filter(pk__in=keys).delete()

@@ -10,7 +10,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import mcp_types as types
 from django.http import Http404
@@ -53,6 +53,7 @@ from executions.sessions.requests import OPEN, SIGNAL, SIGNALS, START, FileListi
 from executions.sessions.session_sandbox import OPERATION_SECONDS
 from executions.tenants.quotas import ENTRY_COUNTS_AS, take_request
 from providers.errors import ProviderUnavailable
+from providers.network import PRESETS, Mode
 from providers.sandbox import FileEntry
 from providers.waiting import within
 
@@ -480,6 +481,22 @@ CODE = _text("The program, as text. Print what you want to see.")
 PATH = _text("Relative to the session's working folder, without '..'.")
 CWD = _text("Folder below the working folder.")
 ENVIRONMENT = _object("Environment variables.", additionalProperties=TEXT)
+NETWORK = _object(
+    "The hosts that the code may reach, within what the service allows; without it mostly none.",
+    properties={
+        "mode": {**TEXT, "enum": list(get_args(Mode))},
+        "allow": {
+            "type": "array",
+            "items": TEXT,
+            "description": "Rules, such as pypi.org or *.example.com:443.",
+        },
+        "preset": {
+            **TEXT,
+            "enum": list(PRESETS),
+            "description": "packages adds the package registries.",
+        },
+    },
+)
 COMMAND = _text("A bash command, such as `ls -la | head`.")
 SESSION = {
     "properties": {
@@ -511,8 +528,8 @@ _ALL = (
         "Run code",
         "Run one program in a new sandbox, which is deleted afterwards: no variables and no files "
         "are kept. Use session_run for steps that build on each other. There is no network access "
-        "unless the service allows it. Files that the program writes to artifacts/ are returned "
-        "as resources.",
+        "but to hosts that network names and the service allows. Files that the program writes to "
+        "artifacts/ are returned as resources.",
         {
             "code": CODE,
             "language": _text("The language of the code; the default is python."),
@@ -525,6 +542,7 @@ _ALL = (
                 additionalProperties=TEXT,
             ),
             "env": ENVIRONMENT,
+            "network": NETWORK,
         },
         EXECUTION,
         NEEDS["executions"]["POST"],
@@ -548,6 +566,7 @@ _ALL = (
                 "description": "The age at which it is closed; the default is 1800.",
             },
             "env": ENVIRONMENT,
+            "network": NETWORK,
         },
         SESSION,
         NEEDS["sessions"]["POST"],

@@ -145,7 +145,7 @@ async def _wake(session: Session, claimed_at: datetime, turn: int | None) -> Non
     # A save of its former sandbox that is still under way must not change what is restored.
     Workspace.objects.filter(session=session.pk).update(version=F("version") + 1)
     # One that was ended before this began is not made again.
-    session.refresh_from_db(fields=["contexts"])
+    session.refresh_from_db(fields=["contexts", "network"])
     workspace = Workspace.objects.filter(session=session.pk).first()
     members = to_restore(workspace) if workspace is not None else []
     with ExitStack() as held:

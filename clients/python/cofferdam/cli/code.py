@@ -60,6 +60,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_network(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--allow",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="host that the code may reach, such as pypi.org or *.example.com:443; repeatable",
+    )
+
+
+def network_of(options: argparse.Namespace) -> dict[str, Any]:
+    """The option `network`, if hosts are named."""
+    return {"network": {"allow": options.allow}} if options.allow else {}
+
+
 def code_of(options: argparse.Namespace) -> str:
     """Raises ValueError, OSError."""
     if options.code is not None:

@@ -19,6 +19,7 @@ def add_run(commands: Commands) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     code.add_arguments(parser)
+    code.add_network(parser)
     parser.add_argument(
         "-l", "--language", help="default: from the file extension, otherwise python"
     )
@@ -57,7 +58,8 @@ def add_keys(commands: Commands) -> None:
 
 
 def run(client: Cofferdam, options: argparse.Namespace) -> int:
-    text, wanted = code.code_of(options), code.options_of(options)
+    text = code.code_of(options)
+    wanted = code.options_of(options) | code.network_of(options)
     if language := code.language_of(options):
         wanted["language"] = language
     if options.detach:

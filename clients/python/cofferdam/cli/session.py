@@ -32,6 +32,7 @@ def add_session(commands: Commands) -> None:
     )
     each.add_argument("--max", type=int, metavar="SECONDS", help="time until the session is closed")
     each.add_argument("--snapshot", metavar="ID", help="start with the files of a snapshot")
+    code.add_network(each)
     each.add_argument("--json", action="store_true", help="print the whole session as JSON")
     each.set_defaults(do=open_one)
 
@@ -103,6 +104,7 @@ def open_one(client: Cofferdam, options: argparse.Namespace) -> int:
         "idle_seconds": options.idle,
         "max_seconds": options.max,
         "snapshot": options.snapshot,
+        **code.network_of(options),
     }
     session = client.open_session(**{name: each for name, each in wanted.items() if each})
     if options.json:

@@ -1,0 +1,1 @@
+from tests.support.execution_rows import auditor as auditor
