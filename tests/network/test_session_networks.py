@@ -191,6 +191,28 @@ def test_a_sandbox_that_does_not_answer_has_it_a_minute_later(
     assert reaches("pypi.org")
 
 
+def test_a_network_is_not_called_closed_while_the_sandbox_has_it(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed("pypi.org")
+    session = opened(alice, network=PYPI)
+    sandbox().attempts = attempts(ALLOWED)
+    with monkeypatch.context() as patch:
+
+        def fails(self: Any, network: Any) -> None:
+            raise ProviderUnavailable("away")
+
+        patch.setattr(kept_here.Kept, "change_network", fails)
+        assert alice.client.put(address(session), {"mode": "none"}).status_code == 503
+    assert row(session).network is not None
+    assert alice.client.get(address(session)).json()["mode"] == "allowlist"
+
+    assert alice.client.put(address(session), {"mode": "none"}).status_code == 200
+    assert sandbox().network is None
+    assert row(session).network is None
+    assert NetworkAttempt.objects.get().host == "pypi.org"
+
+
 def test_the_provider_must_hold_it(alice: Caller, monkeypatch: pytest.MonkeyPatch) -> None:
     listed("pypi.org")
     monkeypatch.setattr(kept_here.KeptHere, "holds_network", False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from copy import copy
 from typing import Annotated, TypedDict, get_args
 
 from django.db import transaction
@@ -20,7 +21,12 @@ from executions.runs.routing import ensure_network
 from executions.sessions.ending import mark_lost
 from executions.sessions.models import Session
 from executions.sessions.requests import ensure_not_ended
-from executions.sessions.session_sandbox import NEW_SECONDS, apply_network, lender_of
+from executions.sessions.session_sandbox import (
+    NEW_SECONDS,
+    apply_network,
+    collect_attempts,
+    lender_of,
+)
 from providers.errors import KeptSandboxLost
 from providers.network import Budget, Layer, Mode, NetworkPolicy
 from providers.values import SandboxSpec
@@ -110,12 +116,15 @@ def _budget(budget: Budget) -> BudgetShape:
 async def change_network(session: Session, asked: NetworkRequest, by: str) -> Session:
     """Give a session another network, and its sandbox too, if it has one. One that sleeps stays
     asleep. Raises InvalidConfiguration for what the lists around it or its provider do not allow,
-    BlockedByPolicy, Conflict for one that has ended or is being woken, and what the sandbox does:
-    the change is stored all the same, and given to the sandbox within a minute.
+    BlockedByPolicy, Conflict for one that has ended or is being woken, and what the sandbox does.
+    Then a list is stored all the same, and given to the sandbox within a minute; that there is to
+    be no network is stored only once the sandbox has none.
     """
     policy = extensions.session_network(session.tenant_slug, asked)
     if policy is not None:
         await _ensure_possible(session, policy)
+    elif session.state == Session.State.OPEN and session.network is not None:
+        await _close(session)
     with transaction.atomic():
         # One that is being woken may have been asked for already, with the former list.
         rows = Session.objects.filter(
@@ -138,6 +147,18 @@ async def change_network(session: Session, asked: NetworkRequest, by: str) -> Se
             mark_lost(session, error.message)
             ensure_not_ended(session)
     return session
+
+
+async def _close(session: Session) -> None:
+    """Take the network from the session's sandbox, and store what was tried until then."""
+    closed = copy(session)
+    closed.network = None
+    try:
+        await apply_network(closed)
+    except KeptSandboxLost as error:
+        mark_lost(session, error.message)
+        ensure_not_ended(session)
+    await collect_attempts(session)
 
 
 async def _ensure_possible(session: Session, policy: NetworkPolicy) -> None:
