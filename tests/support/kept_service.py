@@ -26,9 +26,9 @@ START_SECONDS = 120
 
 
 @contextmanager
-def sessions_service(data_dir: Path, log: Path) -> Iterator[Service]:
-    """`manage.py pool --no-port` in this data directory, listening."""
-    environment = clean_environment(data_dir, PORT=str(free_port()))
+def sessions_service(data_dir: Path, log: Path, **extra: str) -> Iterator[Service]:
+    """`manage.py pool --no-port` in this data directory and environment, listening."""
+    environment = clean_environment(data_dir, PORT=str(free_port()), **extra)
     command = [sys.executable, "manage.py", "pool", "--no-port", "--launcher", "bubblewrap"]
     with started(command, environment, ROOT, log) as service:
         deadline = time.monotonic() + START_SECONDS

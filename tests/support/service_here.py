@@ -46,7 +46,9 @@ class ServiceHere:
         self.manager = self.loop.call(self._open(data_dir))
 
     async def _open(self, data_dir: Path) -> PoolManager:
-        manager = PoolManager(_Choice("auto", self._launchers_dir, "sessions"), ServiceSettings())
+        choice = _Choice("auto", self._launchers_dir, "sessions")
+        allowed = settings.NETWORK_ALLOWED_ADDRESSES
+        manager = PoolManager(choice, ServiceSettings(), allowed)
         self._runner = web.AppRunner(
             Service(manager, "").application(), access_log=None, handler_cancellation=True
         )
