@@ -66,7 +66,7 @@ FACES = {
     "providers.e2b": "",
     "providers.aliyun_codeinterpreter": "",
     "providers.runtime.pool": (
-        "background cgroup claims hardening kept launcher pool protocol requests sandbox settings "
+        "background cgroup claims hardening kept launcher network_access pool protocol requests sandbox settings "
         "shelf state_store template"
     ),
     "providers.runtime.launchers": "bubblewrap docker guest_files images oci unisolated",
@@ -75,7 +75,7 @@ FACES = {
         "unix_socket"
     ),
     "providers.runtime.guest": (
-        "advice archive child display kept kernel lanes names notebook paths "
+        "advice archive child display kept kernel lanes names network notebook paths "
         "processes program protocol root wire"
     ),
     "sandbox_site.web": "admission bridge places",

@@ -13,18 +13,18 @@ from . import wire
 from .commands import Commands
 from .context import ContextRoom
 from .files import Files
-from .kept import Loop, Operation
+from .kept import Loop, Operation, Refused
 from .memory import Memory
-from .network_room import NetworkRoom
+from .network_connections import NetworkConnections
 from .process_tree import Child
 from .root import HOME
 from .scrub import PLACES
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
-    from typing import NoReturn
+    from typing import Callable, NoReturn
 
-    from .kept import Header, Parts, Room
+    from .kept import Handler, Header, Parts, Room
 
 
 def keep(
@@ -54,9 +54,33 @@ def keep(
         contexts,
         Commands(loop, template, environment),
         Files(loop, template),
-        NetworkRoom(loop),
+        _NetworkRoom(loop),
     ]
     loop.serve(rooms, memory, int(header["memory_bytes"]))  # type: ignore[call-overload]
+
+
+class _NetworkRoom:
+    """The network, where its connections go to the host as the data of an operation."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._connections = NetworkConnections(loop)
+
+    def operations(self) -> "dict[str, Handler]":
+        return {"network": self._open}
+
+    def busy(self) -> bool:
+        return False
+
+    def running(self) -> "list[tuple[int, Callable[[], None]]]":
+        return []
+
+    def forget(self) -> None:
+        """The programs are gone, and the host hears so by the end of each connection."""
+
+    def _open(self, operation: Operation, header: "Header", parts: "Parts") -> None:
+        if self._connections.is_open:
+            raise Refused("the network is open")
+        self._connections.open(operation)  # type: ignore[arg-type]  # its events may have a header
 
 
 def _enter_home(header: "Header") -> str:

@@ -3,7 +3,7 @@
 import os
 
 from . import wire
-from .network_room import NetworkRoom
+from .network_connections import NetworkConnections
 from .protocol import CHUNK_BYTES
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     import select
     from typing import Callable
 
-    from .kept import Parts
+    Parts = dict[str, bytes]
     from .stream import Stream
 
 
 class RunNetwork:
-    """For the network room both the loop and the operation, in the loop of one run.
+    """For the connections both the loop and the operation, in the loop of one run.
 
     Frames of the host have the `op` network and a part `data`, those to the host the `event`
     network and the same.
@@ -31,7 +31,7 @@ class RunNetwork:
         self._stream = stream
         self._watched: "dict[int, Callable[[int], None]]" = {}
         self._parser = wire.Parser(wire.REQUEST_LIMIT)
-        NetworkRoom(self).open(self)
+        NetworkConnections(self).open(self)
 
     def serves(self, fd: int) -> bool:
         """Whether a descriptor is one of a program's connections, or of their listener."""

@@ -1,4 +1,4 @@
-"""The connections of a sandbox that come as lanes of one stream: see `guest.network_room`.
+"""The connections of a sandbox that come as lanes of one stream: see `guest.network_connections`.
 
 Each lane becomes a socket, which is served like any other connection. Nothing that arrives is
 trusted: more lanes or bytes than are allowed end the stream.

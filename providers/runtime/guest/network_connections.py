@@ -9,14 +9,14 @@ import select
 import socket
 
 from . import lanes
-from .kept import Refused
 from .network import ADDRESS
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
     from typing import Callable, Protocol
 
-    from .kept import Handler, Header, Operation, Parts
+    Parts = dict[str, bytes]
+
 
 # More connections wait until one of these has ended: descriptors are needed for other work too.
 MOST_CONNECTIONS = 64
@@ -56,8 +56,8 @@ class _Connection:
         self.has_ended_here = self.has_ended_there = False
 
 
-class NetworkRoom:
-    """Carries the connections of programs, from `network` until that is stopped."""
+class NetworkConnections:
+    """Carries the connections of programs, from `open` until that is stopped."""
 
     def __init__(self, loop: "Watch") -> None:
         self._loop = loop
@@ -68,22 +68,9 @@ class NetworkRoom:
         self._parser = lanes.Parser()
         self._out = bytearray()
 
-    def operations(self) -> "dict[str, Handler]":
-        return {"network": self._open}
-
-    def busy(self) -> bool:
-        return False
-
-    def running(self) -> "list[tuple[int, Callable[[], None]]]":
-        return []
-
-    def forget(self) -> None:
-        """The programs are gone, and the host is told so by the end of each connection."""
-
-    def _open(self, operation: "Operation", header: "Header", parts: "Parts") -> None:
-        if self._operation is not None:
-            raise Refused("the network is open")
-        self.open(operation)  # type: ignore[arg-type]  # whose events may have a header, too
+    @property
+    def is_open(self) -> bool:
+        return self._operation is not None
 
     def open(self, operation: "Carrier") -> None:
         """Listen, and carry connections from now on. Raises OSError."""
