@@ -179,7 +179,8 @@ class Kept:
         is interrupted, or goes on where `detach` says so.
         """
         job = job if job.run else replace(job, run=secrets.token_hex(8))
-        job = replace(job, environment=self.sandbox.network.extend(job.environment))
+        if self.sandbox.network.is_open:
+            job = replace(job, environment=self.sandbox.network.extend(job.environment))
         context = job.context or DEFAULT_CONTEXT
         with before_the_code():
             check_files(job)

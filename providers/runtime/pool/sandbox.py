@@ -161,11 +161,14 @@ class Sandbox:
             with before_the_code():
                 if self._runs and not (self.reusable and await self.renewed()):
                     raise ProviderUnavailable("The sandbox has had its one run.")
+            if not self.network.is_open:
+                return await self._run(job, emit)
             job = replace(job, environment=self.network.extend(job.environment))
-            result = await self._run(job, emit)
-            if self.network.had_network:
+            try:
+                result = await self._run(job, emit)
+            finally:
                 await self.network.close()
-                result.metadata[NETWORK] = self.network.take_attempts().to_json()
+            result.metadata[NETWORK] = self.network.take_attempts().to_json()
             return result
         finally:
             self.running = False
