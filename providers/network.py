@@ -56,7 +56,7 @@ class Rule:
     @classmethod
     def parse(cls, text: str) -> Rule:
         """From `[METHODS ][scheme://]host[:ports][/path][ # reason]`, as in `pypi.org`,
-        `*.example.com:443,8443` or `GET,HEAD https://api.example.com/v1 # prices`.
+        `*.example.com:443,8443` or `GET,HEAD http://api.example.com/v1 # prices`.
 
         Raises ValueError with what is wrong.
         """
@@ -80,6 +80,11 @@ class Rule:
         )
         if wrong := [each for each in ports if not 0 < each < 65536]:
             raise ValueError(f"{wrong[0]}: Is not a port.")
+        if scheme == "https" and (methods or found["path"] not in (None, "/")):
+            raise ValueError(
+                f"{text[:100]!r} names methods or a path, which only plain HTTP shows. Leave them "
+                "out, or name http://."
+            )
         path = found["path"] or ""
         if path and path != normalized_path(path):
             raise ValueError(f"{path[:100]}: Must be a plain path, without '..', '//' and escapes.")

@@ -32,6 +32,7 @@ from executions.kernel.presentation import PageTime, in_time, shown
 from executions.runs.event_log import STREAMS
 from executions.runs.event_stream import in_order
 from executions.runs.models import Approval, Execution
+from executions.runs.network import network_of
 from executions.runs.requests import CLAIMS
 from executions.runs.results import exception_of, in_words, omission_lines
 from executions.sessions.models import Session
@@ -321,6 +322,18 @@ class Record:
     @property
     def receipt(self) -> SafeString | str:
         return receipt(self.execution)
+
+    @property
+    def network(self) -> dict[str, Any] | None:
+        """What the code tried to reach, with its texts made visible; None without a network."""
+        found = network_of(self.execution)
+        if found is None:
+            return None
+        attempts = [
+            {name: visible(each) if isinstance(each, str) else each for name, each in one.items()}
+            for one in found["attempts"]
+        ]
+        return {**found, "attempts": attempts}
 
     @property
     def hops(self) -> list[dict[str, str]]:

@@ -700,7 +700,7 @@ class Migration(migrations.Migration):
                 ('name', models.CharField(blank=True, max_length=100)),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False)),
                 ('mode', models.CharField(choices=[('none', 'none: no host'), ('allowlist', 'allowlist: the hosts of the rules'), ('open', 'open: all public hosts')], default='allowlist', max_length=9)),
-                ('rules', models.TextField(blank=True, default='', help_text='One rule per line: [METHODS ][scheme://]host[:ports][/path][ # reason], such as pypi.org, *.example.com:443 or GET,HEAD https://api.example.com/v1 # prices.')),
+                ('rules', models.TextField(blank=True, default='', help_text='One rule per line: [METHODS ][scheme://]host[:ports][/path][ # reason], such as pypi.org, *.example.com:443 or GET,HEAD http://api.example.com/v1 # prices.')),
                 ('log_only', models.BooleanField(db_default=False, default=False, help_text='Refuses nothing and records what it would have refused.', verbose_name='log only')),
                 ('by_default', models.BooleanField(db_default=False, default=False, help_text='Runs and sessions that name no network get this one. Otherwise they get none.', verbose_name='default network')),
                 ('connections', models.PositiveIntegerField(default=64, help_text='Of one sandbox.', validators=[django.core.validators.MinValueValidator(1), django.core.validators.MaxValueValidator(10000)], verbose_name='connections at once')),

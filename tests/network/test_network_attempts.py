@@ -232,3 +232,24 @@ def test_attempts_are_counted_by_outcome(alice: Caller) -> None:
     families = {family.name: family for family in collect(with_tenants=False)}
     counted = families["cofferdam_network_attempts_total"].samples
     assert ("", {"provider": "liar", "outcome": "refused"}, 2.0) in counted
+
+
+def test_the_page_of_an_execution_has_them(alice: Caller, admin_client: Client) -> None:
+    told = run(alice, "1", **ASKED).json()
+    page = reverse("admin:executions_execution_change", args=[told["id"]])
+    shown = admin_client.get(page).content.decode()
+    assert "1 allowed, 1 refused, 0 failed" in shown
+    assert '<th scope="row">evil.test:443</th>' in shown
+    assert "list of the tenant" in shown
+
+
+def test_the_page_of_an_execution_spells_out_what_a_host_hides(
+    alice: Caller, admin_client: Client, liar: Liar
+) -> None:
+    hidden = replace(REFUSED, host="a\u202eb.test", path="/<script>")
+    liar.answers(metadata={"network": attempts(hidden).to_json()}, exit_code=0)
+    told = run(alice, "1", **ASKED).json()
+    page = reverse("admin:executions_execution_change", args=[told["id"]])
+    shown = admin_client.get(page).content.decode()
+    assert "\u202e" not in shown
+    assert "/<script>" not in shown

@@ -33,7 +33,7 @@ def _history(alice: Caller, charlie: Caller) -> None:
     tried(
         alice,
         Attempt(1.0, "pypi.org", 443, "allowed"),
-        Attempt(2.0, "api.example.com", 443, "allowed", method="POST", path="/v1/x"),
+        Attempt(2.0, "api.example.com", 80, "allowed", method="POST", path="/v1/x"),
         Attempt(3.0, "api.example.com", 8443, "failed"),
         Attempt(4.0, "evil.test", 443, "refused"),
     )
@@ -42,12 +42,12 @@ def _history(alice: Caller, charlie: Caller) -> None:
 
 def test_it_is_held_against_its_tenants_attempts(alice: Caller) -> None:
     draft = listed(
-        *("pypi.org", "GET https://api.example.com/v1"), tenant=alice.tenant.slug, draft=True
+        *("pypi.org", "GET http://api.example.com/v1"), tenant=alice.tenant.slug, draft=True
     )
     run = dry_run(draft)
     assert (run.attempts, run.refused, run.cut) == (3, 2, "")
-    assert run.hosts == {"api.example.com:443": 1, "api.example.com:8443": 1}
-    draft.rules = "pypi.org\nPOST https://api.example.com/v1\napi.example.com:8443"
+    assert run.hosts == {"api.example.com:80": 1, "api.example.com:8443": 1}
+    draft.rules = "pypi.org\nPOST http://api.example.com/v1\napi.example.com:8443"
     assert dry_run(draft).refused == 0
 
 

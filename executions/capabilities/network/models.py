@@ -42,7 +42,7 @@ class NetworkList(models.Model):
         blank=True,
         default="",
         help_text="One rule per line: [METHODS ][scheme://]host[:ports][/path][ # reason], such as "
-        "pypi.org, *.example.com:443 or GET,HEAD https://api.example.com/v1 # prices.",
+        "pypi.org, *.example.com:443 or GET,HEAD http://api.example.com/v1 # prices.",
     )
     log_only = models.BooleanField(
         "log only",
