@@ -17,7 +17,6 @@ DAYS = 30
 MOST_DAYS = 366
 SECONDS = 20.0
 MOST_ROWS = 100_000
-_SCHEMES = {80: "http", 443: "https"}
 _AT_ONCE = 1000
 
 
@@ -66,8 +65,9 @@ def dry_run(
                 return run
             run.attempts += 1
             last, run.until = each.pk, each.at
+            # Only plain HTTP shows a method.
             target = Target(
-                each.host, each.port, _SCHEMES.get(each.port, ""), each.method, each.path
+                each.host, each.port, "http" if each.method else "https", each.method, each.path
             )
             if not policy.allows(target):
                 run.refused += 1
