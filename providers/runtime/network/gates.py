@@ -48,11 +48,14 @@ class Gate:
         self._recent: deque[float] = deque()
         self._refusals: deque[float] = deque()
         self._bytes = 0
+        self._is_closed = False
 
     @property
     def is_crowded(self) -> bool:
         """Whether a connection is closed without an answer."""
-        return len(self._holds) >= self.network.budget.connections + MOST_REFUSALS
+        return (
+            self._is_closed or len(self._holds) >= self.network.budget.connections + MOST_REFUSALS
+        )
 
     def add(self, end: Callable[[], None]) -> Hold:
         """Count a connection, until `remove`."""
@@ -97,7 +100,8 @@ class Gate:
                 hold.end()
 
     def close(self) -> None:
-        """End every connection."""
+        """End every connection, and those that are accepted but not served yet."""
+        self._is_closed = True
         for hold in list(self._holds):
             hold.end()
 
@@ -108,7 +112,7 @@ class Gate:
 
     def record(self, attempt: Attempt) -> None:
         """Record it, unless refusals come faster than connections may."""
-        if attempt.why == "budget":
+        if attempt.why in ("budget", "malformed"):
             now = self._clock()
             while self._refusals and self._refusals[0] <= now - 60:
                 self._refusals.popleft()

@@ -21,7 +21,7 @@ from providers.runtime.network.resolving import Dialer
 
 # The only address that the proxy may reach here beside public ones.
 ADDRESS = "127.0.0.2"
-BOUND_SECONDS = 60.0
+BOUND_SECONDS = 30.0
 GOOD = "good.example"
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nGOOD"
 
@@ -78,6 +78,7 @@ class Door:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             for piece in pieces:
                 sock.sendall(piece)
+            sock.shutdown(socket.SHUT_WR)
             return read_all(sock)
 
     def tunnel(self, host: str, port: int) -> socket.socket:
