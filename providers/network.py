@@ -83,6 +83,8 @@ class Rule:
         path = found["path"] or ""
         if path and path != normalized_path(path):
             raise ValueError(f"{path[:100]}: Must be a plain path, without '..', '//' and escapes.")
+        if literal(found["host"]) is not None and re.fullmatch(r"/\d{1,3}", path):
+            raise ValueError(f"{text[:100]}: A rule has hosts and no networks.")
         return cls(
             _host_of_rule(found["host"]),
             ports,
