@@ -110,6 +110,7 @@ async def serve(
     task = asyncio.current_task()
     assert task is not None  # noqa: S101  for the type
     if gate.is_crowded:
+        gate.record(_Work().attempt("refused", Verdict(False), "budget"))
         writer.transport.abort()
         return
     hold = gate.add(partial(_cancel, task))
