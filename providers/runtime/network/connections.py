@@ -168,7 +168,7 @@ class Connection:
         """Raises Ended."""
         data = await self._reader.read(PIECE)
         self._work.sent += len(data)
-        if not self._gate.count(len(data)):
+        if not self._gate.count(len(data)) and self._work.is_open:
             raise Ended
         return data
 
@@ -189,7 +189,8 @@ class Connection:
     async def _write(self, data: bytes) -> None:
         """Raises Ended, OSError."""
         self._work.received += len(data)
-        if not self._gate.count(len(data)):
+        # A refusal is said beyond the budget, too.
+        if not self._gate.count(len(data)) and self._work.is_open:
             raise Ended
         self._writer.write(data)
         try:
@@ -204,7 +205,7 @@ class Connection:
         """A new attempt. Raises Refusal where the budget has no more."""
         # What was read of it until now is its own.
         self._work = _Work(sent=self._work.sent, received=self._work.received, is_open=True)
-        if exceeded := self._gate.over_budget():
+        if exceeded := self._gate.over_budget(self._hold):
             raise Refusal("budget", exceeded)
 
     def _name(self, host: str, port: str) -> tuple[str, int]:
@@ -249,7 +250,7 @@ class Connection:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Raises Refusal."""
         try:
-            return await self._dialer.connect(host, port)
+            return await self._dialer.connect(host, port, self._gate.owner)
         except Unreachable as error:
             status = 403 if error.is_refused else 502
             raise Refusal(error.why, str(error), status, verdict) from None
@@ -317,7 +318,8 @@ class Connection:
             "list": refusal.verdict.layer,
         }
         body = json.dumps({"error": told}).encode() + b"\n"
-        reason = refusal.text.encode("ascii", "replace").replace(b"\r", b" ").replace(b"\n", b" ")
+        text = "".join(c if " " <= c <= "~" else "?" for c in refusal.text)
+        reason = text.strip().encode()
         headers = [
             (b"Content-Type", b"application/json"),
             (b"Content-Length", str(len(body)).encode()),
@@ -358,9 +360,10 @@ class Connection:
             attempt = partial(self._work.attempt, "allowed", verdict)
         except (h11.ProtocolError, OSError) as error:
             attempt = partial(self._work.attempt, "failed", verdict, "unreachable")
+            said = str(error) or "no answer in time."
             if server.our_state is h11.SEND_RESPONSE:
                 await self._refuse(
-                    server, Refusal("unreachable", f"{host}:{port}: {error}", 502, verdict)
+                    server, Refusal("unreachable", f"{host}:{port}: {said}", 502, verdict)
                 )
             raise Ended from None
         finally:

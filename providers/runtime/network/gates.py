@@ -25,6 +25,8 @@ class Hold:
 
     end: Callable[[], None]
     target: Target | None = None
+    # What of the budget it was too many for.
+    exceeded: str = ""
 
 
 class Gate:
@@ -41,7 +43,7 @@ class Gate:
         """`owners` counts the connections of each tenant."""
         self.network = network
         self._record = record
-        self._owner = owner
+        self.owner = owner
         self._owners = Counter() if owners is None else owners
         self._clock = clock
         self._holds: set[Hold] = set()
@@ -60,21 +62,24 @@ class Gate:
     def add(self, end: Callable[[], None]) -> Hold:
         """Count a connection, until `remove`."""
         hold = Hold(end)
+        most = self.network.budget.connections
+        if sum(not each.exceeded for each in self._holds) >= most:
+            hold.exceeded = f"This sandbox may have {most} connections at once."
+        elif self._owners[self.owner] >= MOST_OF_OWNER:
+            hold.exceeded = f"A tenant may have {MOST_OF_OWNER} connections at once."
         self._holds.add(hold)
-        self._owners[self._owner] += 1
+        self._owners[self.owner] += 1
         return hold
 
     def remove(self, hold: Hold) -> None:
         self._holds.discard(hold)
-        self._owners[self._owner] -= 1
+        self._owners[self.owner] -= 1
 
-    def over_budget(self) -> str:
-        """Count a connection or request; return what of the budget it exceeds, "" for nothing."""
+    def over_budget(self, hold: Hold) -> str:
+        """Count a request of a connection; return what of the budget it exceeds, "" for nothing."""
         budget, now = self.network.budget, self._clock()
-        if len(self._holds) > budget.connections:
-            return f"This sandbox may have {budget.connections} connections at once."
-        if self._owners[self._owner] > MOST_OF_OWNER:
-            return f"A tenant may have {MOST_OF_OWNER} connections at once."
+        if hold.exceeded:
+            return hold.exceeded
         if self._bytes >= budget.bytes:
             return f"This sandbox has used the {budget.bytes} bytes that it may transfer."
         while self._recent and self._recent[0] <= now - 60:

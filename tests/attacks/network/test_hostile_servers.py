@@ -26,7 +26,6 @@ OK = b"HTTP/1.1 200 OK\r\n"
         b"\0" * 100,
         b"garbage\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nX : y\r\n\r\n",
-        b"HTTP/9.9 200 OK\r\n\r\n",
         b"HTTP/1.1 99 Low\r\n\r\n",
         OK + b"X: " + b"y" * 500_000,
         OK + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\n",
@@ -35,7 +34,6 @@ OK = b"HTTP/1.1 200 OK\r\n"
         b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n",
         b"HTTP/1.1 100 Continue\r\n\r\n" * 1000,
         b"HTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n" * 17 + ANSWER,
-        b"HTTP/2.0 200 OK\r\n\r\n\0\0",
     ],
 )
 def test_what_is_no_response_is_a_failure_of_that_host(proxied: Proxied, answer: bytes) -> None:

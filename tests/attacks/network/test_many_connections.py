@@ -55,7 +55,7 @@ def test_a_connection_too_many_is_told_why(proxied: Proxied) -> None:
         told = error_of(door.talk(get(GOOD, upstream.port)))
     assert told["reason"] == "budget"
     assert "1 connections at once" in told["message"]
-    assert [each.why for each in door.wait_for(1)][0] == "budget"
+    assert door.wait_for(1)[0].why == "budget"
 
 
 def test_every_connection_that_is_not_answered_is_on_record(proxied: Proxied) -> None:
