@@ -109,6 +109,9 @@ async def serve(
     """Serve one connection of the gate's sandbox until it ends. Never raises."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101  for the type
+    if gate.is_closed:
+        writer.transport.abort()
+        return
     if gate.is_crowded:
         gate.record(_Work().attempt("refused", Verdict(False), "budget"))
         writer.transport.abort()

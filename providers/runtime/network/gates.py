@@ -55,9 +55,12 @@ class Gate:
     @property
     def is_crowded(self) -> bool:
         """Whether a connection is closed without an answer."""
-        return (
-            self._is_closed or len(self._holds) >= self.network.budget.connections + MOST_REFUSALS
-        )
+        return len(self._holds) >= self.network.budget.connections + MOST_REFUSALS
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether no connection is served any more."""
+        return self._is_closed
 
     def add(self, end: Callable[[], None]) -> Hold:
         """Count a connection, until `remove`."""
