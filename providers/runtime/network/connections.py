@@ -196,6 +196,9 @@ class Connection:
         if not self._gate.count(len(data)) and self._work.is_open:
             raise Ended
         self._writer.write(data)
+        if not self._writer.transport.get_write_buffer_size():
+            # A timer for each piece would cost more than the piece.
+            return
         try:
             async with asyncio.timeout(IDLE_SECONDS):
                 await self._writer.drain()
