@@ -88,6 +88,8 @@ class Rule:
         path = found["path"] or ""
         if path and path != normalized_path(path):
             raise ValueError(f"{path[:100]}: Must be a plain path, without '..', '//' and escapes.")
+        if literal(found["host"]) is not None and re.fullmatch(r"/\d{1,3}", path):
+            raise ValueError(f"{text[:100]}: A rule has hosts and no networks.")
         return cls(
             _host_of_rule(found["host"]),
             ports,
@@ -404,12 +406,18 @@ def _is_below(path: str, prefix: str) -> bool:
     if not prefix:
         return True
     raw = path.partition("?")[0]
-    seen = normalized_path(raw)
-    # What is escaped twice is read by some servers as what it is not.
-    if "%" in seen or normalized_path(seen) != seen:
+    plain = unquote(raw)
+    # Servers differ in whether they resolve "..", "//", "\\" and what is escaped twice or wrongly.
+    if plain != normalized_path(raw) or "%" in plain or "\ufffd" in plain:
         return False
-    whole = prefix.rstrip("/")
-    return seen == whole or seen.startswith(whole + "/")
+    # Some drop parameters first, so that "..;" is "..".
+    if not plain.isprintable() or any(
+        part.partition(";")[0] in (".", "..") for part in plain.split("/")
+    ):
+        return False
+    # An escaped slash parts for some servers only.
+    whole = prefix.strip("/").split("/")
+    return [unquote(part) for part in raw.split("/")[1 : len(whole) + 1]] == whole
 
 
 def _host_of_rule(text: str) -> str:

@@ -13,7 +13,8 @@ import logging
 import re
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -34,6 +35,8 @@ HEAD_SECONDS = 30.0
 IDLE_SECONDS = 300.0
 LINGER_SECONDS, LINGER_BYTES = 2.0, 1024 * 1024
 HEAD_BYTES = 32 * 1024
+# How many 1xx responses a server may send before its response.
+MOST_INFORMED = 16
 PIECE = 256 * 1024
 
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\\\[\]]+):(\d{1,5})")
@@ -78,6 +81,9 @@ class _Work:
     path: str = ""
     sent: int = 0
     received: int = 0
+    # Nothing is on record of it until its end.
+    is_open: bool = False
+    verdict: Verdict = field(default_factory=lambda: Verdict(False))
 
     def attempt(self, outcome: Outcome, verdict: Verdict, why: str = "") -> Attempt:
         return Attempt(
@@ -103,7 +109,11 @@ async def serve(
     """Serve one connection of the gate's sandbox until it ends. Never raises."""
     task = asyncio.current_task()
     assert task is not None  # noqa: S101  for the type
+    if gate.is_closed:
+        writer.transport.abort()
+        return
     if gate.is_crowded:
+        gate.record(_Work().attempt("refused", Verdict(False), "budget"))
         writer.transport.abort()
         return
     hold = gate.add(partial(_cancel, task))
@@ -116,8 +126,8 @@ async def serve(
         logger.exception("a connection failed inside the proxy")
         writer.transport.abort()
     finally:
+        await _close(writer)
         gate.remove(hold)
-        writer.close()
 
 
 class Connection:
@@ -138,7 +148,15 @@ class Connection:
 
     async def serve(self) -> None:
         """Raises Ended, OSError."""
-        first = await self._peek(1)
+        try:
+            await self._serve()
+        finally:
+            if self._work.is_open:
+                self._record(self._work.attempt("failed", self._work.verdict, "ended"))
+
+    async def _serve(self) -> None:
+        async with _in_time():
+            first = await self._peek(1)
         if first == b"\x05":
             await self._serve_socks()
         elif first == b"\x04":
@@ -149,22 +167,18 @@ class Connection:
 
     # What is read and written.
 
-    async def _more(self, seconds: float) -> bytes:
+    async def _more(self) -> bytes:
         """Raises Ended."""
-        try:
-            async with asyncio.timeout(seconds):
-                data = await self._reader.read(PIECE)
-        except TimeoutError:
-            raise Ended from None
+        data = await self._reader.read(PIECE)
         self._work.sent += len(data)
-        if not self._gate.count(len(data)):
+        if not self._gate.count(len(data)) and self._work.is_open:
             raise Ended
         return data
 
     async def _peek(self, size: int) -> bytes:
         """At least so many bytes, which stay. Raises Ended."""
         while len(self._buffer) < size:
-            data = await self._more(HEAD_SECONDS)
+            data = await self._more()
             if not data:
                 raise Ended
             self._buffer += data
@@ -178,9 +192,13 @@ class Connection:
     async def _write(self, data: bytes) -> None:
         """Raises Ended, OSError."""
         self._work.received += len(data)
-        if not self._gate.count(len(data)):
+        # A refusal is said beyond the budget, too.
+        if not self._gate.count(len(data)) and self._work.is_open:
             raise Ended
         self._writer.write(data)
+        if not self._writer.transport.get_write_buffer_size():
+            # A timer for each piece would cost more than the piece.
+            return
         try:
             async with asyncio.timeout(IDLE_SECONDS):
                 await self._writer.drain()
@@ -192,8 +210,8 @@ class Connection:
     def _begin(self) -> None:
         """A new attempt. Raises Refusal where the budget has no more."""
         # What was read of it until now is its own.
-        self._work = _Work(sent=self._work.sent, received=self._work.received)
-        if exceeded := self._gate.over_budget():
+        self._work = _Work(sent=self._work.sent, received=self._work.received, is_open=True)
+        if exceeded := self._gate.over_budget(self._hold):
             raise Refusal("budget", exceeded)
 
     def _name(self, host: str, port: str) -> tuple[str, int]:
@@ -238,7 +256,7 @@ class Connection:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Raises Refusal."""
         try:
-            return await self._dialer.connect(host, port)
+            return await self._dialer.connect(host, port, self._gate.owner)
         except Unreachable as error:
             status = 403 if error.is_refused else 502
             raise Refusal(error.why, str(error), status, verdict) from None
@@ -250,7 +268,8 @@ class Connection:
         server = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
         while True:
             try:
-                event = await self._next(server, HEAD_SECONDS)
+                async with _in_time():
+                    event = await self._next(server)
                 if not isinstance(event, h11.Request):
                     return
                 self._begin()
@@ -273,7 +292,7 @@ class Connection:
                 return
             server.start_next_cycle()
 
-    async def _next(self, server: h11.Connection, seconds: float) -> h11.Event:
+    async def _next(self, server: h11.Connection) -> h11.Event:
         """The program's next event. Raises Ended, RemoteProtocolError."""
         while True:
             event = server.next_event()
@@ -284,7 +303,7 @@ class Connection:
                 if self._buffer:
                     data, self._buffer = self._buffer, b""
                 else:
-                    data = await self._more(seconds)
+                    data = await self._more()
                 server.receive_data(data)
             elif event is h11.PAUSED:
                 raise Ended
@@ -305,7 +324,8 @@ class Connection:
             "list": refusal.verdict.layer,
         }
         body = json.dumps({"error": told}).encode() + b"\n"
-        reason = refusal.text.encode("ascii", "replace").replace(b"\r", b" ").replace(b"\n", b" ")
+        text = "".join(c if " " <= c <= "~" else "?" for c in refusal.text)
+        reason = text.strip().encode()
         headers = [
             (b"Content-Type", b"application/json"),
             (b"Content-Length", str(len(body)).encode()),
@@ -336,20 +356,24 @@ class Connection:
         self._work.method, self._work.path = request.method.decode(), path
         _check_framing(request)
         verdict = self._judge(Target(host, port, "http", request.method.decode(), path))
+        self._work.verdict = verdict
+        self._hold.target = Target(host, port, "http", request.method.decode(), path)
         upstream, to_upstream = await self._connect(host, port, verdict)
         exchange = _Exchange(self, server, upstream, to_upstream)
         attempt = partial(self._work.attempt, "failed", verdict, "ended")
         try:
             await exchange.carry(request, path)
             attempt = partial(self._work.attempt, "allowed", verdict)
-        except (h11.RemoteProtocolError, OSError) as error:
+        except (h11.ProtocolError, OSError) as error:
             attempt = partial(self._work.attempt, "failed", verdict, "unreachable")
+            said = str(error) or "no answer in time."
             if server.our_state is h11.SEND_RESPONSE:
                 await self._refuse(
-                    server, Refusal("unreachable", f"{host}:{port}: {error}", 502, verdict)
+                    server, Refusal("unreachable", f"{host}:{port}: {said}", 502, verdict)
                 )
             raise Ended from None
         finally:
+            self._hold.target = None
             to_upstream.transport.abort()
             self._record(attempt())
 
@@ -370,7 +394,7 @@ class Connection:
         else:
             (host, port), path = tunnel, target
             self._work.host, self._work.port = host, port
-            if not path.startswith("/") and path != "*":
+            if "#" in path or (not path.startswith("/") and path != "*"):
                 raise Refusal("mismatch", "A request in a tunnel begins with its path.", 400)
         hosts = [value.decode("latin-1") for name, value in request.headers if name == b"host"]
         if len(hosts) != 1 or not self._is_same(hosts[0], host, port):
@@ -403,7 +427,7 @@ class Connection:
                 named = value.decode("latin-1")
                 if not self._is_same(named if ":" in named else f"{named}:{port}", host, port):
                     raise Refusal("mismatch", f"The header Host is not {host}:{port}.", 400)
-        await self._next(server, HEAD_SECONDS)
+        await self._next(server)
 
         async def accept() -> None:
             await self._write(server.send(h11.Response(status_code=200, headers=[])) or b"")
@@ -414,23 +438,28 @@ class Connection:
     async def _tunnel(self, host: str, port: int, accept: Accept) -> None:
         """Judge, connect, `accept`, and look at what the program then says. Raises Refusal."""
         target = Target(host, port, "https")
-        verdict = self._gate.judge(target)
+        verdict = self._work.verdict = self._gate.judge(target)
         upstream = None
         if verdict.is_allowed:
+            # From now on: a change of the rules ends it before it says anything, too.
+            self._hold.target = target
             upstream = await self._connect(host, port, verdict)
         elif not self._gate.network.may_allow(host, port).is_allowed:
             raise self._not_allowed(target, verdict)
         try:
             await accept()
-            first = await self._peek(1)
+            async with _in_time():
+                first = await self._peek(1)
             if first == b"\x16":
                 await self._serve_tls(target, verdict, upstream)
                 return
         finally:
+            self._hold.target = None
             if upstream is not None:
                 upstream[1].transport.abort()
-        while (line := self._buffer[:11]) and len(line) < 11 and b" " not in line:
-            await self._peek(len(line) + 1)
+        async with _in_time():
+            while (line := self._buffer[:11]) and len(line) < 11 and b" " not in line:
+                await self._peek(len(line) + 1)
         if not _METHOD.match(line):
             self._end(Refusal("protocol", "", verdict=verdict))
             raise Ended
@@ -444,8 +473,9 @@ class Connection:
     ) -> None:
         """Raises Ended."""
         try:
-            while (name := hello.server_name(self._buffer)) is None:
-                await self._peek(len(self._buffer) + 1)
+            async with _in_time():
+                while (name := hello.server_name(self._buffer)) is None:
+                    await self._peek(len(self._buffer) + 1)
         except hello.Malformed:
             self._end(Refusal("malformed", "", verdict=verdict))
             raise Ended from None
@@ -456,11 +486,9 @@ class Connection:
         if upstream is None:
             self._end(self._not_allowed(target, verdict))
             raise Ended
-        self._hold.target = target
         try:
             await self._pipe(*upstream)
         finally:
-            self._hold.target = None
             self._record(self._work.attempt("allowed", verdict))
 
     async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -471,7 +499,7 @@ class Connection:
             nonlocal moved
             writer.write(self._buffer)
             self._buffer = b""
-            while data := await self._more(IDLE_SECONDS + 1):
+            while data := await self._more():
                 moved = time.monotonic()
                 writer.write(data)
                 await writer.drain()
@@ -494,25 +522,11 @@ class Connection:
 
     async def _serve_socks(self) -> None:
         """Raises Ended."""
-        _, count = await self._take(2)
-        if 0 not in await self._take(count):
-            await self._write(b"\x05\xff")
+        async with _in_time():
+            asked = await self._read_socks()
+        if asked is None:
             return
-        await self._write(b"\x05\x00")
-        version, command, _, kind = await self._take(4)
-        if version != 5:
-            return
-        if kind == 1:
-            host = socket.inet_ntop(socket.AF_INET, await self._take(4))
-        elif kind == 4:
-            host = socket.inet_ntop(socket.AF_INET6, await self._take(16))
-        elif kind == 3:
-            (size,) = await self._take(1)
-            host = (await self._take(size)).decode("latin-1")
-        else:
-            await self._write(_socks_answer(8))
-            return
-        port = int.from_bytes(await self._take(2), "big")
+        command, host, port = asked
         accepted = False
 
         async def accept() -> None:
@@ -531,6 +545,28 @@ class Connection:
             if not accepted:
                 code = {502: 4, 7: 7}.get(refusal.status, 2)
                 await self._write(_socks_answer(code))
+
+    async def _read_socks(self) -> tuple[int, str, int] | None:
+        """Command, host and port; None for what is refused without a host. Raises Ended."""
+        _, count = await self._take(2)
+        if 0 not in await self._take(count):
+            await self._write(b"\x05\xff")
+            return None
+        await self._write(b"\x05\x00")
+        version, command, _, kind = await self._take(4)
+        if version != 5:
+            return None
+        if kind == 1:
+            host = socket.inet_ntop(socket.AF_INET, await self._take(4))
+        elif kind == 4:
+            host = socket.inet_ntop(socket.AF_INET6, await self._take(16))
+        elif kind == 3:
+            (size,) = await self._take(1)
+            host = (await self._take(size)).decode("latin-1")
+        else:
+            await self._write(_socks_answer(8))
+            return None
+        return command, host, int.from_bytes(await self._take(2), "big")
 
 
 class _Exchange:
@@ -564,7 +600,8 @@ class _Exchange:
     async def _send_body(self) -> None:
         try:
             while True:
-                event = await self._connection._next(self._server, IDLE_SECONDS)
+                async with _in_time(IDLE_SECONDS):
+                    event = await self._connection._next(self._server)
                 if isinstance(event, h11.Data):
                     await self._send(self._client.send(event))
                 else:
@@ -581,6 +618,7 @@ class _Exchange:
         await self._writer.drain()
 
     async def _receive(self) -> None:
+        informed = 0
         while True:
             event = self._client.next_event()
             if event is h11.NEED_DATA:
@@ -588,6 +626,9 @@ class _Exchange:
                     self._client.receive_data(await self._reader.read(PIECE))
                 continue
             if isinstance(event, h11.InformationalResponse):
+                informed += 1
+                if informed > MOST_INFORMED:
+                    raise h11.RemoteProtocolError("the server sends no end of 1xx responses")
                 continue
             if isinstance(event, h11.Response):
                 answer = h11.Response(
@@ -609,17 +650,19 @@ class _Exchange:
 
 
 def _passed_on(headers: Any) -> list[tuple[bytes, bytes]]:
-    """Those that are meant for the other side."""
+    """Those that are meant for the other side. What frames a message is not for `Connection`."""
+    names = {name for name, _ in headers}
+    own = _OWN_HEADERS | ({b"content-length"} if b"transfer-encoding" in names else set())
     named = {
         word.strip().lower()
         for name, value in headers
         if name == b"connection"
         for word in value.split(b",")
-    }
+    } - {b"host", b"content-length"}
     return [
         (name, value)
         for name, value in headers.raw_items()
-        if name.lower() not in _OWN_HEADERS and name.lower() not in named
+        if name.lower() not in own and name.lower() not in named
     ]
 
 
@@ -658,6 +701,26 @@ async def _until_one_fails(
         for task in (*tasks, limiting):
             task.cancel()
         await asyncio.gather(*tasks, limiting, return_exceptions=True)
+
+
+@asynccontextmanager
+async def _in_time(seconds: float | None = None) -> AsyncIterator[None]:
+    """What is read here has come as a whole after so many seconds. Raises Ended."""
+    try:
+        async with asyncio.timeout(HEAD_SECONDS if seconds is None else seconds):
+            yield
+    except TimeoutError:
+        raise Ended from None
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    """Let the program take what is left, and break off when it does not."""
+    writer.close()
+    try:
+        async with asyncio.timeout(IDLE_SECONDS):
+            await writer.wait_closed()
+    except (OSError, asyncio.CancelledError):
+        writer.transport.abort()
 
 
 def _cancel(task: asyncio.Task[Any]) -> None:

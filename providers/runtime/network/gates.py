@@ -25,6 +25,8 @@ class Hold:
 
     end: Callable[[], None]
     target: Target | None = None
+    # What of the budget it was too many for.
+    exceeded: str = ""
 
 
 class Gate:
@@ -41,37 +43,46 @@ class Gate:
         """`owners` counts the connections of each tenant."""
         self.network = network
         self._record = record
-        self._owner = owner
+        self.owner = owner
         self._owners = Counter() if owners is None else owners
         self._clock = clock
         self._holds: set[Hold] = set()
         self._recent: deque[float] = deque()
         self._refusals: deque[float] = deque()
         self._bytes = 0
+        self._is_closed = False
 
     @property
     def is_crowded(self) -> bool:
         """Whether a connection is closed without an answer."""
         return len(self._holds) >= self.network.budget.connections + MOST_REFUSALS
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether no connection is served any more."""
+        return self._is_closed
+
     def add(self, end: Callable[[], None]) -> Hold:
         """Count a connection, until `remove`."""
         hold = Hold(end)
+        most = self.network.budget.connections
+        if sum(not each.exceeded for each in self._holds) >= most:
+            hold.exceeded = f"This sandbox may have {most} connections at once."
+        elif self._owners[self.owner] >= MOST_OF_OWNER:
+            hold.exceeded = f"A tenant may have {MOST_OF_OWNER} connections at once."
         self._holds.add(hold)
-        self._owners[self._owner] += 1
+        self._owners[self.owner] += 1
         return hold
 
     def remove(self, hold: Hold) -> None:
         self._holds.discard(hold)
-        self._owners[self._owner] -= 1
+        self._owners[self.owner] -= 1
 
-    def over_budget(self) -> str:
-        """Count a connection or request; return what of the budget it exceeds, "" for nothing."""
+    def over_budget(self, hold: Hold) -> str:
+        """Count a request of a connection; return what of the budget it exceeds, "" for nothing."""
         budget, now = self.network.budget, self._clock()
-        if len(self._holds) > budget.connections:
-            return f"This sandbox may have {budget.connections} connections at once."
-        if self._owners[self._owner] > MOST_OF_OWNER:
-            return f"A tenant may have {MOST_OF_OWNER} connections at once."
+        if hold.exceeded:
+            return hold.exceeded
         if self._bytes >= budget.bytes:
             return f"This sandbox has used the {budget.bytes} bytes that it may transfer."
         while self._recent and self._recent[0] <= now - 60:
@@ -97,7 +108,8 @@ class Gate:
                 hold.end()
 
     def close(self) -> None:
-        """End every connection."""
+        """End every connection, and those that are accepted but not served yet."""
+        self._is_closed = True
         for hold in list(self._holds):
             hold.end()
 
@@ -108,7 +120,7 @@ class Gate:
 
     def record(self, attempt: Attempt) -> None:
         """Record it, unless refusals come faster than connections may."""
-        if attempt.why == "budget":
+        if attempt.why in ("budget", "malformed"):
             now = self._clock()
             while self._refusals and self._refusals[0] <= now - 60:
                 self._refusals.popleft()

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 # What the records of one ClientHello may have together. Post-quantum keys take 2 KiB.
 MOST_BYTES = 32 * 1024
+# Each is looked at anew when bytes come. Clients that part a hello at all part it in a few.
+MOST_RECORDS = 64
 _HANDSHAKE, _CLIENT_HELLO, _SERVER_NAME, _HOST_NAME = 22, 1, 0, 0
 
 
@@ -43,9 +45,9 @@ def server_name(data: bytes) -> str | None:
     Raises Malformed.
     """
     message = bytearray()
-    at = 0
+    at = records = 0
     while len(message) < 4 or len(message) < 4 + int.from_bytes(message[1:4], "big"):
-        if len(data) > MOST_BYTES:
+        if len(data) > MOST_BYTES or records == MOST_RECORDS:
             raise Malformed("it is too long")
         if len(data) < at + 5:
             return None
@@ -56,6 +58,7 @@ def server_name(data: bytes) -> str | None:
             return None
         message += data[at + 5 : at + 5 + size]
         at += 5 + size
+        records += 1
         if message[0] != _CLIENT_HELLO:
             raise Malformed("it is no ClientHello")
     return _name_of(_Reader(bytes(message[4 : 4 + int.from_bytes(message[1:4], "big")])))
@@ -69,6 +72,8 @@ def _name_of(hello: _Reader) -> str:
     if hello.is_empty:
         return ""
     extensions = hello.block(2)
+    if not hello.is_empty:
+        raise Malformed("it has more than its extensions")
     found: str | None = None
     while not extensions.is_empty:
         kind = extensions.number(2)

@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 # More than a guest of ours ever has.
 MOST_LANES = 256
+# What waits for the sandbox to read it, beside what its lanes hold.
+MOST_WAITING = 1024 * 1024
 
 
 class LaneStream(asyncio.Protocol):
@@ -32,6 +34,14 @@ class LaneStream(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=MOST_WAITING)
+
+    def pause_writing(self) -> None:
+        """A sandbox that does not read is not read from: each lane that ends has an answer."""
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -107,6 +117,8 @@ class _Lane(asyncio.Protocol):
 
     def take(self, content: bytes) -> None:
         """Bytes of the sandbox. Raises LaneError for more than it has credit for."""
+        if self._has_ended:
+            raise lanes.LaneError("bytes after the end of a lane")
         self._owed += len(content)
         if self._owed > lanes.WINDOW:
             raise lanes.LaneError("more than there was credit for")

@@ -54,8 +54,12 @@ class _OpenGate:
         self.gate = gate
         self.server: asyncio.Server | None = None
         self.stream: LaneStream | None = None
+        self.opening: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
+        if self.opening is not None:
+            # A listener that is opened later would take connections from the next gate.
+            await asyncio.wait({self.opening})
         if self.server is not None:
             self.server.close()
         self.gate.close()
@@ -107,11 +111,18 @@ class Proxy:
         if not data:
             self._ended.set()
             return
-        for header, parts in self._parser.feed(data):
-            try:
-                self._carry_out(header, parts)
-            except (ValueError, KeyError, IndexError, OSError) as error:
-                logger.warning("a message of the pool cannot be carried out: %r", error)
+        try:
+            for header, parts in self._parser.feed(data):
+                self._carry_out_one(header, parts)
+        except wire.FrameError as error:
+            logger.error("the pool cannot be understood: %s", error)
+            self._ended.set()
+
+    def _carry_out_one(self, header: dict[str, object], parts: dict[str, bytes]) -> None:
+        try:
+            self._carry_out(header, parts)
+        except (ValueError, KeyError, IndexError, TypeError, OSError) as error:
+            logger.warning("a message of the pool cannot be carried out: %r", error)
 
     def _carry_out(self, header: dict[str, object], parts: dict[str, bytes]) -> None:
         number, name = int(str(header["gate"])), header.get("op")
@@ -122,7 +133,9 @@ class Proxy:
                 network, partial(self._tell_attempt, number), str(header["owner"]), self._owners
             )
             self._gates[number] = opened = _OpenGate(gate)
-            self._spawn(self._open(opened, end, is_stream=header.get("stream") is True))
+            opened.opening = self._spawn(
+                self._open(opened, end, is_stream=header.get("stream") is True)
+            )
         elif name == "change":
             self._gates[number].gate.change(Network.from_json(json.loads(parts["network"])))
         elif name == "sync":
@@ -176,10 +189,11 @@ class Proxy:
             self._ended.set()
         loop.remove_writer(self._control)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 def give_up_privileges() -> None:

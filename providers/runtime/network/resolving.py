@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from providers.addresses import Address, Allowed, is_metadata, is_public, literal, unwrapped
@@ -16,7 +17,9 @@ RESOLVE_SECONDS = 10.0
 CONNECT_SECONDS = 10.0
 # How long the addresses of this machine are remembered.
 OWN_SECONDS = 30.0
-_THREADS = 16
+_THREADS = 64
+# A name server that does not answer costs its own tenant alone.
+_LOOKUPS_OF_OWNER = 8
 _MOST_ADDRESSES = 4
 
 Lookup = Callable[[str, int], Sequence[str]]
@@ -48,14 +51,15 @@ class Dialer:
         self._allowed = tuple(allowed)
         self._lookup = lookup
         self._threads = ThreadPoolExecutor(_THREADS, "resolve")
+        self._shares: dict[str, asyncio.Semaphore] = {}
         self._own: frozenset[Address] = frozenset()
         self._own_since = float("-inf")
 
     async def connect(
-        self, host: str, port: int
+        self, host: str, port: int, owner: str = ""
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Raises Unreachable."""
-        addresses = await self._resolve(host, port)
+        """Connect for a tenant. Raises Unreachable."""
+        addresses = await self._resolve(host, port, owner)
         for address in addresses:
             self._check(host, port, address)
         try:
@@ -67,13 +71,18 @@ class Dialer:
             reason = error.strerror or type(error).__name__
             raise Unreachable("unreachable", f"{host}:{port}: {reason}.") from None
 
-    async def _resolve(self, host: str, port: int) -> list[Address]:
+    async def _resolve(self, host: str, port: int, owner: str) -> list[Address]:
         if (address := literal(host)) is not None:
             return [address]
         loop = asyncio.get_running_loop()
+        share = self._shares.setdefault(owner, asyncio.Semaphore(_LOOKUPS_OF_OWNER))
         try:
             async with asyncio.timeout(RESOLVE_SECONDS):
-                found = await loop.run_in_executor(self._threads, self._lookup, host, port)
+                await share.acquire()
+                looking = self._threads.submit(self._lookup, host, port)
+                # When the thread is free again, which may be long after it is waited for.
+                looking.add_done_callback(partial(_release, loop, share))
+                found = await asyncio.wrap_future(looking)
         except TimeoutError:
             raise Unreachable("name", f"The name {host} was not resolved in time.") from None
         except (OSError, UnicodeError):
@@ -115,6 +124,12 @@ class Dialer:
         if now - self._own_since > OWN_SECONDS:
             self._own, self._own_since = own_addresses(), now
         return self._own
+
+
+def _release(loop: asyncio.AbstractEventLoop, share: asyncio.Semaphore, _: object) -> None:
+    # At the end of the process the loop may have ended before.
+    if not loop.is_closed():
+        loop.call_soon_threadsafe(share.release)
 
 
 def own_addresses(proc: Path = Path("/proc/net")) -> frozenset[Address]:

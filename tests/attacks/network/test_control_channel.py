@@ -1,0 +1,90 @@
+"""The channel over which the pool commands the proxy.
+
+No sandbox has an end of it: it is a pair of sockets without a name, whose ends are descriptor 0 of
+the proxy and one of the pool that no child inherits. What a sandbox says arrives over connections
+and lanes, which are never parsed as commands. Of what does arrive there a bad message ends nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+
+from providers.addresses import Allowed
+from providers.runtime.guest import wire
+from providers.runtime.network.proxy import Proxy
+from providers.runtime.network.resolving import Dialer
+from tests.attacks.network.proxied import ADDRESS, Proxied, allowing, error_of, get, opened
+
+BAD: tuple[tuple[dict[str, object], list[tuple[str, bytes]]], ...] = (
+    ({}, []),
+    ({"gate": "x", "op": "open"}, []),
+    ({"gate": None, "op": "close"}, []),
+    ({"gate": 1}, []),
+    ({"gate": 1, "op": "unknown"}, []),
+    ({"gate": 9, "op": "change"}, [("network", b"{}")]),
+    ({"gate": 9, "op": "change"}, []),
+    ({"gate": 9, "op": "close"}, []),
+    ({"gate": 9, "op": "sync"}, []),
+)
+NETWORKS = (b"", b"5", b"{", b"\xff", b"[]", b'{"layers": 5}', b'{"layers": [{"mode": 5}]}',
+            b'{"layers": [], "budget": {"bytes": "x"}}', b'{"layers":[{"allow":[5]}]}')  # fmt: skip
+
+
+async def exchange() -> bytes:
+    ours, theirs = socket.socketpair()
+    ours.settimeout(30)
+    proxy = Proxy(theirs, Dialer([Allowed.parse(ADDRESS)]))
+    serving = asyncio.create_task(proxy.run())
+    loop = asyncio.get_running_loop()
+
+    def talk() -> bytes:
+        for header, parts in BAD:
+            ours.sendall(wire.pack(header, parts))
+        for network in NETWORKS:
+            with socket.create_server(("127.0.0.1", 0)) as unused:
+                message = wire.pack({"gate": 1, "op": "open", "owner": "a"}, [("network", network)])
+                socket.send_fds(ours, [message[:1]], [unused.fileno()])
+                ours.sendall(message[1:])
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            network = json.dumps(allowing("good.example").to_json()).encode()
+            message = wire.pack({"gate": 1, "op": "open", "owner": "a"}, [("network", network)])
+            socket.send_fds(ours, [message[:1]], [listener.fileno()])
+            ours.sendall(message[1:])
+            with socket.create_connection(listener.getsockname(), 30) as program:
+                program.sendall(get("evil.example", 80))
+                answer = b""
+                while data := program.recv(1 << 16):
+                    answer += data
+        ours.close()
+        return answer
+
+    answer = await loop.run_in_executor(None, talk)
+    await asyncio.wait_for(serving, 30)
+    theirs.close()
+    return answer
+
+
+def test_bad_messages_end_nothing() -> None:
+    answer = asyncio.run(exchange())
+    assert error_of(answer)["host"] == "evil.example"
+
+
+def test_a_frame_that_cannot_be_read_ends_the_process() -> None:
+    async def garble() -> None:
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            serving = asyncio.create_task(Proxy(theirs, Dialer()).run())
+            ours.sendall(b"\xff" * 64)
+            await asyncio.wait_for(serving, 30)
+
+    asyncio.run(garble())
+
+
+def test_commands_in_a_connection_are_not_carried_out(proxied: Proxied) -> None:
+    door = proxied.door(allowing("other.example"))
+    network = json.dumps(opened().to_json()).encode()
+    door.talk(wire.pack({"op": "change", "gate": 1}, [("network", network)]))
+    assert door.gate.network == allowing("other.example")
+    assert door.only().outcome == "refused"
