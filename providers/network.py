@@ -380,7 +380,8 @@ def normalized_host(text: str) -> str:
     such as 0x7f.1, 127.1 or user@host.
     """
     host = text.lower().rstrip(".") if not text.endswith("..") else text
-    address = literal(host)
+    # A zone is of this machine's interfaces, and hides an address from comparison.
+    address = literal(host) if "%" not in host else None
     if address is not None:
         return str(address)
     if not is_host(host) or "_" in host.rpartition(".")[2]:

@@ -15,13 +15,17 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from providers.errors import ProviderUnavailable
+from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.network import Attempt, Network
 from providers.runtime.guest import wire
 
 logger = logging.getLogger(__name__)
 
+# Some lists of as many rules as there may be, each as long as it may be.
+POLICY_BYTES = 8 * 1024 * 1024
 BACKLOG = 128
+# A process that ends at once is not started again at once.
+RESTART_SECONDS = 1.0
 CLOSE_SECONDS = 5.0
 _FRAME_BYTES = 1024 * 1024
 _PROJECT = Path(__file__).parents[3]
@@ -124,12 +128,18 @@ class NetworkProxy:
     async def send(
         self, header: dict[str, object], network: Network | None, end: socket.socket | None = None
     ) -> None:
-        """Send a message, with a descriptor. Raises ProviderUnavailable."""
-        parts = [("network", json.dumps(network.to_json()).encode())] if network else []
+        """Send a message, with a descriptor. Raises ProviderUnavailable, and InvalidConfiguration
+        for a network that is too long."""
+        parts = []
+        if network:
+            text = json.dumps(network.to_json(), ensure_ascii=False).encode()
+            if len(text) > POLICY_BYTES:
+                raise InvalidConfiguration("network: The lists are too long.", field="network")
+            parts = [("network", text)]
         message = wire.pack(header, parts)
         async with self._sending:
-            control = self._control or self._start()
             try:
+                control = self._control or self._start()
                 if end is not None:
                     await _send_descriptor(control, message[:1], end)
                     message = message[1:]
@@ -200,6 +210,7 @@ class NetworkProxy:
             logger.warning("the network proxy cannot be understood: %r", error)
         logger.warning("the network proxy has ended, and is started again")
         self._end_process()
+        await asyncio.sleep(RESTART_SECONDS)
         await self._open_again()
 
     def _receive(self, header: dict[str, object], parts: dict[str, bytes]) -> None:

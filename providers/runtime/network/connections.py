@@ -237,10 +237,14 @@ class Connection:
     def _not_allowed(self, target: Target, verdict: Verdict) -> Refusal:
         asked = f"{target.method} {target.path} of " if target.method else ""
         whose = f"the list of the {verdict.layer}" if verdict.layer else "this sandbox"
+        remedy = (
+            "Name it in `network` of the request."
+            if verdict.layer in ("run", "session")
+            else "Ask an administrator to add it there."
+        )
         return Refusal(
             "not_allowed",
-            f"{asked}{target.host}:{target.port} is not allowed by {whose}. Ask an administrator "
-            "to add it there, or name it in the network of the request where that is narrower.",
+            f"{asked}{target.host}:{target.port} is not allowed by {whose}. {remedy}",
             verdict=verdict,
         )
 
@@ -474,8 +478,8 @@ class Connection:
         """Raises Ended."""
         try:
             async with _in_time():
-                while (name := hello.server_name(self._buffer)) is None:
-                    await self._peek(len(self._buffer) + 1)
+                while isinstance(name := hello.server_name(self._buffer), int):
+                    await self._peek(name)
         except hello.Malformed:
             self._end(Refusal("malformed", "", verdict=verdict))
             raise Ended from None
@@ -489,7 +493,8 @@ class Connection:
         try:
             await self._pipe(*upstream)
         finally:
-            self._record(self._work.attempt("allowed", verdict))
+            why = "budget" if self._gate.is_spent else ""
+            self._record(self._work.attempt("allowed", verdict, why))
 
     async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass on what both say until both have ended, or nothing passes for too long."""

@@ -92,10 +92,15 @@ class Gate:
         self._recent.append(now)
         return ""
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether more bytes have passed than the budget has."""
+        return self._bytes > self.network.budget.bytes
+
     def count(self, size: int) -> bool:
         """Count bytes that pass. Whether the budget has them."""
         self._bytes += size
-        return self._bytes <= self.network.budget.bytes
+        return not self.is_spent
 
     def judge(self, target: Target) -> Verdict:
         return self.network.judge(target)

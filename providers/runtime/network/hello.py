@@ -39,8 +39,9 @@ class _Reader:
         return self.at == len(self.data)
 
 
-def server_name(data: bytes) -> str | None:
-    """Return the name that a client asks for, "" where it names none; None while more is needed.
+def server_name(data: bytes) -> str | int:
+    """Return the name that a client asks for, "" where it names none. While more is needed, return
+    how many bytes there must be at least: to look again earlier would be work for nothing.
 
     Raises Malformed.
     """
@@ -50,12 +51,12 @@ def server_name(data: bytes) -> str | None:
         if len(data) > MOST_BYTES or records == MOST_RECORDS:
             raise Malformed("it is too long")
         if len(data) < at + 5:
-            return None
+            return at + 5
         kind, version, size = data[at], data[at + 1], int.from_bytes(data[at + 3 : at + 5], "big")
         if kind != _HANDSHAKE or version != 3 or not 0 < size <= 1 << 14:
             raise Malformed("it is no handshake")
         if len(data) < at + 5 + size:
-            return None
+            return at + 5 + size
         message += data[at + 5 : at + 5 + size]
         at += 5 + size
         records += 1

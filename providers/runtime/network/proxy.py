@@ -33,6 +33,7 @@ from typing import Any
 from providers.addresses import Allowed
 from providers.network import Attempt, Network
 from providers.runtime.guest import wire
+from providers.runtime.network.client import POLICY_BYTES
 from providers.runtime.network.connections import serve
 from providers.runtime.network.gates import Gate
 from providers.runtime.network.lane_stream import LaneStream
@@ -42,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 # Whose rights the process has. Nothing belongs to this user.
 NOBODY = 65534
-FRAME_BYTES = 4 * 1024 * 1024
+FRAME_BYTES = 2 * POLICY_BYTES
 CLOSE_SECONDS = 4.0
 _PR_SET_PDEATHSIG, _PR_SET_NO_NEW_PRIVS = 1, 38
 

@@ -101,8 +101,6 @@ FORGED = {
     "a message without end": lanes.HEAD.pack(1, lanes.DATA, 1 << 31),
     "a lane twice": lanes.pack(1, lanes.START) * 2,
     "a message of a host": lanes.pack(1, lanes.START) + lanes.pack(1, lanes.ENDED),
-    "too much data": lanes.pack(1, lanes.START)
-    + lanes.pack(1, lanes.DATA, bytes(lanes.WINDOW)) * 2,
     "credit too large": lanes.pack(1, lanes.START) + lanes.pack_credit(1, 1),
     "credit of nothing": lanes.pack(1, lanes.START) + lanes.pack(1, lanes.CREDIT, bytes(4)),
     "credit in pieces": lanes.pack(1, lanes.START) + lanes.pack(1, lanes.CREDIT, b"\1"),
@@ -154,3 +152,22 @@ def test_a_sandbox_that_begins_and_ends_and_never_reads_is_not_read_from(
         assert proxied.call(guest.transport.get_write_buffer_size) < 64 * 1024
         # It goes on with the sandbox.
         assert status_of(guest.fetch(first, get(GOOD, upstream.port))) == 200
+
+
+def test_bytes_beyond_the_credit_end_the_stream(proxied: Proxied) -> None:
+    """Of a connection that nothing reads, so that no credit is given again."""
+    ours, theirs = socket.socketpair()
+    unread: list[socket.socket] = []
+
+    async def begin() -> None:
+        loop = asyncio.get_running_loop()
+        await loop.create_connection(lambda: LaneStream(unread.append), sock=theirs)
+
+    with ours:
+        ours.settimeout(BOUND_SECONDS)
+        proxied.run(begin())
+        ours.sendall(lanes.pack(1, lanes.START))
+        ours.sendall(lanes.pack(1, lanes.DATA, bytes(lanes.WINDOW)) * 2)
+        assert read_all(ours) == b""
+    for end in unread:
+        end.close()

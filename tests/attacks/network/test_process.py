@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from providers.network import Attempt
+from providers.errors import InvalidConfiguration
+from providers.network import Attempt, Layer, Network, NetworkPolicy
 from providers.runtime.network.client import NetworkProxy
 from tests.attacks.network.proxied import (
     ADDRESS,
@@ -172,3 +173,29 @@ def test_a_gate_that_was_closed_at_once_takes_nothing_from_the_next(proxied: Pro
             assert len(pool.attempts) == 10
 
     run(reopen())
+
+
+def test_lists_as_long_as_they_may_be_are_held_and_longer_ones_are_refused(
+    proxied: Proxied,
+) -> None:
+    lines = [f"h{number}.example:8{number:03} # {'😀' * 970}" for number in range(500)]
+    layer = Layer("tenant", NetworkPolicy.parse("allowlist", lines))
+
+    async def open_both() -> None:
+        proxy = NetworkProxy()
+        with socket.socket() as first, socket.socket() as second:
+            first.bind(("127.0.0.1", 0))
+            second.bind(("127.0.0.1", 0))
+            gate = await proxy.open(first, Network((layer,) * 3), "alice", lambda _: None)
+            await gate.change(Network((layer,) * 2))
+            with pytest.raises(InvalidConfiguration) as refused:
+                await proxy.open(second, Network((layer,) * 6), "alice", lambda _: None)
+            assert refused.value.field == "network"
+            other = await proxy.open(second, allowing("good.example"), "bob", lambda _: None)
+            async with asyncio.timeout(30):
+                await other.sync()
+                await other.close()
+                await gate.close()
+        await proxy.close()
+
+    asyncio.run(open_both())

@@ -41,8 +41,8 @@ def allow(*lines: str, log_only: bool = False) -> NetworkPolicy:
         ("https://good.example", Rule("good.example", (443,), "https")),
         ("[2606:4700::1]:53", Rule("2606:4700::1", (53,))),
         (
-            "GET,HEAD https://api.example/v1 # prices",
-            Rule("api.example", (443,), "https", ("GET", "HEAD"), "/v1", "prices"),
+            "GET,HEAD http://api.example/v1 # prices",
+            Rule("api.example", (80,), "http", ("GET", "HEAD"), "/v1", "prices"),
         ),
         ("good.example/ # all", Rule("good.example", reason="all")),
     ],
@@ -129,7 +129,7 @@ def test_a_network_is_the_same_after_json() -> None:
     network = Network(
         (
             Layer("installation", NetworkPolicy.parse("open", log_only=True)),
-            Layer("tenant", allow("GET https://api.example/v1 # prices", "[::1]:53")),
+            Layer("tenant", allow("GET http://api.example/v1 # prices", "[::1]:53")),
             Layer("run", NetworkPolicy()),
         ),
         Budget(connections=1, connections_per_minute=2, bytes=3),
