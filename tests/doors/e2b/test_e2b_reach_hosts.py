@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -120,7 +121,11 @@ def test_the_network_of_a_sandbox_is_replaced_while_it_runs(server: Upstream, si
         assert sandbox.get_info().network is None
 
 
-async def test_the_asynchronous_sdk_names_a_network_too(server: Upstream, site: Site) -> None:
+def test_the_asynchronous_sdk_names_a_network_too(server: Upstream, site: Site) -> None:
+    asyncio.run(_replaced(server))
+
+
+async def _replaced(server: Upstream) -> None:
     host = server.rule.partition(":")[0]
     sandbox = await AsyncSandbox.create(network={"allow_out": [host], "deny_out": [ALL]})
     try:
