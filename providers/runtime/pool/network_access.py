@@ -112,7 +112,7 @@ class NetworkAccess:
         if of_runtime(self._runtime) == NONE:
             # Its loopback is the machine's own.
             raise InvalidConfiguration(
-                "network: What runs without isolation cannot be held to a network policy.",
+                "network: What runs without isolation cannot follow a network list.",
                 field="network",
             )
         if self._gate is not None:

@@ -6,9 +6,11 @@ import json
 from typing import Any
 
 import pytest
+from rest_framework.test import APIClient
 
 from executions.ledger.verification import verify
 from executions.sessions.models import Session
+from executions.tenants.keys import create_api_key
 from providers.manager import manager
 from providers.services import save_config
 from tests.conftest import Caller
@@ -228,6 +230,18 @@ def test_a_network_is_replaced_shown_and_in_the_ledger(alice: Caller, bob: Calle
     assert replace(alice, session, allowInternetAccess=False).status_code == 501
     assert allowed(session)[0] == "none"
     assert verify().is_intact
+
+
+def test_a_key_that_may_only_read_or_run_replaces_no_network(alice: Caller) -> None:
+    listed()
+    session = created(alice)
+    for scopes in ("read", "execute", "read execute"):
+        _, text = create_api_key(alice.tenant, scopes, None, scopes)
+        client = APIClient(headers={"X-API-Key": text})
+        path = f"/sandboxes/{session.pk.hex}/network"
+        assert client.put(path, {"denyOut": []}, format="json").status_code == 403, scopes
+    assert APIClient().put(path, {"denyOut": []}, format="json").status_code == 401
+    assert allowed(session) == ("none", [])
 
 
 def test_rules_of_the_native_api_are_shown_in_its_words(alice: Caller) -> None:
