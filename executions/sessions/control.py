@@ -42,6 +42,7 @@ from executions.sessions.cell_order import use_session
 from executions.sessions.ending import end_leftovers, fail, in_background, mark_lost
 from executions.sessions.maintenance import ends, save_changes
 from executions.sessions.models import Session, Workspace
+from executions.sessions.networks import NO_NETWORK, promises_no_network
 from executions.sessions.requests import (
     ContextRequest,
     ContextShape,
@@ -55,7 +56,6 @@ from executions.sessions.session_sandbox import (
     SHARING,
     call_sandbox,
     extend_lease,
-    lender_of,
 )
 from executions.sessions.storage.archives import Restored
 from executions.sessions.storage.carry_over import ended_session_with_files, inherit
@@ -252,9 +252,6 @@ def _context(answer: Any) -> ContextShape:
     }
 
 
-NO_NETWORK = "none"
-
-
 async def open_session(
     request: SessionRequest,
     caller: Caller,
@@ -306,11 +303,7 @@ async def open_session(
 async def is_without_network(session: Session) -> bool:
     """Whether it has none of its own, and its provider promises no other, as it did when the
     session was opened."""
-    if session.network is not None:
-        return False
-    with ExitStack() as held:
-        lease = await borrow_lease(Step(lender_of(session)), held)
-        return lease.provider.network == NO_NETWORK
+    return session.network is None and await promises_no_network(session)
 
 
 def _steps(request: SessionRequest, slug: str, may_choose: bool) -> list[Step]:

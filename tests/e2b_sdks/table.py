@@ -14,7 +14,8 @@ END = "<!-- end -->\n"
 
 # How a method that works differs from E2B's own. The walks hold what is said of refusals.
 DIFFERS = {
-    "Sandbox.create": "templates are this service's; `network`, `mcp`, `volume_mounts` are refused",
+    "Sandbox.create": "templates are this service's; `mcp`, `volume_mounts` are refused; `network` has "
+    "hosts and all traffic",
     "Sandbox.connect": "resumes with files, without memory",
     "Sandbox.pause": "keeps files, not memory",
     "Sandbox.beta_pause": "keeps files, not memory",
@@ -23,6 +24,7 @@ DIFFERS = {
     "Sandbox.fork": "begins with files, without memory",
     "Sandbox.get_host": "names an address that is not served",
     "Sandbox.get_mcp_url": "names an address that is not served",
+    "Sandbox.update_network": "hosts and all traffic; no ranges of addresses, no `rules`",
     "Sandbox.run_code": "no Java and no R; Python without IPython itself, whose lines are taken",
     "commands.run": "as `user` alone; no login files",
     "commands.connect": "hears what comes from then on",

@@ -137,7 +137,8 @@ async def walk_sandboxes() -> Any:
     (fork,) = await got(sandbox.fork())
     await got(fork.kill())
     works("Sandbox.fork")
-    await refused("Sandbox.update_network", lambda: sandbox.update_network({"deny_out": ["a.b"]}))
+    await got(sandbox.update_network({"deny_out": ["0.0.0.0/0"]}))
+    works("Sandbox.update_network")
     return sandbox
 
 

@@ -25,7 +25,7 @@ FACES = {
     ),
     "executions.sessions": (
         "background_commands capacity cell_order cells control ending file_events files "
-        "maintenance models queries requests session_sandbox storage storage.blobs "
+        "maintenance models networks queries requests session_sandbox storage storage.blobs "
         "storage.browse storage.carry_over storage.drafts storage.quota storage.snapshots "
         "storage.wake"
     ),

@@ -11,7 +11,6 @@ from executions.capabilities.network.attempts import LIST, FoundAttemptShape, de
 from executions.capabilities.network.sessions import (
     PUT,
     SessionNetworkShape,
-    change_network,
     network_of_session,
 )
 from executions.doors.native.frame import ApiView, deferred
@@ -19,6 +18,7 @@ from executions.doors.native.rendering import json_response, may_read, page_of
 from executions.doors.native.schema import endpoint
 from executions.doors.native.sessions import SessionApiView
 from executions.kernel.bodies import PageShape
+from executions.sessions.networks import change_network
 from executions.sessions.queries import session_of
 
 

@@ -20,6 +20,7 @@ from executions.doors.native.frame import render_error, to_database_error
 from executions.doors.native.rendering import json_response
 from executions.kernel.text import is_name
 from executions.runs import extensions
+from executions.runs.network import NetworkRequest
 from executions.sessions.models import Session
 from executions.sessions.queries import expires_at
 from executions.sessions.requests import (
@@ -286,14 +287,10 @@ MOST_LISTED = 100
 # Templates that every account of E2B has, and that are our usual sandbox: it is told by the first.
 USUAL = "base"
 _USUAL = (USUAL, "code-interpreter-v1", "code-interpreter-stateful")
-# What of a sandbox's own network rules asks for no more than holds here anyway: nobody reaches a
-# sandbox's ports.
-_HARMLESS_RULES = {"allowPublicTraffic": (True, False, None)}
 _NOT_THERE = {
     "mcp": "An MCP gateway in the sandbox",
     "iam": "Workload identity tokens",
     "volumeMounts": "A volume",
-    "network": "A sandbox's own network rules",
 }
 _MIB = 1024 * 1024
 
@@ -308,14 +305,16 @@ def seconds_in(body: Mapping[str, Any]) -> int | None:
     return max(1, seconds)
 
 
-def request_of(body: Mapping[str, Any]) -> SessionRequest:
-    """Raises Refused and InvalidConfiguration.
+def request_of(body: Mapping[str, Any], network: NetworkRequest | None) -> SessionRequest:
+    """Read a request for a sandbox, whose network is read already.
+
+    Raises Refused and InvalidConfiguration.
 
     A sandbox that is to be killed at its end has one age; one that is to be paused is unused until
     then, and as old as any may be.
     """
     for name, what in _NOT_THERE.items():
-        if body.get(name) and not (name == "network" and _is_harmless(body[name])):
+        if body.get(name):
             raise unimplemented(what)
     metadata = body.get("metadata") or {}
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
@@ -336,7 +335,8 @@ def request_of(body: Mapping[str, Any]) -> SessionRequest:
         max_seconds=settings.SESSION_MAX_SECONDS if pauses else seconds,
         env=_environment(body.get("envVars") or {}),
         metadata=metadata,
-        offline=body.get("allow_internet_access") is False,
+        network=network,
+        offline=network is not None and network.mode == "none",
     )
 
 
@@ -348,13 +348,6 @@ def _environment(given: Any) -> Any:
 def from_snapshot(snapshot_id: UUID | None) -> dict[str, Any]:
     """What a request has that begins with the files of a snapshot."""
     return {"from": snapshot_id}
-
-
-def _is_harmless(rules: Any) -> bool:
-    return isinstance(rules, dict) and all(
-        any(value is harmless for harmless in _HARMLESS_RULES.get(name, ())) or value in ([], {})
-        for name, value in rules.items()
-    )
 
 
 def template_names(name: str) -> list[str]:

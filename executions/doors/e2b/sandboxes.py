@@ -18,7 +18,7 @@ from django.http import HttpResponse
 from django.utils import timezone
 from rest_framework.request import Request
 
-from executions.doors.e2b import connect, credentials
+from executions.doors.e2b import connect, credentials, network
 from executions.doors.e2b.connect import Refused, control_error_body, invalid, unimplemented
 from executions.doors.e2b.frame import ControlView
 from executions.doors.native.frame import deferred
@@ -32,6 +32,7 @@ from executions.sessions.control import is_without_network, open_session
 from executions.sessions.ending import close
 from executions.sessions.files import inspect
 from executions.sessions.models import Session, Snapshot
+from executions.sessions.networks import change_network, promises_no_network
 from executions.sessions.queries import (
     LivingFilter,
     expires_at,
@@ -97,7 +98,9 @@ class SandboxesView(SandboxApiView):
 
     @deferred
     async def post(self, request: Request) -> HttpResponse:
-        wanted = connect.request_of(self.body())
+        body = self.body()
+        named = network.network_of_new(body, self.api_key.tenant.slug)
+        wanted = connect.request_of(body, named)
         try:
             session = await open_session(wanted, self.caller())
         except InvalidConfiguration as error:
@@ -116,7 +119,9 @@ class SandboxesView(SandboxApiView):
 
 class OneSandboxView(SandboxApiView):
     def get(self, request: Request, sandbox_id: str) -> HttpResponse:
-        return json_response(connect.detail(self.session(sandbox_id), self.api_key))
+        session = self.session(sandbox_id)
+        told = {**connect.detail(session, self.api_key), **network.detail(session)}
+        return json_response(told)
 
     @deferred
     async def delete(self, request: Request, sandbox_id: str) -> HttpResponse:
@@ -155,6 +160,21 @@ class TimeoutView(SandboxApiView):
         except SessionAsleep:
             # What is kept has no timeout: a late call to keep it alive would have it removed.
             raise NoSuchSession("The sandbox is paused. Connect to it.") from None
+        return HttpResponse(status=204)
+
+
+class NetworkView(SandboxApiView):
+    @deferred
+    async def put(self, request: Request, sandbox_id: str) -> HttpResponse:
+        """Replace the sandbox's own network. One that sleeps is not woken."""
+        session = self.session(sandbox_id)
+        asked = network.network_of_change(self.body(), session.tenant_slug)
+        if asked == network.NOTHING and not await promises_no_network(session):
+            raise invalid(
+                "denyOut: The provider of this sandbox does not guarantee a sandbox without "
+                "internet access. Create one with allow_internet_access=False."
+            )
+        await change_network(session, asked, self.by())
         return HttpResponse(status=204)
 
 
@@ -393,6 +413,8 @@ class ForkView(SandboxApiView):
             max_seconds=seconds,
             env=dict(session.env or {}),
             metadata=dict(session.metadata or {}),
+            # Not what a sandbox has that names none: that may be more.
+            network=network.network_of_copy(session),
             offline=is_offline,
             **connect.from_snapshot(taken.pk),
         )

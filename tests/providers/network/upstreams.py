@@ -19,12 +19,17 @@ LARGE = 8 * 1024 * 1024
 
 class Upstream:
     """A web server of a folder's files. It answers `/echo` with the request, `/large` with LARGE
-    bytes, and `/elsewhere` with a redirect."""
+    bytes, and `/elsewhere` with a redirect. It listens on a free port of ADDRESS if none is given."""
 
-    def __init__(self, folder: Path, context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        context: ssl.SSLContext | None = None,
+        address: tuple[str, int] = (ADDRESS, 0),
+    ) -> None:
         self.folder = folder
         self.requests: list[str] = []
-        self._server = http.server.ThreadingHTTPServer((ADDRESS, 0), self._handler(folder))
+        self._server = http.server.ThreadingHTTPServer(address, self._handler(folder))
         self._server.daemon_threads = True
         if context is not None:
             self._server.socket = context.wrap_socket(
@@ -32,8 +37,8 @@ class Upstream:
             )
         scheme = "http" if context is None else "https"
         self.port: int = self._server.server_address[1]
-        self.url = f"{scheme}://{ADDRESS}:{self.port}"
-        self.rule = f"{ADDRESS}:{self.port}"
+        self.url = f"{scheme}://{address[0]}:{self.port}"
+        self.rule = f"{address[0]}:{self.port}"
         self._thread = threading.Thread(target=self._server.serve_forever)
 
     def _handler(self, folder: Path) -> type[http.server.SimpleHTTPRequestHandler]:
