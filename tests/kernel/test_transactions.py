@@ -203,6 +203,7 @@ DOORS = {
     "e2b-connect-2": ("session", "PATCH"),
     "e2b-resume": ("session", "PATCH"),
     "e2b-timeout": ("session", "PATCH"),
+    "e2b-network": ("session-network", "PUT"),
     # It saves the session thoroughly, as what runs in it does.
     "e2b-pause": ("session-executions", "POST"),
     "e2b-process": ("session-processes", "POST"),
