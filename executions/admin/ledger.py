@@ -39,6 +39,7 @@ KINDS = (
     "setting",
     "tenant",
     "policy",
+    "network_list",
     "approval",
     "tool_call",
     "legal_hold",

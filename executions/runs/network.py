@@ -26,6 +26,8 @@ from providers.network import (
 
 # The key of a record's metadata that has the lists which held for its run.
 NETWORK_LISTS = "network_lists"
+# Those that a record of a run without a network has none of.
+NETWORK_KEYS = frozenset((NETWORK, NETWORK_LISTS))
 FIGURES = ("allowed", "refused", "failed", "sent", "received")
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
 

@@ -533,9 +533,8 @@ def policy_of(execution: Execution) -> PolicyShape | None:
     warnings: list[Any] = [
         {"line": line, "kind": "remark", "name": f"{name}: {what}"} for line, name, what in remarks
     ]
-    refusals: list[Any] = [
-        {"line": 0, "kind": "remark", "name": line} for line in network_remarks(execution)
-    ]
+    refused = network_remarks(execution) if NETWORK in execution.meta else []
+    refusals: list[Any] = [{"line": 0, "kind": "remark", "name": line} for line in refused]
     if isinstance(stated, Mapping):
         return {
             "id": stated.get("id"),

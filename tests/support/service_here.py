@@ -47,7 +47,8 @@ class ServiceHere:
 
     async def _open(self, data_dir: Path) -> PoolManager:
         choice = _Choice("auto", self._launchers_dir, "sessions")
-        allowed = settings.NETWORK_ALLOWED_ADDRESSES
+        # A process of its own may have few settings.
+        allowed = getattr(settings, "NETWORK_ALLOWED_ADDRESSES", ())
         manager = PoolManager(choice, ServiceSettings(), allowed)
         self._runner = web.AppRunner(
             Service(manager, "").application(), access_log=None, handler_cancellation=True

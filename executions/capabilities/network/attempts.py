@@ -46,7 +46,7 @@ def store(
 
 def store_of_run(ended: Execution) -> None:
     """Insert the attempts that the record of a run has, in the transaction of its end."""
-    found = checked_attempts(ended.meta.get(NETWORK)) if NETWORK in ended.meta else None
+    found = checked_attempts(ended.meta.get(NETWORK))
     if found and found["attempts"]:
         store(
             found["attempts"],

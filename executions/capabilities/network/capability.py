@@ -20,7 +20,7 @@ from executions.runs.requests import ExecutionRequest
 from executions.runs.routing import ensure_network
 from executions.tenants.models import Tenant
 from providers.manager import Lease
-from providers.network import Layer, Network, NetworkPolicy
+from providers.network import NETWORK, Layer, Network, NetworkPolicy
 from providers.values import SandboxSpec
 
 
@@ -109,7 +109,8 @@ class NetworkLists(Extension):
         store(attempts, tenant_id, tenant_slug, session_id=session_id)
 
     def before_seal(self, ended: Execution, *, had_code: bool) -> None:
-        store_of_run(ended)
+        if NETWORK in ended.meta:
+            store_of_run(ended)
 
 
 CAPABILITY = NetworkLists()

@@ -14,7 +14,7 @@ from rest_framework.request import Request
 from executions.kernel.bodies import Choices, JsonObject, PageShape, Time
 from executions.kernel.text import from_json
 from executions.runs.models import Artifact, Execution
-from executions.runs.network import network_of
+from executions.runs.network import NETWORK_KEYS, network_of
 from executions.runs.record import late_result_of, receipt_of
 from executions.runs.results import (
     error_of,
@@ -175,7 +175,7 @@ def execution_detail(
         "restored": is_restored(execution),
         "policy": policy_of(execution),
         "observations": observations_of(execution),
-        "network": network_of(execution),
+        "network": network_of(execution) if NETWORK_KEYS & execution.meta.keys() else None,
     }
 
 
