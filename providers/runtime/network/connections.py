@@ -498,14 +498,15 @@ class Connection:
 
     async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass on what both say until both have ended, or nothing passes for too long."""
-        moved = time.monotonic()
+        loop = asyncio.get_running_loop()
+        moved = loop.time()
 
         async def send() -> None:
             nonlocal moved
             writer.write(self._buffer)
             self._buffer = b""
             while data := await self._more():
-                moved = time.monotonic()
+                moved = loop.time()
                 writer.write(data)
                 await writer.drain()
             writer.write_eof()
@@ -513,12 +514,12 @@ class Connection:
         async def receive() -> None:
             nonlocal moved
             while data := await reader.read(PIECE):
-                moved = time.monotonic()
+                moved = loop.time()
                 await self._write(data)
             self._writer.write_eof()
 
         async def watch() -> None:
-            while (left := moved + IDLE_SECONDS - time.monotonic()) > 0:
+            while (left := moved + IDLE_SECONDS - loop.time()) > 0:
                 await asyncio.sleep(left)
 
         await _until_one_fails([send(), receive()], watch())

@@ -132,6 +132,9 @@ class Proxied:
         self.dialer = Dialer([Allowed.parse(ADDRESS)], self._look_up)
         self.troubles: list[dict[str, Any]] = []
         self._servers: list[asyncio.Server] = []
+        self._passed = 0.0
+        self._real_time = loop.time
+        loop.time = lambda: self._real_time() + self._passed  # type: ignore[method-assign]
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(BOUND_SECONDS)
@@ -141,6 +144,14 @@ class Proxied:
             return work()
 
         return self.run(run())
+
+    def pass_time(self, seconds: float) -> None:
+        """Have all that waits on the loop wait so much less."""
+
+        def add() -> None:
+            self._passed += seconds
+
+        self.call(add)
 
     def door(self, network: Network, owner: str = "alice") -> Door:
         door = Door(self, network, owner)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
+import time
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
-from providers.runtime.network import connections
+from providers.runtime.network.connections import HEAD_SECONDS, IDLE_SECONDS
 from tests.attacks.network.proxied import (
     BOUND_SECONDS,
     GOOD,
-    Door,
     Proxied,
     allowing,
     client_hello,
@@ -25,13 +27,6 @@ from tests.attacks.network.proxied import (
 from tests.support.waiting import wait_until
 
 
-@pytest.fixture(autouse=True)
-def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.6)
-    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.6)
-    monkeypatch.setattr(connections, "LINGER_SECONDS", 0.3)
-
-
 def open_sockets() -> int:
     found = 0
     for each in os.listdir("/proc/self/fd"):
@@ -40,19 +35,22 @@ def open_sockets() -> int:
     return found
 
 
-def drip(sock: socket.socket, said: bytes) -> int:
-    """Send a byte each tenth of a second until the proxy ends it; how many it took."""
-    sock.settimeout(0.1)
-    for at in range(len(said)):
+def read_while_time_passes(proxied: Proxied, sock: socket.socket, seconds: float) -> bytes:
+    """All that comes until the end, while so much time passes again and again."""
+    found = b""
+    sock.settimeout(0.05)
+    deadline = time.monotonic() + BOUND_SECONDS
+    while time.monotonic() < deadline:
+        proxied.pass_time(seconds)
         try:
-            sock.sendall(said[at : at + 1])
-            if not sock.recv(1):
-                return at
+            if not (data := sock.recv(1 << 16)):
+                return found
         except TimeoutError:
             continue
         except ConnectionError:
-            return at
-    return len(said)
+            return found
+        found += data
+    raise AssertionError("it does not end")
 
 
 @pytest.mark.parametrize("kind", ["plain", "connect", "socks", "hello", "inner"])
@@ -71,40 +69,59 @@ def test_a_head_that_drips_is_ended_as_a_whole(proxied: Proxied, kind: str) -> N
             "socks": b"\x05" + bytes([200]) + bytes(200),
         }[kind]
     with sock:
-        assert drip(sock, said) < 25
+        for at in range(7):
+            with suppress(ConnectionError):
+                sock.sendall(said[at : at + 1])
+            proxied.pass_time(HEAD_SECONDS / 5)
+        # Whatever came of it in between, a head has its time as a whole.
+        read_all(sock)
     assert len(door.wait_until_idle()) == (kind in ("hello", "inner"))
     assert status_of(door.talk(get(GOOD, upstream.port))) == 200
 
 
-def silent(proxied: Proxied, *, greeting: bytes = b"") -> tuple[int, Door]:
-    async def hold(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(greeting)
-        while await reader.read(1 << 16):
-            continue
+class Silent:
+    """A server that hears what it is sent, and says no more than its greeting."""
 
-    port = proxied.server(hold)
-    return port, proxied.door(allowing(f"{GOOD}:{port}"))
+    def __init__(self, proxied: Proxied, greeting: bytes = b"") -> None:
+        self.has_heard = threading.Event()
+        self.writer: asyncio.StreamWriter | None = None
+        self._greeting = greeting
+        self.port = proxied.server(self._hold)
+        self.door = proxied.door(allowing(f"{GOOD}:{self.port}"))
+
+    async def _hold(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.writer = writer
+        writer.write(self._greeting)
+        while await reader.read(1 << 16):
+            self.has_heard.set()
+
+    def tunnel(self) -> socket.socket:
+        """One whose first message has arrived."""
+        sock = self.door.tunnel(GOOD, self.port)
+        sock.sendall(client_hello(GOOD))
+        assert self.has_heard.wait(BOUND_SECONDS)
+        return sock
 
 
 def test_an_idle_tunnel_is_ended(proxied: Proxied) -> None:
-    port, door = silent(proxied)
-    with door.tunnel(GOOD, port) as sock:
-        sock.sendall(client_hello(GOOD))
+    server = Silent(proxied)
+    with server.tunnel() as sock:
+        proxied.pass_time(IDLE_SECONDS + 1)
         assert read_all(sock) == b""
-    assert door.only().outcome == "allowed"
+    assert server.door.only().outcome == "allowed"
 
 
 def test_a_tunnel_in_which_only_the_server_speaks_is_not_idle(proxied: Proxied) -> None:
-    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for _ in range(25):
-            writer.write(b"x")
-            await asyncio.sleep(0.1)
-
-    port = proxied.server(speak)
-    door = proxied.door(allowing(f"{GOOD}:{port}"))
-    with door.tunnel(GOOD, port) as sock:
-        sock.sendall(client_hello(GOOD))
-        assert read_all(sock) == b"x" * 25
+    server = Silent(proxied)
+    with server.tunnel() as sock:
+        for _ in range(8):
+            assert server.writer is not None
+            proxied.call(partial(server.writer.write, b"x"))
+            assert sock.recv(1) == b"x"
+            proxied.pass_time(IDLE_SECONDS * 0.4)
+        proxied.call(server.writer.close)
+        assert read_all(sock) == b""
+    assert server.door.only().received > 8
 
 
 def test_a_program_that_does_not_read_leaves_no_socket(proxied: Proxied) -> None:
@@ -124,15 +141,22 @@ def test_a_program_that_does_not_read_leaves_no_socket(proxied: Proxied) -> None
         sock.sendall(client_hello(GOOD))
         sock.shutdown(socket.SHUT_WR)
         held.append(sock)
-    assert len(door.wait_for(2)) == 2
-    door.wait_until_idle()
-    wait_until(lambda: open_sockets() == before + len(held), BOUND_SECONDS)
+
+    def is_gone() -> bool:
+        proxied.pass_time(IDLE_SECONDS + 1)
+        return open_sockets() == before + len(held)
+
+    wait_until(is_gone, BOUND_SECONDS)
+    assert len(door.wait_until_idle()) == 2
     for sock in held:
         sock.close()
 
 
 def test_a_slow_server_is_given_up(proxied: Proxied) -> None:
-    port, door = silent(proxied, greeting=b"HTTP/1.1 200 OK\r\nX: ")
-    answer = door.talk(get(GOOD, port))
+    server = Silent(proxied, b"HTTP/1.1 200 OK\r\nX: ")
+    with server.door.connect() as sock:
+        sock.sendall(get(GOOD, server.port))
+        assert server.has_heard.wait(BOUND_SECONDS)
+        answer = read_while_time_passes(proxied, sock, IDLE_SECONDS + 1)
     assert status_of(answer) == 502
-    assert door.only().outcome == "failed"
+    assert server.door.only().outcome == "failed"
