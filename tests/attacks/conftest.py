@@ -14,6 +14,7 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group, Permission
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
+from executions.capabilities.network.models import NetworkList
 from executions.capabilities.playground.service import replay_sync
 from executions.capabilities.policies.models import Policy
 from executions.capabilities.spending.models import Budget
@@ -57,6 +58,7 @@ def everything(scripted: object, alice: Caller, charlie: Caller, settings: Any) 
     route.steps.create(provider=row, weight=3)
     Budget.objects.create(tenant_slug="wonderland", limit=5)
     Policy.objects.create(tenant_slug="wonderland")
+    NetworkList.objects.create(tenant_slug="wonderland", rules="pypi.org")
     LegalHold.objects.create(tenant_slug="nobody", execution_id=uuid4(), reason="a matter")
     user = get_user_model().objects.create_user("dora", "dora@example.org", "a long pass phrase")
     user.groups.add(Group.objects.create(name="Inspector"))

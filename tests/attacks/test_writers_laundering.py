@@ -350,9 +350,10 @@ def test_every_row_that_was_added_stays_found_behind_an_honest_save(everything: 
             if not any(each.startswith(f"{label} {twin.pk} ") for each in alterations()):
                 missed.append(label)
     assert missed == []
-    # A step has its route's place, which one alone may have; and a policy is of a tenant that
-    # there is.
-    assert {*BINDINGS} - saved == {"providers.routestep", "executions.policy"}
+    # A step has its route's place, which one alone may have; and a policy and a network list are
+    # of a tenant that there is.
+    of_a_tenant = {"executions.policy", "executions.networklist"}
+    assert {*BINDINGS} - saved == {"providers.routestep", *of_a_tenant}
 
 
 def test_a_row_that_was_removed_and_is_made_again_stays_found(everything: None) -> None:
