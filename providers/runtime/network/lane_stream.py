@@ -148,7 +148,8 @@ class _Lane(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._transport.set_write_buffer_limits(high=lanes.CHUNK, low=0)
+        # Whatever waits is heard of when it is gone: only then is there credit again.
+        self._transport.set_write_buffer_limits(high=0)
         if self._is_aborted:
             self._transport.abort()
             return

@@ -154,20 +154,47 @@ def test_a_sandbox_that_begins_and_ends_and_never_reads_is_not_read_from(
         assert status_of(guest.fetch(first, get(GOOD, upstream.port))) == 200
 
 
-def test_bytes_beyond_the_credit_end_the_stream(proxied: Proxied) -> None:
-    """Of a connection that nothing reads, so that no credit is given again."""
+def unread_stream(proxied: Proxied) -> tuple[socket.socket, list[socket.socket]]:
+    """The sandbox's end of a stream, and the connections that nothing reads."""
     ours, theirs = socket.socketpair()
+    ours.settimeout(BOUND_SECONDS)
     unread: list[socket.socket] = []
 
     async def begin() -> None:
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: LaneStream(unread.append), sock=theirs)
 
+    proxied.run(begin())
+    return ours, unread
+
+
+def test_bytes_beyond_the_credit_end_the_stream(proxied: Proxied) -> None:
+    """Of a connection that nothing reads, so that no credit is given again."""
+    ours, unread = unread_stream(proxied)
     with ours:
-        ours.settimeout(BOUND_SECONDS)
-        proxied.run(begin())
         ours.sendall(lanes.pack(1, lanes.START))
         ours.sendall(lanes.pack(1, lanes.DATA, bytes(lanes.WINDOW)) * 2)
         assert read_all(ours) == b""
     for end in unread:
         end.close()
+
+
+@pytest.mark.parametrize("size", [1, 1 << 12, 1 << 16, 1 << 17, lanes.WINDOW])
+def test_whatever_was_taken_is_credit_again_once_it_is_read(proxied: Proxied, size: int) -> None:
+    """However little of it had to wait, or the lane would wait for ever."""
+    ours, unread = unread_stream(proxied)
+    with ours:
+        ours.sendall(lanes.pack(1, lanes.START))
+        ours.sendall(lanes.pack(1, lanes.DATA, bytes(lanes.WINDOW - size)))
+        ours.sendall(lanes.pack(1, lanes.DATA, bytes(size)))
+        wait_until(lambda: bool(unread), BOUND_SECONDS)
+        unread[0].settimeout(BOUND_SECONDS)
+        left = lanes.WINDOW
+        while left:
+            left -= len(unread[0].recv(left))
+        parser, given = lanes.Parser(), 0
+        while given < lanes.WINDOW:
+            for number, kind, content in parser.feed(ours.recv(1 << 16)):
+                assert (number, kind) == (1, lanes.CREDIT)
+                given += lanes.credit(content)
+    unread[0].close()
