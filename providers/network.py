@@ -450,7 +450,7 @@ PRESETS: Mapping[str, Sequence[str]] = {
     "packages": (
         "pypi.org # Python packages",
         "files.pythonhosted.org # Python packages",
-        "registry.npmjs.org # npm packages",
-        "registry.yarnpkg.com # npm packages",
+        "*.npmjs.org # npm packages",
+        "*.yarnpkg.com # npm packages",
     ),
 }
