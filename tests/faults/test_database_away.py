@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -184,9 +182,7 @@ def test_a_later_process_records_what_a_killed_one_left_in_the_journal(on_sqlite
         with locked(site):
             site.let_go("sync")
             execution_id = assert_away(running.result(), ran=True)
-            os.kill(service.find(lambda line: "gunicorn" in line), signal.SIGKILL)
-            service.process.send_signal(signal.SIGKILL)
-            service.wait_for_end()
+            service.kill()
     assert execution_id is not None
     assert site.journal
     with site.up():

@@ -95,6 +95,22 @@ class Service:
         """The command lines of what `look` has seen and is still running."""
         return [_command_line(pid) for pid, stat in self._seen if _started(pid) == stat]
 
+    def kill(self) -> None:
+        """Kill every process of it, as a machine that loses its power does, and wait for them."""
+        self.look()
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self._end_survivors()
+        self.process.wait()
+        while self.survivors():
+            time.sleep(0.01)
+
+    def _end_survivors(self) -> None:
+        for pid, stat in self._seen:
+            if _started(pid) == stat:
+                # It may be ending just now, as everything does whose parent has died.
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
     def wait_for_end(self) -> tuple[int, float]:
         """Exit code and seconds."""
         started = time.monotonic()
@@ -125,11 +141,7 @@ def started(
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-        for pid, stat in service._seen:
-            if _started(pid) == stat:
-                # It may be ending just now, as everything does whose parent has died.
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+        service._end_survivors()
 
 
 def _descendants(pid: int) -> list[int]:

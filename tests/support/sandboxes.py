@@ -54,7 +54,7 @@ class Local:
         self._thread = thread_of(self.service.loop)
 
     def run(
-        self, code: str, language: str = "python", *, timeout: float = 10, **options: Any
+        self, code: str, language: str = "python", *, timeout: float = 60, **options: Any
     ) -> ExecutionResult:
         """Run dedented code in a sandbox of its own, which must end in time whatever it does."""
         instance = self.provider.create_instance(language)

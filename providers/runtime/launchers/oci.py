@@ -69,6 +69,7 @@ from providers.runtime.pool.launcher import (
     killed_first,
     read_complaint,
     receive_descriptor,
+    start_deadline,
     start_failure,
     start_process,
 )
@@ -223,7 +224,7 @@ class RuncLauncher(ImagesLauncher):
         process = start_process(command, channel, stderr, {"PATH": os.defpath})
         _be_nice(process.pid, 0 if self._hurried else STARTING_NICE)
         try:
-            async with asyncio.timeout(START_SECONDS):
+            async with start_deadline(START_SECONDS):
                 await end_of(process)
         finally:
             process.kill()

@@ -9,7 +9,7 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -310,7 +310,7 @@ async def receive_descriptor(channel: socket.socket, kind: bytes, seconds: float
     readable = asyncio.Event()
     loop.add_reader(channel, readable.set)
     try:
-        async with asyncio.timeout(seconds):
+        async with start_deadline(seconds):
             await readable.wait()
     finally:
         loop.remove_reader(channel)
@@ -336,6 +336,30 @@ async def end_of(process: subprocess.Popen[bytes]) -> None:
     finally:
         loop.remove_reader(pidfd)
         os.close(pidfd)
+
+
+@contextlib.asynccontextmanager
+async def start_deadline(seconds: float) -> AsyncIterator[None]:
+    """Raise TimeoutError after this many seconds in which the loop ran.
+
+    A machine that stood still (a paused virtual machine, a disk that does not answer) counts as one
+    second of them: what the sandbox sent meanwhile is read first.
+    """
+    loop = asyncio.get_running_loop()
+
+    def count(left: float) -> None:
+        nonlocal timer
+        if left <= 0:
+            limit.reschedule(loop.time())
+        else:
+            timer = loop.call_later(min(left, 1), count, left - 1)
+
+    timer = loop.call_later(min(seconds, 1), count, seconds - 1)
+    try:
+        async with asyncio.timeout(None) as limit:
+            yield
+    finally:
+        timer.cancel()
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from providers.runtime.pool.launcher import (
     Starter,
     exhausted,
     hurried_when_late,
+    start_deadline,
 )
 from providers.runtime.pool.network_access import FrameCarrier, NetworkAccess
 from providers.runtime.pool.protocol import ChannelClosed, Frame, GuestChannel
@@ -95,7 +96,7 @@ class Sandbox:
         channel = None
         try:
             channel = await guest.open()
-            async with asyncio.timeout(START_SECONDS):
+            async with start_deadline(START_SECONDS):
                 # What a guest says once it is warm, or that it cannot be.
                 with hurried_when_late(guest):
                     header, _ = await channel.receive()
