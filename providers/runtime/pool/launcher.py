@@ -346,6 +346,7 @@ async def start_deadline(seconds: float) -> AsyncIterator[None]:
     second of them: what the sandbox sent meanwhile is read first.
     """
     loop = asyncio.get_running_loop()
+    timer: asyncio.TimerHandle
 
     def count(left: float) -> None:
         nonlocal timer
