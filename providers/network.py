@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Literal, cast, get_args
 from urllib.parse import unquote
 
 from providers.addresses import is_host, literal
+from providers.credentials import Credential
 
 Mode = Literal["none", "allowlist", "open"]
 Outcome = Literal["allowed", "refused", "failed"]
@@ -42,8 +44,8 @@ FIGURES = ("allowed", "refused", "failed", "sent", "received")
 class Rule:
     """One line of a list: a host or `*.suffix`, its ports, and what is asked of requests.
 
-    A rule with `methods` or a `path` allows only requests that can be read: a tunnel shows neither.
-    `path` is a prefix. Without a `scheme` both are meant.
+    A rule with `methods` or a `path` allows only requests that can be read, so TLS to its host is
+    opened. `path` is a prefix. Without a `scheme` both are meant.
     """
 
     host: str
@@ -56,7 +58,7 @@ class Rule:
     @classmethod
     def parse(cls, text: str) -> Rule:
         """From `[METHODS ][scheme://]host[:ports][/path][ # reason]`, as in `pypi.org`,
-        `*.example.com:443,8443` or `GET,HEAD http://api.example.com/v1 # prices`.
+        `*.example.com:443,8443` or `GET,HEAD https://api.example.com/v1 # prices`.
 
         Raises ValueError with what is wrong.
         """
@@ -80,11 +82,6 @@ class Rule:
         )
         if wrong := [each for each in ports if not 0 < each < 65536]:
             raise ValueError(f"{wrong[0]}: Is not a port.")
-        if scheme == "https" and (methods or found["path"] not in (None, "/")):
-            raise ValueError(
-                f"{text[:100]!r} names methods or a path, which only plain HTTP shows. Leave them "
-                "out, or name http://."
-            )
         path = found["path"] or ""
         if path and path != normalized_path(path):
             raise ValueError(f"{path[:100]}: Must be a plain path, without '..', '//' and escapes.")
@@ -109,6 +106,10 @@ class Rule:
         if self.host.startswith("*."):
             return literal(host) is None and host.endswith(self.host[1:])
         return host == self.host
+
+    def covers_https(self, host: str, port: int) -> bool:
+        """Whether any request over TLS to it could be this rule's."""
+        return self.scheme != "http" and port in self.ports and self.covers_host(host)
 
     def covers(self, attempt: Target) -> bool:
         """Whether this rule allows an attempt."""
@@ -255,10 +256,15 @@ class Budget:
 
 @dataclass(frozen=True)
 class Network:
-    """What a sandbox may reach: all layers, from the outermost to the innermost, and a budget."""
+    """What a sandbox may reach: all layers, from the outermost to the innermost, and a budget.
+
+    `credentials` are put into the requests that they are bound to, as far as the layers allow those;
+    of two for one place the first is.
+    """
 
     layers: tuple[Layer, ...]
     budget: Budget = field(default_factory=Budget)
+    credentials: tuple[Credential, ...] = ()
 
     @property
     def is_closed(self) -> bool:
@@ -284,6 +290,43 @@ class Network:
                 rule = str(found)
         return Verdict(bool(self.layers), noted, rule, noted=bool(noted))
 
+    def opens_tls(self, host: str, port: int) -> bool:
+        """Whether requests to it must be read: a rule needs that, or a credential is bound to it."""
+        if any(rule.covers_https(host, port) for rules in self._bound.values() for rule in rules):
+            return True
+        tunnel = Target(host, port, "https")
+        return not self.judge(tunnel).is_allowed and self.may_allow(host, port).is_allowed
+
+    @property
+    def may_open_tls(self) -> bool:
+        """Whether there is a host to which requests must be read."""
+        rules = (rule for layer in self.layers for rule in layer.policy.rules)
+        return bool(self.credentials) or any(
+            rule.needs_requests and rule.scheme != "http" for rule in rules
+        )
+
+    @cached_property
+    def _bound(self) -> Mapping[str, tuple[Rule, ...]]:
+        return {each.id: tuple(map(Rule.parse, each.rules)) for each in self.credentials}
+
+    def credentials_for(self, target: Target) -> list[Credential]:
+        """Those that are bound to a request. None is to one without TLS."""
+        if target.scheme != "https" or target.method not in _METHODS:
+            return []
+        return [
+            each
+            for each in self.credentials
+            if any(rule.covers(target) for rule in self._bound[each.id])
+        ]
+
+    def credentials_of(self, host: str) -> list[Credential]:
+        """Those that are bound to any request to a host."""
+        return [
+            each
+            for each in self.credentials
+            if any(rule.covers_host(host) for rule in self._bound[each.id])
+        ]
+
     def may_allow(self, host: str, port: int) -> Verdict:
         """Hold a host against every layer, before a request to it is known."""
         for layer in self.layers:
@@ -292,18 +335,25 @@ class Network:
         return Verdict(bool(self.layers))
 
     def to_json(self) -> dict[str, Any]:
+        """With the values of its credentials: for the process that holds it, and nothing else."""
         layers = [{"name": layer.name, **layer.policy.to_json()} for layer in self.layers]
-        return {"layers": layers, "budget": asdict(self.budget)}
+        said: dict[str, Any] = {"layers": layers, "budget": asdict(self.budget)}
+        if self.credentials:
+            said["credentials"] = [each.to_json() for each in self.credentials]
+        return said
 
     @classmethod
     def from_json(cls, value: Any) -> Network:
         """Raises ValueError."""
-        if not isinstance(value, Mapping) or set(value) - {"layers", "budget"}:
-            raise ValueError("Must be an object with layers and budget.")
+        if not isinstance(value, Mapping) or set(value) - {"layers", "budget", "credentials"}:
+            raise ValueError("Must be an object with layers, budget and credentials.")
+        credentials = value.get("credentials", [])
+        if not isinstance(credentials, list):
+            raise ValueError("credentials: Must be a list of objects.")
         layers = value.get("layers")
         if not isinstance(layers, list) or not all(isinstance(each, Mapping) for each in layers):
             raise ValueError("layers: Must be a list of objects.")
-        return cls(
+        found = cls(
             tuple(
                 Layer(
                     str(each.get("name", "")),
@@ -312,7 +362,11 @@ class Network:
                 for each in layers
             ),
             Budget.from_json(value.get("budget", {})),
+            tuple(map(Credential.from_json, credentials)),
         )
+        for rules in found._bound.values():
+            check_bound(rules)
+        return found
 
 
 @dataclass(frozen=True)
@@ -322,6 +376,7 @@ class Attempt:
     `at` is seconds since 1970, `seconds` how long it lasted. `sent` and `received` are bytes as the
     program sees them. `why` says in a word why it was refused or failed, `layer` whose list refused
     it, `rule` which rule allowed it; with `noted` a list would have refused it that only notes.
+    `credential` has the name and version of what was put in (`Credential.label`).
     """
 
     at: float
@@ -337,6 +392,7 @@ class Attempt:
     sent: int = 0
     received: int = 0
     seconds: float = 0.0
+    credential: str = ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -372,6 +428,19 @@ class Attempts:
     def from_json(cls, value: Mapping[str, Any]) -> Attempts:
         listed = [Attempt.from_json(each) for each in value.get("attempts", ())]
         return cls(listed, **{name: value[name] for name in FIGURES if name in value})
+
+
+def check_bound(rules: Iterable[Rule]) -> None:
+    """Raise ValueError for a rule that no credential can be bound to."""
+    for rule in rules:
+        if rule.scheme != "https":
+            raise ValueError(f"{rule.host}: A credential needs https:// in its rules.")
+
+
+def with_credentials(network: Network, changes: Mapping[str, Credential | None]) -> Network:
+    """Return it with other versions of its credentials, by id; None takes one away."""
+    kept = (changes.get(each.id, each) for each in network.credentials)
+    return replace(network, credentials=tuple(each for each in kept if each is not None))
 
 
 def normalized_host(text: str) -> str:

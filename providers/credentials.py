@@ -1,0 +1,131 @@
+"""Credentials that the network proxy puts into requests, and code in a sandbox never has.
+
+Code has a placeholder, `cfd-secret:NAME`. The proxy puts the value in where a request over TLS goes
+to one of the hosts, methods and paths that the credential is bound to, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
+
+from providers.remote.secret import Secret
+
+Placement = Literal["bearer", "basic", "header", "query"]
+
+PLACEHOLDER = "cfd-secret:"
+NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
+VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,99}")
+# A shorter value could be part of what a server sends anyway, and would be masked there.
+LEAST_CHARACTERS = 8
+MOST_CHARACTERS = 8192
+# Of one scope.
+MOST_CREDENTIALS = 50
+_HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
+_PARAMETER = re.compile(r"[A-Za-z0-9._~-]{1,100}")
+_USER = re.compile(r"[!-9;-~]{0,200}")
+# What frames a message, leads it, or belongs to a connection is not for a credential.
+_NO_CREDENTIAL = frozenset(
+    "accept-encoding connection content-encoding content-length expect host if-range keep-alive "
+    "proxy-authenticate proxy-authorization proxy-connection range te trailer transfer-encoding "
+    "upgrade".split()
+)
+
+
+def check_value(text: str) -> None:
+    """Raise ValueError for a value that no header can carry, or that cannot be masked."""
+    if not LEAST_CHARACTERS <= len(text) <= MOST_CHARACTERS:
+        raise ValueError(f"Must have {LEAST_CHARACTERS} to {MOST_CHARACTERS} characters.")
+    if not re.fullmatch(r"[!-~]+(?: +[!-~]+)*", text):
+        raise ValueError("Must be printable ASCII, without spaces at its ends.")
+
+
+def check_placement(placement: str, field: str) -> None:
+    """Raise ValueError for a placement that is none, or a field that does not fit it.
+
+    `field` is the name of the header or of the query parameter, or the user name of `basic`.
+    """
+    if placement not in get_args(Placement):
+        raise ValueError(f"Must be one of {', '.join(get_args(Placement))}.")
+    if placement == "bearer" and field:
+        raise ValueError("A bearer token has no field.")
+    if placement == "header" and (not _HEADER.fullmatch(field) or field.lower() in _NO_CREDENTIAL):
+        raise ValueError("Must be the name of a header that may carry a credential.")
+    if placement == "query" and not _PARAMETER.fullmatch(field):
+        raise ValueError("Must be the name of a query parameter.")
+    if placement == "basic" and not _USER.fullmatch(field):
+        raise ValueError("Must be a user name, without a colon.")
+
+
+@dataclass(frozen=True)
+class Credential:
+    """One version of a credential, and the requests that it is for.
+
+    `id` names it whatever its version. `rules` are texts of `providers.network.Rule`. `variable` is
+    the environment variable that has the placeholder, "" for none.
+    """
+
+    id: str
+    name: str
+    version: int
+    placement: Placement
+    field: str
+    rules: tuple[str, ...]
+    variable: str
+    value: Secret
+
+    @property
+    def placeholder(self) -> str:
+        return f"{PLACEHOLDER}{self.name}"
+
+    @property
+    def label(self) -> str:
+        """What records say of it."""
+        return f"{self.name}@{self.version}"
+
+    def to_json(self) -> dict[str, Any]:
+        """With its value: for the process that puts it in, and nothing else."""
+        return {
+            "id": self.id,
+            "name": self.name,
+            "version": self.version,
+            "placement": self.placement,
+            "field": self.field,
+            "rules": list(self.rules),
+            "variable": self.variable,
+            "value": self.value.reveal(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Any) -> Credential:
+        """Raises ValueError, in which the value is not."""
+        if not isinstance(value, Mapping):
+            raise ValueError("credentials: Must be a list of objects.")
+        texts = {
+            name: str(value.get(name, ""))
+            for name in ("id", "name", "placement", "field", "variable")
+        }
+        rules, version = value.get("rules"), value.get("version")
+        if not isinstance(rules, list) or not all(isinstance(each, str) for each in rules):
+            raise ValueError("credentials: rules must be a list of rules.")
+        if type(version) is not int:
+            raise ValueError("credentials: version must be a whole number.")
+        if not NAME.fullmatch(texts["name"]):
+            raise ValueError("credentials: name must be small letters, digits, _ and -.")
+        if texts["variable"] and not VARIABLE.fullmatch(texts["variable"]):
+            raise ValueError("credentials: variable must be the name of a variable.")
+        check_placement(texts["placement"], texts["field"])
+        text = str(value.get("value", ""))
+        check_value(text)
+        return cls(
+            texts["id"],
+            texts["name"],
+            version,
+            cast("Placement", texts["placement"]),
+            texts["field"],
+            tuple(rules),
+            texts["variable"],
+            Secret(text),
+        )
