@@ -28,9 +28,11 @@ _PARAMETER = re.compile(r"[A-Za-z0-9._~-]{1,100}")
 _USER = re.compile(r"[!-9;-~]{0,200}")
 # What frames a message, leads it, or belongs to a connection is not for a credential.
 _NO_CREDENTIAL = frozenset(
-    "accept-encoding connection content-encoding content-length expect host if-range keep-alive "
-    "proxy-authenticate proxy-authorization proxy-connection range te trailer transfer-encoding "
-    "upgrade".split()
+    (
+        *("accept-encoding", "connection", "content-encoding", "content-length", "expect", "host"),
+        *("if-range", "keep-alive", "proxy-authenticate", "proxy-authorization"),
+        *("proxy-connection", "range", "te", "trailer", "transfer-encoding", "upgrade"),
+    )
 )
 
 

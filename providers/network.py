@@ -258,8 +258,8 @@ class Budget:
 class Network:
     """What a sandbox may reach: all layers, from the outermost to the innermost, and a budget.
 
-    `credentials` are put into the requests that they are bound to, as far as the layers allow those;
-    of two for one place the first is.
+    `credentials` are put into the requests that they are bound to, as far as the layers allow
+    those. Of two for one place the first is.
     """
 
     layers: tuple[Layer, ...]
@@ -291,7 +291,7 @@ class Network:
         return Verdict(bool(self.layers), noted, rule, noted=bool(noted))
 
     def opens_tls(self, host: str, port: int) -> bool:
-        """Whether requests to it must be read: a rule needs that, or a credential is bound to it."""
+        """Whether its requests must be read: a rule needs that, or a credential is bound to it."""
         if any(rule.covers_https(host, port) for rules in self._bound.values() for rule in rules):
             return True
         tunnel = Target(host, port, "https")
