@@ -111,11 +111,13 @@ class Upstream:
 class Door:
     """A gate with its listener, and what was recorded of it."""
 
-    def __init__(self, proxied: Proxied, network: Network, owner: str) -> None:
+    def __init__(
+        self, proxied: Proxied, network: Network, owner: str, authority: Authority
+    ) -> None:
         self.attempts: list[Attempt] = []
         self._changed = threading.Condition()
         self._proxied = proxied
-        self.authority = Authority.create()
+        self.authority = authority
         self.gate = Gate(network, self._record, owner, proxied.owners, authority=self.authority)
         self.address: tuple[str, int] = ("", 0)
 
@@ -244,8 +246,10 @@ class Proxied:
 
         self.call(add)
 
-    def door(self, network: Network, owner: str = "alice") -> Door:
-        door = Door(self, network, owner)
+    def door(
+        self, network: Network, owner: str = "alice", authority: Authority | None = None
+    ) -> Door:
+        door = Door(self, network, owner, authority or Authority.create())
         handler = partial(serve, gate=door.gate, dialer=self.dialer)
         door.address = ("127.0.0.1", self._listen("127.0.0.1", handler))
         return door
