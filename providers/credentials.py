@@ -131,3 +131,15 @@ class Credential:
             texts["variable"],
             Secret(text),
         )
+
+
+def credential_changes(value: Any) -> dict[str, Credential | None]:
+    """Other versions of credentials by id, None for those that are gone; of `Credential.to_json`.
+
+    Raises ValueError.
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError("credentials: Must be an object of credentials by id.")
+    return {
+        str(id): None if each is None else Credential.from_json(each) for id, each in value.items()
+    }
