@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from providers.credentials import Credential
+from providers.credentials import Credential, changes_to_json
 from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.network import Attempt, Network, with_credentials
 from providers.runtime.guest import wire
@@ -154,8 +154,8 @@ class NetworkProxy:
         for gate in self._gates.values():
             gate.network = with_credentials(gate.network, changes)
         if self._control is not None:
-            said = {id: each and each.to_json() for id, each in changes.items()}
-            await self.send({"op": "credentials"}, [("changes", json.dumps(said).encode())])
+            text = json.dumps(changes_to_json(changes)).encode()
+            await self.send({"op": "credentials"}, [("changes", text)])
 
     async def send(
         self, header: dict[str, object], parts: Parts = (), end: socket.socket | None = None

@@ -1,7 +1,8 @@
 """The process that serves the network of all sandboxes of a pool.
 
-It has no privilege, and no secret but the credentials that it puts in: what a program sends is read
-here, and nowhere else. The pool speaks over descriptor 0, in frames of `providers.runtime.guest.wire` with an `op`:
+It has no privilege, and no secret but the credentials that it puts in. What a program sends is read
+here, and nowhere else. The pool speaks over descriptor 0, in frames of
+`providers.runtime.guest.wire` with an `op`:
 
     open     gate `gate` of `owner`: the part `network`, and with the frame a descriptor, which is a
              listener, or with `stream` the stream of `lane_stream`; the part `authority` where
