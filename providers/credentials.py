@@ -131,3 +131,21 @@ class Credential:
             texts["variable"],
             Secret(text),
         )
+
+
+def changes_to_json(changes: Mapping[str, Credential | None]) -> dict[str, Any]:
+    """Other versions of credentials by id, as `credential_changes` reads them."""
+    return {name: each and each.to_json() for name, each in changes.items()}
+
+
+def credential_changes(value: Any) -> dict[str, Credential | None]:
+    """Other versions of credentials by id, None for those that are gone; of `Credential.to_json`.
+
+    Raises ValueError.
+    """
+    if not isinstance(value, Mapping):
+        raise ValueError("credentials: Must be an object of credentials by id.")
+    return {
+        str(name): None if each is None else Credential.from_json(each)
+        for name, each in value.items()
+    }

@@ -306,8 +306,8 @@ class Network:
         )
 
     @cached_property
-    def _bound(self) -> Mapping[str, tuple[Rule, ...]]:
-        return {each.id: tuple(map(Rule.parse, each.rules)) for each in self.credentials}
+    def _bound(self) -> Mapping[Credential, tuple[Rule, ...]]:
+        return {each: tuple(map(Rule.parse, each.rules)) for each in self.credentials}
 
     def credentials_for(self, target: Target) -> list[Credential]:
         """Those that are bound to a request. None is to one without TLS."""
@@ -316,7 +316,7 @@ class Network:
         return [
             each
             for each in self.credentials
-            if any(rule.covers(target) for rule in self._bound[each.id])
+            if any(rule.covers(target) for rule in self._bound[each])
         ]
 
     def credentials_of(self, host: str) -> list[Credential]:
@@ -324,7 +324,7 @@ class Network:
         return [
             each
             for each in self.credentials
-            if any(rule.covers_host(host) for rule in self._bound[each.id])
+            if any(rule.covers_host(host) for rule in self._bound[each])
         ]
 
     def may_allow(self, host: str, port: int) -> Verdict:

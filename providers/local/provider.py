@@ -11,6 +11,7 @@ from typing import Any
 from django.conf import settings
 
 from providers.base import OF_OUR_GUEST, Health, SandboxProvider
+from providers.credentials import Credential
 from providers.errors import (
     InvalidConfiguration,
     NotInitialized,
@@ -233,6 +234,10 @@ class LocalProvider(SandboxProvider):
     @property
     def isolation(self) -> str:
         return of_runtime(self._runtime) if self._runtime else ""
+
+    def change_credentials(self, changes: Mapping[str, Credential | None]) -> None:
+        loop, service = self._opened()
+        loop.submit(service.change_credentials(changes)).result()
 
     def is_full(self) -> bool:
         return self._service is not None and self._service.is_full

@@ -18,6 +18,7 @@ from typing import Any, cast
 
 from django.conf import settings
 
+from providers.credentials import Credential, changes_to_json
 from providers.errors import (
     InvalidConfiguration,
     ProviderUnavailable,
@@ -57,7 +58,7 @@ MOST_LOG_BYTES = 1024 * 1024
 # The settings of the service that a process may have from elsewhere than the environment.
 _HANDED_ON = (
     *("DATA_DIR", "MINIMUM_ISOLATION", "SANDBOX_LOCAL_PYTHON", "SANDBOX_LOCAL_UNISOLATED"),
-    "NETWORK_ALLOWED_ADDRESSES",
+    *("NETWORK_ALLOWED_ADDRESSES", "NETWORK_CA_FILE"),
 )
 
 
@@ -246,6 +247,20 @@ class LocalService:
         return (
             await asyncio.to_thread(_result, text) if len(text) > messages.LARGE else _result(text)
         )
+
+    async def change_credentials(self, changes: Mapping[str, Credential | None]) -> None:
+        """Have the service put in other versions of credentials. Raises SandboxError."""
+        connection = self._idle.pop() if self._idle else None
+        try:
+            connection = connection or await self._connect()
+            parts = [("changes", messages.dumps(changes_to_json(changes)))]
+            await connection.ask(operations.frame({"op": "credentials"}, parts), STATS_SECONDS)
+        except ServiceEnded:
+            # With it every sandbox has ended that had one.
+            return
+        except TimeoutError:
+            raise _no_answer() from None
+        self.keep(connection)
 
     async def stats(self) -> dict[str, Any]:
         """The figures of our pool. Raises SandboxError."""

@@ -22,6 +22,7 @@ from urllib3.connection import HTTPConnection
 from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionError, SSLError
 
 from providers.addresses import rules
+from providers.credentials import Credential, changes_to_json
 from providers.errors import ConnectionFailed, ProviderUnavailable, RateLimited, SandboxError
 from providers.remote.checked_urllib3 import check_connections
 from providers.remote.receiver import Receiver
@@ -102,6 +103,11 @@ class PoolClient:
         if not isinstance(stats, dict):
             raise self._answers.not_ours("no figures in the answer")
         return stats
+
+    def change_credentials(self, changes: Mapping[str, Credential | None]) -> None:
+        """Have the service put in other versions of credentials. Raises SandboxError."""
+        body = changes_to_json(changes)
+        self._retried("PATCH", "/v1/credentials", body, seconds=30.0 + SLACK_SECONDS)
 
     def create(self, spec: SandboxSpec, owner: str) -> Handle:
         """A fresh instance. Raises SandboxError; nothing has run then."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from django.conf import settings as django_settings
 
+from providers.credentials import Credential
 from providers.runtime.pool.background import BackgroundLoop
 from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.pool_manager import PoolManager
@@ -30,7 +31,12 @@ class InProcessPool:
             minimum_isolation=django_settings.MINIMUM_ISOLATION,
         )
         self._loop = BackgroundLoop("docker-pool")
-        self._manager = PoolManager(choice, self._settings)
+        self._manager = PoolManager(
+            choice,
+            self._settings,
+            tuple(django_settings.NETWORK_ALLOWED_ADDRESSES),
+            django_settings.NETWORK_CA_FILE,
+        )
 
     def push(self) -> dict[str, Any]:
         """Open the pool; its figures. Raises ProviderUnavailable without a Docker engine."""
@@ -53,6 +59,9 @@ class InProcessPool:
 
     def stats(self) -> dict[str, Any]:
         return self._loop.call(_stats(self._manager))
+
+    def change_credentials(self, changes: Mapping[str, Credential | None]) -> None:
+        self._loop.call(self._manager.network.change_credentials(changes))
 
     def close(self) -> None:
         self._loop.call(self._manager.close())

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from django.conf import settings
 
 from providers.base import OF_OUR_GUEST, Health, SandboxProvider
+from providers.credentials import Credential
 from providers.errors import (
     InvalidConfiguration,
     NotInitialized,
@@ -43,6 +44,7 @@ class Backend(Protocol):
     def run(self, handle: Handle, job: Job, emit: Emit | None = None) -> ExecutionResult: ...
     def destroy(self, handle: Handle) -> bool: ...
     def stats(self) -> dict[str, Any]: ...
+    def change_credentials(self, changes: Mapping[str, Credential | None]) -> None: ...
     def close(self) -> None: ...
 
 
@@ -207,6 +209,9 @@ class SelfManagedProvider(SandboxProvider):
                 field="kept",
             )
         return backend
+
+    def change_credentials(self, changes: Mapping[str, Credential | None]) -> None:
+        self.backend().change_credentials(changes)
 
     def is_full(self) -> bool:
         """As the service has it, a quarter of a second ago at most."""

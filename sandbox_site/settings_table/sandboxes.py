@@ -364,6 +364,11 @@ POOL: Group = Group(
             "allows their host: `10.0.0.0/8`, `10.1.2.3:8443`, or a host name with or without a "
             "port. Never those where a cloud describes a machine.",
         ),
+        text(
+            "NETWORK_CA_FILE",
+            "A file of certificates in PEM that servers may have besides those this machine "
+            "trusts, where TLS is opened for a rule or a credential.",
+        ),
         addresses(
             "POOL_ALLOWED_ADDRESSES",
             "Networks that may connect, separated by commas. Others are disconnected before a "

@@ -3,7 +3,7 @@
 import os
 import time
 
-from . import advice, artifacts, missing, wire
+from . import advice, artifacts, missing, network, wire
 from .capture import STDERR, STDOUT, Bundles, Capture, Order
 from .protocol import (
     CALL_ANSWER_BYTES,
@@ -79,7 +79,7 @@ class Cell:
             )
         ]
         self._before = artifacts.look(context.artifacts)
-        environment: "dict[str, str]" = header.get("environment") or {}  # type: ignore[assignment]
+        environment = network.complete(header.get("environment") or {})  # type: ignore[arg-type]
         given = {name: part for name, part in parts.items() if not name.startswith("file:")}
         self.job = (
             _shell_job(self.number, environment, given)

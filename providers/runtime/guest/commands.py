@@ -5,7 +5,7 @@ import os
 import pwd
 import sys
 
-from . import paths, protocol
+from . import network, paths, protocol
 from .command import Command, Wanted
 from .kept import Refused
 from .kernel import domain_rules
@@ -157,7 +157,7 @@ def _checked(header: "Header", template: "dict[str, object]") -> Wanted:
         raise Refused("Must be text without NUL.", "shell")
     wanted.argv = argv or ["bash", "-c", str(shell)]
     wanted.cwd = paths.parse_anywhere(header.get("cwd") or "", "cwd")
-    wanted.environment = _environment(header.get("environment") or {})
+    wanted.environment = network.complete(_environment(header.get("environment") or {}))
     _check_user(header.get("user") or "", template)
     wanted.stdin = header.get("stdin") is True
     pty = header.get("pty")

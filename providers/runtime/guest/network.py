@@ -11,6 +11,8 @@ import socket
 from . import wire
 
 ADDRESS = ("127.0.0.1", 3128)
+# The variable by which the host hands over the certificate that programs are to trust.
+AUTHORITY = "COFFERDAM_AUTHORITY"
 _NODE_PROXY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "node_proxy.js")
 
 
@@ -28,7 +30,15 @@ def offer(channel: int) -> None:
 
 
 def complete(environment: "dict[str, str]") -> "dict[str, str]":
-    """Add what leads older versions of Node.js to the proxy, which do not read its variables."""
+    """Add what leads programs to the proxy that do not read its variables, and to trust it."""
+    certificate = environment.get(AUTHORITY)
+    if certificate is not None:
+        # Only here: most sandboxes have none.
+        from .trust import extend
+
+        environment = extend(
+            {name: value for name, value in environment.items() if name != AUTHORITY}, certificate
+        )
     if environment.get("NODE_USE_ENV_PROXY") != "1" or not os.path.exists(_NODE_PROXY):
         return environment
     options = f"{environment.get('NODE_OPTIONS', '')} --require={_NODE_PROXY}".strip()

@@ -11,13 +11,18 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from providers.credentials import Credential, changes_to_json
 from providers.errors import InvalidConfiguration, ProviderUnavailable
-from providers.network import Attempt, Network
+from providers.network import Attempt, Network, with_credentials
 from providers.runtime.guest import wire
+
+if TYPE_CHECKING:
+    from providers.runtime.network.authority import Authority
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +36,7 @@ _FRAME_BYTES = 1024 * 1024
 _PROJECT = Path(__file__).parents[3]
 
 OnAttempt = Callable[[Attempt], None]
+Parts = Sequence[tuple[str, bytes]]
 
 
 class Gate:
@@ -41,22 +47,37 @@ class Gate:
     ) -> None:
         self.number, self.network, self.owner = number, network, owner
         self.on_attempt = on_attempt
+        self._authority = _authority_for(network)
         self.listener: socket.socket | None = None
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._proxy = proxy
         self._synced: list[asyncio.Future[None]] = []
 
+    @property
+    def certificate(self) -> bytes:
+        """What the sandbox has to trust, as PEM; b"" as long as no TLS is opened."""
+        return self._authority.certificate if self._authority else b""
+
     async def change(self, network: Network) -> None:
         """Hold this policy from now on; connections that it does not allow end."""
         self.network = network
-        await self._proxy.send({"op": "change", "gate": self.number}, network)
+        self._authority = self._authority or _authority_for(network)
+        await self._proxy.send({"op": "change", "gate": self.number}, self.parts())
+
+    def parts(self) -> Parts:
+        """What the process is sent of it. Raises InvalidConfiguration for what is too long."""
+        text = json.dumps(self.network.to_json(), ensure_ascii=False).encode()
+        if len(text) > POLICY_BYTES:
+            raise InvalidConfiguration("network: The lists are too long.", field="network")
+        authority = [("authority", self._authority.to_pem())] if self._authority else []
+        return [("network", text), *authority]
 
     async def sync(self) -> None:
         """Wait until all attempts are known that have ended so far, CLOSE_SECONDS at most."""
         synced: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._synced.append(synced)
         with suppress(TimeoutError, ProviderUnavailable):
-            await self._proxy.send({"op": "sync", "gate": self.number}, None)
+            await self._proxy.send({"op": "sync", "gate": self.number})
             async with asyncio.timeout(CLOSE_SECONDS):
                 await synced
 
@@ -83,9 +104,9 @@ class Gate:
 class NetworkProxy:
     """One proxy process, started with its first gate. Lives in one event loop."""
 
-    def __init__(self, allowed: Sequence[str] = ()) -> None:
-        """`allowed` are entries of NETWORK_ALLOWED_ADDRESSES."""
-        self._allowed = tuple(allowed)
+    def __init__(self, allowed: Sequence[str] = (), ca_file: str = "") -> None:
+        """`allowed` are entries of NETWORK_ALLOWED_ADDRESSES, `ca_file` is NETWORK_CA_FILE."""
+        self._arguments = (ca_file, *allowed)
         self._numbers = itertools.count(1)
         self._gates: dict[int, Gate] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -125,18 +146,22 @@ class NetworkProxy:
         """
         return await self._send_gate(self._new_gate(network, owner, on_attempt), stream)
 
+    async def change_credentials(self, changes: Mapping[str, Credential | None]) -> None:
+        """Put in other versions of credentials from now on, by id; None takes one away.
+
+        Raises ProviderUnavailable.
+        """
+        for gate in self._gates.values():
+            gate.network = with_credentials(gate.network, changes)
+        if self._control is not None:
+            text = json.dumps(changes_to_json(changes)).encode()
+            await self.send({"op": "credentials"}, [("changes", text)])
+
     async def send(
-        self, header: dict[str, object], network: Network | None, end: socket.socket | None = None
+        self, header: dict[str, object], parts: Parts = (), end: socket.socket | None = None
     ) -> None:
-        """Send a message, with a descriptor. Raises ProviderUnavailable, and InvalidConfiguration
-        for a network that is too long."""
-        parts = []
-        if network:
-            text = json.dumps(network.to_json(), ensure_ascii=False).encode()
-            if len(text) > POLICY_BYTES:
-                raise InvalidConfiguration("network: The lists are too long.", field="network")
-            parts = [("network", text)]
-        message = wire.pack(header, parts)
+        """Send a message, with a descriptor. Raises ProviderUnavailable."""
+        message = wire.pack(header, list(parts))
         async with self._sending:
             try:
                 control = self._control or self._start()
@@ -152,7 +177,7 @@ class NetworkProxy:
         if self._gates.get(gate.number) is not gate:
             return
         with suppress(TimeoutError, ProviderUnavailable):
-            await self.send({"op": "close", "gate": gate.number}, None)
+            await self.send({"op": "close", "gate": gate.number})
             async with asyncio.timeout(CLOSE_SECONDS):
                 await gate.closed
         self._gates.pop(gate.number, None)
@@ -176,7 +201,7 @@ class NetworkProxy:
             "stream": gate.listener is None,
         }
         try:
-            await self.send(header, gate.network, end)
+            await self.send(header, gate.parts(), end)
         except BaseException:
             self._gates.pop(gate.number, None)
             raise
@@ -188,7 +213,7 @@ class NetworkProxy:
         control.setblocking(False)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "providers.runtime.network.proxy", *self._allowed],
+                [sys.executable, "-m", "providers.runtime.network.proxy", *self._arguments],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 cwd=_PROJECT,
@@ -241,6 +266,15 @@ class NetworkProxy:
         if process is not None:
             process.kill()
             process.wait()
+
+
+def _authority_for(network: Network) -> Authority | None:
+    if not network.may_open_tls:
+        return None
+    # Only here: it takes 5 MiB.
+    from providers.runtime.network.authority import Authority
+
+    return Authority.create()
 
 
 async def _send_descriptor(control: socket.socket, first: bytes, end: socket.socket) -> None:

@@ -1,8 +1,9 @@
 """One connection of a program: an HTTP proxy with CONNECT, and SOCKS5.
 
 What a program says decides nothing but which host is asked for. A tunnel carries TLS, whose server
-name must be the host that it was opened for, or plain HTTP. Each request of plain HTTP is judged by
-itself, and written anew: no byte of its head reaches a server as the program wrote it.
+name must be the host that it was opened for, or plain HTTP. Where a rule or a credential needs it,
+TLS ends here, at a certificate of the sandbox's own authority. Each request that can be read is
+judged by itself, and written anew: no byte of its head reaches a server as the program wrote it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import json
 import logging
 import re
 import socket
+import ssl
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -24,31 +25,35 @@ import h11
 from providers.addresses import literal
 from providers.network import Attempt, Outcome, Target, Verdict, normalized_host
 from providers.runtime.network import hello
+from providers.runtime.network.exchange import (
+    HEAD_BYTES,
+    IDLE_SECONDS,
+    PIECE,
+    Ended,
+    Exchange,
+    Unmaskable,
+    in_time,
+    passed_on,
+)
 from providers.runtime.network.gates import Gate, Hold, shown
+from providers.runtime.network.placing import Misplaced, Placed, put_in
 from providers.runtime.network.resolving import Dialer, Unreachable
+from providers.runtime.network.tls_stream import TlsStream
 
 logger = logging.getLogger(__name__)
 
 Accept = Callable[[], Awaitable[None]]
 
 HEAD_SECONDS = 30.0
-IDLE_SECONDS = 300.0
 LINGER_SECONDS, LINGER_BYTES = 2.0, 1024 * 1024
-HEAD_BYTES = 32 * 1024
-# How many 1xx responses a server may send before its response.
-MOST_INFORMED = 16
-PIECE = 256 * 1024
 
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\\\[\]]+):(\d{1,5})")
 _ABSOLUTE = re.compile(
     r"http://(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\\\[\]]+)(?::(\d{1,5}))?((?:/|\?)[^\s#]*)?", re.IGNORECASE
 )
 _METHOD = re.compile(rb"[A-Z]{3,10} ")
-# Of this connection alone, or of the proxy (RFC 9110, section 7.6.1).
-_OWN_HEADERS = frozenset(
-    b"connection keep-alive proxy-authenticate proxy-authorization proxy-connection te trailer "
-    b"transfer-encoding upgrade expect".split()
-)
+# What is no word of a rule: the host could not be reached, or not be trusted.
+_FAILURES = frozenset(("name", "unreachable", "timeout", "certificate", "trust", "packed"))
 _HELP = (
     "This is the proxy of a sandbox. Programs find it by HTTP_PROXY and HTTPS_PROXY; it serves "
     "http:// addresses, CONNECT and SOCKS5."
@@ -62,11 +67,7 @@ class Refusal(Exception):
         super().__init__(text)
         self.why, self.text, self.status = why, text, status
         self.verdict = verdict or Verdict(False)
-        self.outcome: Outcome = "failed" if why in ("name", "unreachable", "timeout") else "refused"
-
-
-class Ended(Exception):
-    """The program has gone, or is too slow."""
+        self.outcome: Outcome = "failed" if why in _FAILURES else "refused"
 
 
 @dataclass
@@ -81,6 +82,7 @@ class _Work:
     path: str = ""
     sent: int = 0
     received: int = 0
+    credential: str = ""
     # Nothing is on record of it until its end.
     is_open: bool = False
     verdict: Verdict = field(default_factory=lambda: Verdict(False))
@@ -100,6 +102,7 @@ class _Work:
             self.sent,
             self.received,
             round(time.monotonic() - self.began, 3),
+            self.credential,
         )
 
 
@@ -141,7 +144,9 @@ class Connection:
         dialer: Dialer,
         hold: Hold,
     ) -> None:
-        self._reader, self._writer = reader, writer
+        self._reader: asyncio.StreamReader | TlsStream = reader
+        self._writer: asyncio.StreamWriter | TlsStream = writer
+        self._ends = reader, writer
         self._gate, self._dialer, self._hold = gate, dialer, hold
         self._buffer = b""
         self._work = _Work()
@@ -155,13 +160,13 @@ class Connection:
                 self._record(self._work.attempt("failed", self._work.verdict, "ended"))
 
     async def _serve(self) -> None:
-        async with _in_time():
+        async with in_time(HEAD_SECONDS):
             first = await self._peek(1)
         if first == b"\x05":
             await self._serve_socks()
         elif first == b"\x04":
             # SOCKS4 has no names, and no way to say so: 91 is a refusal.
-            await self._write(b"\x00\x5b" + bytes(6))
+            await self.write(b"\x00\x5b" + bytes(6))
         else:
             await self._serve_http(None)
 
@@ -189,7 +194,7 @@ class Connection:
         self._buffer = self._buffer[size:]
         return found
 
-    async def _write(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
         """Raises Ended, OSError."""
         self._work.received += len(data)
         # A refusal is said beyond the budget, too.
@@ -256,24 +261,26 @@ class Connection:
         self._work = _Work(host=self._work.host, port=self._work.port)
 
     async def _connect(
-        self, host: str, port: int, verdict: Verdict
+        self, target: Target, verdict: Verdict, *, is_tls: bool = False
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """Raises Refusal."""
         try:
-            return await self._dialer.connect(host, port, self._gate.owner)
+            return await self._dialer.connect(
+                target.host, target.port, self._gate.owner, is_tls=is_tls
+            )
         except Unreachable as error:
             status = 403 if error.is_refused else 502
             raise Refusal(error.why, str(error), status, verdict) from None
 
     # HTTP.
 
-    async def _serve_http(self, tunnel: tuple[str, int] | None) -> None:
-        """Requests, one after the other: those of a tunnel are for its host. Raises Ended."""
+    async def _serve_http(self, tunnel: Target | None) -> None:
+        """Requests, one after the other: those of a tunnel are for its target. Raises Ended."""
         server = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES)
         while True:
             try:
-                async with _in_time():
-                    event = await self._next(server)
+                async with in_time(HEAD_SECONDS):
+                    event = await self.next_event(server)
                 if not isinstance(event, h11.Request):
                     return
                 self._begin()
@@ -296,14 +303,14 @@ class Connection:
                 return
             server.start_next_cycle()
 
-    async def _next(self, server: h11.Connection) -> h11.Event:
+    async def next_event(self, server: h11.Connection) -> h11.Event:
         """The program's next event. Raises Ended, RemoteProtocolError."""
         while True:
             event = server.next_event()
             if event is h11.NEED_DATA:
                 if server.they_are_waiting_for_100_continue:
                     go_on = h11.InformationalResponse(status_code=100, headers=[])
-                    await self._write(server.send(go_on) or b"")
+                    await self.write(server.send(go_on) or b"")
                 if self._buffer:
                     data, self._buffer = self._buffer, b""
                 else:
@@ -341,7 +348,7 @@ class Connection:
         plain = h11.Connection(h11.SERVER)
         plain.receive_data(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
         plain.next_event()
-        await self._write((plain.send(answer) or b"") + (plain.send(h11.Data(data=body)) or b""))
+        await self.write((plain.send(answer) or b"") + (plain.send(h11.Data(data=body)) or b""))
         await self._linger()
 
     async def _linger(self) -> None:
@@ -353,38 +360,53 @@ class Connection:
                 left -= len(data)
 
     async def _serve_request(
-        self, server: h11.Connection, request: h11.Request, tunnel: tuple[str, int] | None
+        self, server: h11.Connection, request: h11.Request, tunnel: Target | None
     ) -> None:
         """Raises Refusal, Ended, RemoteProtocolError."""
-        host, port, path = self._target_of(request, tunnel)
-        self._work.method, self._work.path = request.method.decode(), path
+        target = self._target_of(request, tunnel)
+        self._work.method, self._work.path = target.method, target.path
         _check_framing(request)
-        verdict = self._judge(Target(host, port, "http", request.method.decode(), path))
-        self._work.verdict = verdict
-        self._hold.target = Target(host, port, "http", request.method.decode(), path)
-        upstream, to_upstream = await self._connect(host, port, verdict)
-        exchange = _Exchange(self, server, upstream, to_upstream)
+        verdict = self._work.verdict = self._judge(target)
+        self._hold.target = target
+        placed = self._place(request, target, verdict)
+        is_tls = target.scheme == "https"
+        upstream, to_upstream = await self._connect(target, verdict, is_tls=is_tls)
+        mask = self._gate.mask_for(target.host)
+        exchange = Exchange(self.next_event, self.write, server, upstream, to_upstream, mask)
         attempt = partial(self._work.attempt, "failed", verdict, "ended")
         try:
-            await exchange.carry(request, path)
+            await exchange.carry(request, placed.path, placed.headers)
             attempt = partial(self._work.attempt, "allowed", verdict)
-        except (h11.ProtocolError, OSError) as error:
-            attempt = partial(self._work.attempt, "failed", verdict, "unreachable")
+        except (h11.ProtocolError, OSError, Unmaskable) as error:
+            why = "packed" if isinstance(error, Unmaskable) else "unreachable"
+            attempt = partial(self._work.attempt, "failed", verdict, why)
             said = str(error) or "no answer in time."
             if server.our_state is h11.SEND_RESPONSE:
-                await self._refuse(
-                    server, Refusal("unreachable", f"{host}:{port}: {said}", 502, verdict)
-                )
+                where = f"{target.host}:{target.port}"
+                await self._refuse(server, Refusal(why, f"{where}: {said}", 502, verdict))
             raise Ended from None
         finally:
             self._hold.target = None
             to_upstream.transport.abort()
             self._record(attempt())
 
-    def _target_of(
-        self, request: h11.Request, tunnel: tuple[str, int] | None
-    ) -> tuple[str, int, str]:
-        """Host, port and path. Raises Refusal."""
+    def _place(self, request: h11.Request, target: Target, verdict: Verdict) -> Placed:
+        """The request with its credentials. Raises Refusal."""
+        bound = self._gate.network.credentials_for(target)
+        try:
+            placed = put_in(bound, target.path, passed_on(request.headers))
+        except Misplaced as error:
+            raise Refusal(
+                "credential",
+                f"{target.method} {target.scheme}://{target.host}: {error} An administrator can "
+                "bind it to more hosts, methods and paths.",
+                verdict=verdict,
+            ) from None
+        self._work.credential = ", ".join(each.label for each in placed.used)
+        return placed
+
+    def _target_of(self, request: h11.Request, tunnel: Target | None) -> Target:
+        """Raises Refusal."""
         target = request.target.decode("latin-1")
         if tunnel is None:
             found = _ABSOLUTE.fullmatch(target)
@@ -395,23 +417,25 @@ class Connection:
             host, port = self._name(found[1], found[2] or "80")
             path = found[3] or "/"
             path = path if path.startswith("/") else f"/{path}"
+            scheme = "http"
         else:
-            (host, port), path = tunnel, target
+            host, port, scheme, path = tunnel.host, tunnel.port, tunnel.scheme, target
             self._work.host, self._work.port = host, port
             if "#" in path or (not path.startswith("/") and path != "*"):
                 raise Refusal("mismatch", "A request in a tunnel begins with its path.", 400)
         hosts = [value.decode("latin-1") for name, value in request.headers if name == b"host"]
-        if len(hosts) != 1 or not self._is_same(hosts[0], host, port):
+        usual = 443 if scheme == "https" else 80
+        if len(hosts) != 1 or not self._is_same(hosts[0], host, port, usual):
             raise Refusal("mismatch", f"The header Host is not {host}:{port}.", 400)
-        return host, port, path
+        return Target(host, port, scheme, request.method.decode(), path)
 
-    def _is_same(self, authority: str, host: str, port: int) -> bool:
+    def _is_same(self, authority: str, host: str, port: int, usual: int = 80) -> bool:
         found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\\\[\]]+)(?::(\d{1,5}))?", authority)
         try:
             return (
                 found is not None
                 and normalized_host(found[1].strip("[]")) == host
-                and int(found[2] or 80) == port
+                and int(found[2] or usual) == port
             )
         except ValueError:
             return False
@@ -431,10 +455,10 @@ class Connection:
                 named = value.decode("latin-1")
                 if not self._is_same(named if ":" in named else f"{named}:{port}", host, port):
                     raise Refusal("mismatch", f"The header Host is not {host}:{port}.", 400)
-        await self._next(server)
+        await self.next_event(server)
 
         async def accept() -> None:
-            await self._write(server.send(h11.Response(status_code=200, headers=[])) or b"")
+            await self.write(server.send(h11.Response(status_code=200, headers=[])) or b"")
             self._buffer = server.trailing_data[0] + self._buffer
 
         await self._tunnel(host, port, accept)
@@ -444,15 +468,15 @@ class Connection:
         target = Target(host, port, "https")
         verdict = self._work.verdict = self._gate.judge(target)
         upstream = None
-        if verdict.is_allowed:
+        if verdict.is_allowed and not self._gate.opens_tls(host, port):
             # From now on: a change of the rules ends it before it says anything, too.
             self._hold.target = target
-            upstream = await self._connect(host, port, verdict)
+            upstream = await self._connect(target, verdict)
         elif not self._gate.network.may_allow(host, port).is_allowed:
             raise self._not_allowed(target, verdict)
         try:
             await accept()
-            async with _in_time():
+            async with in_time(HEAD_SECONDS):
                 first = await self._peek(1)
             if first == b"\x16":
                 await self._serve_tls(target, verdict, upstream)
@@ -461,13 +485,13 @@ class Connection:
             self._hold.target = None
             if upstream is not None:
                 upstream[1].transport.abort()
-        async with _in_time():
+        async with in_time(HEAD_SECONDS):
             while (line := self._buffer[:11]) and len(line) < 11 and b" " not in line:
                 await self._peek(len(line) + 1)
         if not _METHOD.match(line):
             self._end(Refusal("protocol", "", verdict=verdict))
             raise Ended
-        await self._serve_http((host, port))
+        await self._serve_http(Target(host, port, "http"))
 
     async def _serve_tls(
         self,
@@ -477,7 +501,7 @@ class Connection:
     ) -> None:
         """Raises Ended."""
         try:
-            async with _in_time():
+            async with in_time(HEAD_SECONDS):
                 while isinstance(name := hello.server_name(self._buffer), int):
                     await self._peek(name)
         except hello.Malformed:
@@ -488,13 +512,33 @@ class Connection:
             self._end(Refusal("mismatch", "", verdict=verdict))
             raise Ended
         if upstream is None:
-            self._end(self._not_allowed(target, verdict))
-            raise Ended
+            await self._open_tls(target, verdict)
+            return
         try:
             await self._pipe(*upstream)
         finally:
             why = "budget" if self._gate.is_spent else ""
             self._record(self._work.attempt("allowed", verdict, why))
+
+    async def _open_tls(self, target: Target, verdict: Verdict) -> None:
+        """Be the host for the program, and serve its requests. Raises Ended."""
+        context = self._gate.context_for(target.host)
+        if context is None or not self._gate.opens_tls(target.host, target.port):
+            self._end(self._not_allowed(target, verdict))
+            raise Ended
+        first, self._buffer = self._buffer, b""
+        stream = TlsStream(*self._ends, context, first)
+        try:
+            async with in_time(HEAD_SECONDS):
+                await stream.handshake()
+        except ssl.SSLError:
+            self._end(Refusal("trust", "", verdict=verdict))
+            raise Ended from None
+        self._reader = self._writer = stream
+        try:
+            await self._serve_http(target)
+        finally:
+            stream.write_eof()
 
     async def _pipe(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass on what both say until both have ended, or nothing passes for too long."""
@@ -515,7 +559,7 @@ class Connection:
             nonlocal moved
             while data := await reader.read(PIECE):
                 moved = loop.time()
-                await self._write(data)
+                await self.write(data)
             self._writer.write_eof()
 
         async def watch() -> None:
@@ -528,7 +572,7 @@ class Connection:
 
     async def _serve_socks(self) -> None:
         """Raises Ended."""
-        async with _in_time():
+        async with in_time(HEAD_SECONDS):
             asked = await self._read_socks()
         if asked is None:
             return
@@ -538,7 +582,7 @@ class Connection:
         async def accept() -> None:
             nonlocal accepted
             accepted = True
-            await self._write(_socks_answer(0))
+            await self.write(_socks_answer(0))
 
         try:
             self._begin()
@@ -550,15 +594,15 @@ class Connection:
             self._end(refusal)
             if not accepted:
                 code = {502: 4, 7: 7}.get(refusal.status, 2)
-                await self._write(_socks_answer(code))
+                await self.write(_socks_answer(code))
 
     async def _read_socks(self) -> tuple[int, str, int] | None:
         """Command, host and port; None for what is refused without a host. Raises Ended."""
         _, count = await self._take(2)
         if 0 not in await self._take(count):
-            await self._write(b"\x05\xff")
+            await self.write(b"\x05\xff")
             return None
-        await self._write(b"\x05\x00")
+        await self.write(b"\x05\x00")
         version, command, _, kind = await self._take(4)
         if version != 5:
             return None
@@ -570,106 +614,9 @@ class Connection:
             (size,) = await self._take(1)
             host = (await self._take(size)).decode("latin-1")
         else:
-            await self._write(_socks_answer(8))
+            await self.write(_socks_answer(8))
             return None
         return command, host, int.from_bytes(await self._take(2), "big")
-
-
-class _Exchange:
-    """A request of plain HTTP and its response, both written anew."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        server: h11.Connection,
-        reader: asyncio.StreamReader,
-        writer: asyncio.StreamWriter,
-    ) -> None:
-        self._connection, self._server = connection, server
-        self._reader, self._writer = reader, writer
-        self._client = h11.Connection(h11.CLIENT, max_incomplete_event_size=2 * HEAD_BYTES)
-
-    async def carry(self, request: h11.Request, path: str) -> None:
-        """Raises RemoteProtocolError, OSError, Ended."""
-        headers = [*_passed_on(request.headers), (b"Connection", b"close")]
-        if any(name == b"transfer-encoding" for name, _ in request.headers):
-            headers.append((b"Transfer-Encoding", b"chunked"))
-        asked = h11.Request(method=request.method, target=path, headers=headers)
-        await self._send(self._client.send(asked))
-        body = asyncio.create_task(self._send_body())
-        try:
-            await self._receive()
-        finally:
-            body.cancel()
-            await asyncio.gather(body, return_exceptions=True)
-
-    async def _send_body(self) -> None:
-        try:
-            while True:
-                async with _in_time(IDLE_SECONDS):
-                    event = await self._connection._next(self._server)
-                if isinstance(event, h11.Data):
-                    await self._send(self._client.send(event))
-                else:
-                    await self._send(self._client.send(h11.EndOfMessage()))
-                    return
-        except h11.LocalProtocolError:
-            # The server has ended its part.
-            return
-        except (Ended, h11.RemoteProtocolError):
-            self._writer.transport.abort()
-
-    async def _send(self, data: bytes | None) -> None:
-        self._writer.write(data or b"")
-        await self._writer.drain()
-
-    async def _receive(self) -> None:
-        informed = 0
-        while True:
-            event = self._client.next_event()
-            if event is h11.NEED_DATA:
-                async with asyncio.timeout(IDLE_SECONDS):
-                    self._client.receive_data(await self._reader.read(PIECE))
-                continue
-            if isinstance(event, h11.InformationalResponse):
-                informed += 1
-                if informed > MOST_INFORMED:
-                    raise h11.RemoteProtocolError("the server sends no end of 1xx responses")
-                continue
-            if isinstance(event, h11.Response):
-                answer = h11.Response(
-                    status_code=event.status_code,
-                    headers=_passed_on(event.headers),
-                    reason=event.reason,
-                )
-                await self._pass_on(answer)
-            elif isinstance(event, h11.Data):
-                await self._pass_on(event)
-            elif isinstance(event, h11.EndOfMessage):
-                await self._pass_on(h11.EndOfMessage())
-                return
-            else:
-                raise h11.RemoteProtocolError("the server sent no response")
-
-    async def _pass_on(self, event: h11.Event) -> None:
-        await self._connection._write(self._server.send(event) or b"")
-
-
-def _passed_on(headers: Any) -> list[tuple[bytes, bytes]]:
-    """Those that are meant for the other side. What frames a message is not for `Connection`."""
-    names = {name for name, _ in headers}
-    own = _OWN_HEADERS | ({b"content-length"} if b"transfer-encoding" in names else set())
-    named = {
-        word.strip().lower()
-        for name, value in headers
-        if name == b"connection"
-        for word in value.split(b",")
-    } - {b"host", b"content-length"}
-    return [
-        (name, value)
-        for name, value in headers.raw_items()
-        if name.lower() not in own and name.lower() not in named
-    ]
 
 
 def _check_framing(request: h11.Request) -> None:
@@ -707,16 +654,6 @@ async def _until_one_fails(
         for task in (*tasks, limiting):
             task.cancel()
         await asyncio.gather(*tasks, limiting, return_exceptions=True)
-
-
-@asynccontextmanager
-async def _in_time(seconds: float | None = None) -> AsyncIterator[None]:
-    """What is read here has come as a whole after so many seconds. Raises Ended."""
-    try:
-        async with asyncio.timeout(HEAD_SECONDS if seconds is None else seconds):
-            yield
-    except TimeoutError:
-        raise Ended from None
 
 
 async def _close(writer: asyncio.StreamWriter) -> None:

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from providers.network import Attempt, Network, Target, Verdict
+from providers.credentials import Credential
+from providers.network import Attempt, Network, Target, Verdict, with_credentials
+from providers.runtime.network.masking import Mask
+
+if TYPE_CHECKING:
+    from providers.runtime.network.authority import Authority
 
 # Of all sandboxes of one tenant together.
 MOST_OF_OWNER = 256
 # Beyond its budget a gate answers so many more connections at once, to say so.
 MOST_REFUSALS = 16
 _MOST_TEXT = 500
+# Versions of credentials whose values are masked, those that hold no more among them.
+_MOST_KNOWN = 500
 
 Clock = Callable[[], float]
 
@@ -39,9 +48,14 @@ class Gate:
         owner: str = "",
         owners: Counter[str] | None = None,
         clock: Clock = time.monotonic,
+        authority: Authority | None = None,
     ) -> None:
-        """`owners` counts the connections of each tenant."""
+        """`owners` counts the connections of each tenant. Without an `authority` no TLS is opened,
+        and what needs that is refused."""
         self.network = network
+        self._authority = authority
+        self._known = {(each.id, each.version): each for each in network.credentials}
+        self._masks: dict[str, Mask | None] = {}
         self._record = record
         self.owner = owner
         self._owners = Counter() if owners is None else owners
@@ -105,9 +119,33 @@ class Gate:
     def judge(self, target: Target) -> Verdict:
         return self.network.judge(target)
 
-    def change(self, network: Network) -> None:
+    def opens_tls(self, host: str, port: int) -> bool:
+        """Whether requests over TLS to it are read."""
+        return self.network.opens_tls(host, port)
+
+    def context_for(self, host: str) -> ssl.SSLContext | None:
+        """Return what a server needs to be this host for the sandbox, None without an authority."""
+        return self._authority.context_for(host) if self._authority else None
+
+    def mask_for(self, host: str) -> Mask | None:
+        """Return what masks the values that this host may have been sent, None for no values."""
+        if host not in self._masks:
+            known = Network((), credentials=tuple(self._known.values())).credentials_of(host)
+            self._masks[host] = Mask(each.value.reveal() for each in known) if known else None
+        return self._masks[host]
+
+    def change_credentials(self, changes: Mapping[str, Credential | None]) -> None:
+        """Put in other versions from now on, by id; None takes one away."""
+        self.change(with_credentials(self.network, changes))
+
+    def change(self, network: Network, authority: Authority | None = None) -> None:
         """Hold these rules from now on. Connections that they do not allow end."""
         self.network = network
+        self._authority = self._authority or authority
+        self._known |= {(each.id, each.version): each for each in network.credentials}
+        for oldest in list(self._known)[:-_MOST_KNOWN]:
+            del self._known[oldest]
+        self._masks.clear()
         for hold in list(self._holds):
             if hold.target is not None and not network.judge(hold.target).is_allowed:
                 hold.end()

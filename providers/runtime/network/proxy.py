@@ -1,11 +1,14 @@
 """The process that serves the network of all sandboxes of a pool.
 
-It holds no secret and no privilege: what a program sends is read here, and nowhere else. The pool
-speaks over descriptor 0, in frames of `providers.runtime.guest.wire` with an `op`:
+It has no privilege, and no secret but the credentials that it puts in. What a program sends is read
+here, and nowhere else. The pool speaks over descriptor 0, in frames of
+`providers.runtime.guest.wire` with an `op`:
 
     open     gate `gate` of `owner`: the part `network`, and with the frame a descriptor, which is a
-             listener, or with `stream` the stream of `lane_stream`
-    change   the part `network` holds for `gate` from now on
+             listener, or with `stream` the stream of `lane_stream`; the part `authority` where
+             TLS may be opened
+    change   the part `network` holds for `gate` from now on, and the part `authority`
+    credentials  the part `changes` has other versions of credentials for all gates, by id
     sync     is answered by `synced` of the `gate`, after the attempts that have ended
     close    `gate` ends with its connections
 
@@ -24,6 +27,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import sys
 from collections import Counter, deque
 from collections.abc import Coroutine, Sequence
@@ -31,8 +35,10 @@ from functools import partial
 from typing import Any
 
 from providers.addresses import Allowed
+from providers.credentials import credential_changes
 from providers.network import Attempt, Network
 from providers.runtime.guest import wire
+from providers.runtime.network.authority import Authority
 from providers.runtime.network.client import POLICY_BYTES
 from providers.runtime.network.connections import serve
 from providers.runtime.network.gates import Gate
@@ -126,19 +132,31 @@ class Proxy:
             logger.warning("a message of the pool cannot be carried out: %r", error)
 
     def _carry_out(self, header: dict[str, object], parts: dict[str, bytes]) -> None:
-        number, name = int(str(header["gate"])), header.get("op")
+        name = header.get("op")
+        if name == "credentials":
+            changes = credential_changes(json.loads(parts["changes"]))
+            for each in self._gates.values():
+                each.gate.change_credentials(changes)
+            return
+        number = int(str(header["gate"]))
+        authority = Authority.from_pem(pem) if (pem := parts.get("authority")) else None
         if name == "open":
             end = socket.socket(fileno=self._fds.popleft())
             network = Network.from_json(json.loads(parts["network"]))
             gate = Gate(
-                network, partial(self._tell_attempt, number), str(header["owner"]), self._owners
+                network,
+                partial(self._tell_attempt, number),
+                str(header["owner"]),
+                self._owners,
+                authority=authority,
             )
             self._gates[number] = opened = _OpenGate(gate)
             opened.opening = self._spawn(
                 self._open(opened, end, is_stream=header.get("stream") is True)
             )
         elif name == "change":
-            self._gates[number].gate.change(Network.from_json(json.loads(parts["network"])))
+            network = Network.from_json(json.loads(parts["network"]))
+            self._gates[number].gate.change(network, authority)
         elif name == "sync":
             self._tell({"event": "synced", "gate": number})
         elif name == "close":
@@ -213,20 +231,28 @@ def give_up_privileges() -> None:
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def main(allowed: Sequence[str]) -> None:
-    """Serve the pool that has the other end of descriptor 0."""
+def main(ca_file: str, allowed: Sequence[str]) -> None:
+    """Serve the pool that has the other end of descriptor 0.
+
+    `ca_file` has certificates that servers may have beside those this machine trusts, "" for none.
+    """
     logging.basicConfig(stream=sys.stderr, format="%(levelname)s %(name)s: %(message)s")
     control = socket.socket(fileno=os.dup(0))
     # Loaded now: later the files may not be ours to read.
     asyncio.new_event_loop().close()
     "x".encode("idna")
+    trusted = ssl.create_default_context()
+    if ca_file:
+        trusted.load_verify_locations(ca_file)
     give_up_privileges()
 
+    addresses = [Allowed.parse(each) for each in allowed]
+
     async def run() -> None:
-        await Proxy(control, Dialer([Allowed.parse(each) for each in allowed])).run()
+        await Proxy(control, Dialer(addresses, trusted=trusted)).run()
 
     asyncio.run(run())
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(sys.argv[1], sys.argv[2:])

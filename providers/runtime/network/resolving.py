@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import ssl
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -47,8 +48,15 @@ class Dialer:
     cloud describes a machine nothing may be reached, whatever is allowed.
     """
 
-    def __init__(self, allowed: Sequence[Allowed] = (), lookup: Lookup = look_up) -> None:
+    def __init__(
+        self,
+        allowed: Sequence[Allowed] = (),
+        lookup: Lookup = look_up,
+        trusted: ssl.SSLContext | None = None,
+    ) -> None:
+        """`trusted` verifies servers, by the certificates of this machine if it is None."""
         self._allowed = tuple(allowed)
+        self._trusted = trusted or ssl.create_default_context()
         self._lookup = lookup
         self._threads = ThreadPoolExecutor(_THREADS, "resolve")
         self._shares: dict[str, asyncio.Semaphore] = {}
@@ -56,17 +64,21 @@ class Dialer:
         self._own_since = float("-inf")
 
     async def connect(
-        self, host: str, port: int, owner: str = ""
+        self, host: str, port: int, owner: str = "", *, is_tls: bool = False
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect for a tenant. Raises Unreachable."""
+        """Connect for a tenant; with `is_tls` to who proves to be the host. Raises Unreachable."""
         addresses = await self._resolve(host, port, owner)
         for address in addresses:
             self._check(host, port, address)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
-                return await self._try(addresses[:_MOST_ADDRESSES], port)
+                name = host if is_tls else None
+                return await self._try(addresses[:_MOST_ADDRESSES], port, name)
         except TimeoutError:
             raise Unreachable("timeout", f"{host}:{port} does not answer.") from None
+        except ssl.SSLError as error:
+            reason = getattr(error, "verify_message", "") or error.reason or "the handshake failed"
+            raise Unreachable("certificate", f"{host}:{port} with TLS: {reason}.") from None
         except OSError as error:
             reason = error.strerror or type(error).__name__
             raise Unreachable("unreachable", f"{host}:{port}: {reason}.") from None
@@ -108,12 +120,16 @@ class Dialer:
         )
 
     async def _try(
-        self, addresses: Sequence[Address], port: int
+        self, addresses: Sequence[Address], port: int, name: str | None
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A connection to the first that answers. Raises the last one's OSError."""
+        """A connection to the first that answers, by TLS with a name. Raises the last one's
+        OSError."""
+        context = self._trusted if name else None
         for number, address in enumerate(addresses, 1):
             try:
-                return await asyncio.open_connection(str(address), port)
+                return await asyncio.open_connection(
+                    str(address), port, ssl=context, server_hostname=name
+                )
             except OSError:
                 if number == len(addresses):
                     raise

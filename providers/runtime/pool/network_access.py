@@ -12,7 +12,7 @@ from providers.errors import InvalidConfiguration
 from providers.isolation import NONE, of_runtime
 from providers.network import Attempt, Attempts, Network
 from providers.runtime.guest import wire
-from providers.runtime.guest.network import ADDRESS
+from providers.runtime.guest.network import ADDRESS, AUTHORITY
 from providers.runtime.guest.protocol import CHUNK_BYTES
 from providers.runtime.pool.protocol import ChannelClosed, Frame, GuestChannel
 
@@ -170,7 +170,14 @@ class NetworkAccess:
 
     def extend(self, environment: Mapping[str, str]) -> dict[str, str]:
         """An environment of programs that may reach something, with what leads them there."""
-        return {**(VARIABLES if self._gate is not None else {}), **environment}
+        gate = self._gate
+        if gate is None:
+            return dict(environment)
+        placeholders = {
+            each.variable: each.placeholder for each in gate.network.credentials if each.variable
+        }
+        trust = {AUTHORITY: gate.certificate.decode()} if gate.certificate else {}
+        return {**VARIABLES, **placeholders, **environment, **trust}
 
     def _add(self, attempt: Attempt) -> None:
         self._attempts.add(attempt)

@@ -50,6 +50,9 @@ class PoolOptions(Options, Protocol):
     def NETWORK_ALLOWED_ADDRESSES(self) -> Sequence[str]: ...
 
     @property
+    def NETWORK_CA_FILE(self) -> str: ...
+
+    @property
     def POOL_ALLOWED_ADDRESSES(self) -> Sequence[str]: ...
 
     @property
@@ -144,6 +147,7 @@ def run(settings: PoolOptions, arguments: Mapping[str, Any], say: Callable[[str]
         socket_path(settings.DATA_DIR) if arguments["socket"] or no_port else None,
         arguments["until_unused"],
         tuple(settings.NETWORK_ALLOWED_ADDRESSES),
+        settings.NETWORK_CA_FILE,
     )
     serve(options, lambda address: say(f"Pool: {address} (Ctrl-C ends it)"))
 

@@ -60,6 +60,7 @@ class Service:
                 web.post("/v1/instances/{id}/run", self.run),
                 web.delete("/v1/instances/{id}", self.destroy),
                 web.put("/v1/settings", self.change_settings),
+                web.patch("/v1/credentials", self.change_credentials),
                 web.get("/v1/stats", self.stats),
                 *KeptHandlers(self.manager, self.knows_the_settings).routes(),
             ]
@@ -97,6 +98,11 @@ class Service:
         await self.manager.apply(ServiceSettings.from_config(config))
         self._pushed.add(settings_digest(config))
         return _json(self.manager.stats())
+
+    async def change_credentials(self, request: web.Request) -> web.Response:
+        changes = messages.credential_changes(await _body(request))
+        await self.manager.network.change_credentials(changes)
+        return _json({})
 
     async def create(self, request: web.Request) -> web.Response:
         if not self.knows_the_settings(request):

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NoReturn, cast, get_args
 
-from providers import errors, slices
+from providers import credentials, errors, slices
+from providers.credentials import Credential
 from providers.errors import (
     InvalidConfiguration,
     KeptFull,
@@ -227,6 +228,14 @@ def network(given: object) -> Network | None:
         return Network.from_json(given)
     except ValueError as error:
         _refuse("network", str(error))
+
+
+def credential_changes(given: object) -> dict[str, Credential | None]:
+    """Other versions of credentials by id. Raises InvalidConfiguration."""
+    try:
+        return credentials.credential_changes(given)
+    except ValueError as error:
+        _refuse("credentials", str(error))
 
 
 def environment(given: object) -> dict[str, str]:

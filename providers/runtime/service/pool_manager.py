@@ -161,11 +161,12 @@ class PoolManager:
         choice: LauncherChoice,
         settings: ServiceSettings,
         network_allowed: Sequence[str] = (),
+        network_ca_file: str = "",
     ) -> None:
         """`network_allowed` are the addresses that sandboxes may reach although they are not
-        public, as NETWORK_ALLOWED_ADDRESSES has them."""
+        public, as NETWORK_ALLOWED_ADDRESSES has them, `network_ca_file` is NETWORK_CA_FILE."""
         self._choice = choice
-        self.network = NetworkProxy(network_allowed)
+        self.network = NetworkProxy(network_allowed, network_ca_file)
         self._settings = settings
         # The one of the settings in force, which holds itself.
         self._current: Revision | None = None

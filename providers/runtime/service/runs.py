@@ -13,6 +13,7 @@ Requests are frames of `providers.runtime.guest.wire` with an `op`:
             `providers.network` writes it. Answers `sandbox`, `runtime` and `sharing`.
     run     the one job of the sandbox, as `operations` has it
     stats   the figures of a `pool`
+    credentials  the part `changes` has other versions of credentials, for all sandboxes
 
 Each is answered in its turn by frames with an `event`, as in `operations`.
 """
@@ -117,6 +118,7 @@ class RunConnection(asyncio.Protocol):
             "take": self._take,
             "run": self._run,
             "stats": self._stats,
+            "credentials": self._change_credentials,
         }.get(name)
         try:
             if work is None:
@@ -151,6 +153,11 @@ class RunConnection(asyncio.Protocol):
             "network": pool.launcher.has_network,
         }
         self._write({"event": "done", **told})
+
+    async def _change_credentials(self, request: Frame) -> None:
+        changes = messages.credential_changes(messages.loads(request[1].get("changes", b"")))
+        await self._manager.network.change_credentials(changes)
+        self._write({"event": "done"})
 
     def _tell_full(self, is_full: bool) -> None:
         self._write({"event": "full", "full": is_full})

@@ -48,7 +48,8 @@ class ServiceOptions:
 
     `socket` is where it listens for the processes of this installation, besides `port`, or alone
     where that is 0: then it is for the provider `local`. With `until_unused` it ends when nobody
-    has needed it for a while. `network_allowed` is what `PoolManager` takes.
+    has needed it for a while. `network_allowed` and `network_ca_file` are what
+    `PoolManager` takes.
     """
 
     host: str
@@ -62,6 +63,7 @@ class ServiceOptions:
     socket: Path | None = None
     until_unused: bool = False
     network_allowed: tuple[str, ...] = ()
+    network_ca_file: str = ""
 
 
 def check_options(options: ServiceOptions) -> None:
@@ -100,7 +102,9 @@ async def _serve(options: ServiceOptions, announce: Callable[[str], None]) -> No
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
         loop.add_signal_handler(number, partial(told, at_once=number == signal.SIGQUIT))
-    manager = PoolManager(options.choice, options.settings, options.network_allowed)
+    manager = PoolManager(
+        options.choice, options.settings, options.network_allowed, options.network_ca_file
+    )
     runner = web.AppRunner(
         Service(manager, options.token).application(),
         access_log=None,

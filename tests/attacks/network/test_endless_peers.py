@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 
-from providers.runtime.network.connections import PIECE
+from providers.runtime.network.exchange import PIECE
 from tests.attacks.network.proxied import (
     GOOD,
     Proxied,

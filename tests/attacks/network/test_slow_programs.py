@@ -12,7 +12,8 @@ from functools import partial
 
 import pytest
 
-from providers.runtime.network.connections import HEAD_SECONDS, IDLE_SECONDS
+from providers.runtime.network.connections import HEAD_SECONDS
+from providers.runtime.network.exchange import IDLE_SECONDS
 from tests.attacks.network.proxied import (
     BOUND_SECONDS,
     GOOD,
