@@ -8,6 +8,7 @@ import re
 import socket
 import ssl
 import threading
+import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -331,6 +332,24 @@ def read_all(sock: socket.socket) -> bytes:
     except (ConnectionError, ssl.SSLError):
         return found
     return found
+
+
+def read_while_time_passes(proxied: Proxied, sock: socket.socket, seconds: float) -> bytes:
+    """All that comes until the end, while so much time passes again and again."""
+    found = b""
+    sock.settimeout(0.05)
+    deadline = time.monotonic() + BOUND_SECONDS
+    while time.monotonic() < deadline:
+        proxied.pass_time(seconds)
+        try:
+            if not (data := sock.recv(1 << 16)):
+                return found
+        except TimeoutError:
+            continue
+        except (ConnectionError, ssl.SSLError):
+            return found
+        found += data
+    raise AssertionError("it does not end")
 
 
 def read_head(sock: socket.socket) -> bytes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 import threading
 from collections.abc import Callable
@@ -190,20 +189,3 @@ def test_a_server_that_asks_for_http_2_gets_http_1(proxied: Proxied) -> None:
     upstream = claim(proxied, context)
     assert status_of(door_of(proxied, upstream).ask(upstream)) == 200
     assert upstream.heads[0].startswith(b"GET / HTTP/1.1\r\n")
-
-
-def test_a_cut_off_answer_is_seen_to_be(proxied: Proxied) -> None:
-    """The end of a connection without the end of its TLS may be of another hand."""
-
-    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\nsome")
-        await writer.drain()
-        sock = writer.get_extra_info("socket")
-        sock.shutdown(socket.SHUT_RDWR)
-
-    upstream = Upstream(ANSWER)
-    upstream.port = proxied.server(cut, proxied.authority.context(GOOD))
-    door = door_of(proxied, upstream)
-    assert b"0\r\n\r\n" not in door.ask(upstream)
-    assert door.only().outcome == "failed"

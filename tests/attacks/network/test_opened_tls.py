@@ -34,6 +34,7 @@ from tests.attacks.network.proxied import (
     inner,
     read_all,
     read_head,
+    read_while_time_passes,
     status_of,
 )
 
@@ -158,11 +159,10 @@ def test_requests_of_two_readings_are_refused(
     assert upstream.connections == 0
 
 
-def test_bare_line_feeds_are_written_anew(door: Door, upstream: Upstream) -> None:
+def test_bare_line_feeds_are_written_anew(proxied: Proxied, door: Door, upstream: Upstream) -> None:
     with door.tls(GOOD, upstream.port) as sock:
         sock.sendall(f"GET /v1 HTTP/1.1\nHost: {upstream.rule}\nX: y\n\n".encode())
-        sock.unwrap()
-        read_all(sock)
+        read_while_time_passes(proxied, sock, HEAD_SECONDS + 1)
     for head in upstream.heads:
         assert not any(b"\n" in line for line in head.split(b"\r\n"))
     assert len(door.wait_until_idle()) == 1
@@ -191,13 +191,12 @@ def test_no_tunnel_leads_through_an_opened_one(door: Door, upstream: Upstream) -
     b"\x05\x01\x00", b"\x04\x01", client_hello(GOOD), b"\0" * 50, b"SSH-2.0-x\r\n",
 ])  # fmt: skip
 def test_another_protocol_inside_reaches_nothing(
-    door: Door, upstream: Upstream, said: bytes
+    proxied: Proxied, door: Door, upstream: Upstream, said: bytes
 ) -> None:
     with door.tls(GOOD, upstream.port) as sock:
         sock.sendall(said)
-        sock.settimeout(BOUND_SECONDS)
-        sock.unwrap()
-        assert not read_all(sock).startswith(b"\x05")
+        answer = read_while_time_passes(proxied, sock, HEAD_SECONDS + 1)
+    assert not answer.startswith(b"\x05")
     assert upstream.connections == 0
     door.wait_until_idle()
 
@@ -248,7 +247,7 @@ def test_garbage_after_a_hello_is_the_end_of_it(
             pass
         read_all(sock)
     attempt = door.only()
-    assert attempt.outcome == "failed"
+    assert attempt.outcome in ("failed", "refused")
     assert upstream.connections == 0
     assert status_of(door.ask(upstream, "/v1")) == 200
 
@@ -288,8 +287,7 @@ def test_an_idle_opened_connection_is_ended(
         sock.sendall(inner(upstream, "/v1"))
         assert status_of(read_head(sock)) == 200
         assert sock.recv(4) == b"GOOD"
-        proxied.pass_time(IDLE_SECONDS + 1)
-        assert read_all(sock) == b""
+        assert read_while_time_passes(proxied, sock, IDLE_SECONDS + 1) == b""
     assert len(door.wait_until_idle()) == 1
 
 
@@ -383,7 +381,9 @@ def test_a_narrower_list_ends_an_opened_answer(proxied: Proxied, still: bool) ->
     held = credential(rule)
     door = proxied.door(holding(held, lines=[rule]))
     with door.tls(GOOD, port) as sock:
-        sock.sendall(f"GET /v1 HTTP/1.1\r\nHost: {GOOD}:{port}\r\n\r\n".encode())
+        sock.sendall(
+            f"GET /v1 HTTP/1.1\r\nHost: {GOOD}:{port}\r\nConnection: close\r\n\r\n".encode()
+        )
         try:
             read_head(sock)
             door.change(holding(held, lines=[rule if still else f"{rule}/v2"]))
@@ -536,6 +536,8 @@ def test_a_thousand_opened_connections_are_held_to_the_budget(proxied: Proxied) 
         assert status_of(other.ask(upstream)) == 200
     door.wait_until_idle()
     assert status_of(door.ask(upstream)) == 200
+    door.wait_until_idle()
+    other.wait_until_idle()
     assert set(proxied.owners.values()) == {0}
     assert upstream.connections == 2
 
