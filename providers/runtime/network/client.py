@@ -59,9 +59,9 @@ class Gate:
         self._proxy = proxy
         self._synced: list[asyncio.Future[None]] = []
 
-    async def change(self, network: Network, authority: Authority | None) -> None:
+    async def change(self, network: Network, authority: Authority | None = None) -> None:
         """Hold this policy from now on; connections that it does not allow end."""
-        self.network, self._authority = network, authority
+        self.network, self._authority = network, self._authority or authority
         await self._proxy.send({"op": "change", "gate": self.number}, self.parts())
 
     def parts(self) -> Parts:

@@ -129,28 +129,21 @@ class NetworkAccess:
                 field="network",
             )
         self.prepare(network)
-        gate = (network, owner, self._add, self._authority)
         if self._gate is not None:
             await self._gate.change(network, self._authority)
-        elif self._listener is not None:
-            self._had_network = True
-            self._gate = await proxy.open(
-                self._listener, network, owner, self._add, self._authority
-            )
+            return
+        self._had_network = True
+        terms = (network, owner, self._add, self._authority)
+        if self._listener is not None:
+            self._gate = await proxy.open(self._listener, *terms)
         elif stream is not None:
-            self._had_network = True
             with stream:
-                self._gate = await proxy.open_stream(
-                    stream, network, owner, self._add, self._authority
-                )
+                self._gate = await proxy.open_stream(stream, *terms)
         else:
             ours, theirs = socket.socketpair()
-            self._had_network = True
             self._carrier = FrameCarrier(ours)
             with theirs:
-                self._gate = await proxy.open_stream(
-                    theirs, network, owner, self._add, self._authority
-                )
+                self._gate = await proxy.open_stream(theirs, *terms)
 
     @property
     def carrier(self) -> FrameCarrier | None:
