@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from providers import waiting
 from providers.addresses import check_fields
+from providers.credentials import Credential
 from providers.errors import (
     InvalidConfiguration,
     ProviderUnavailable,
@@ -235,6 +236,9 @@ class SandboxProvider(ABC):
         Where False, one that is asked for with a network is refused.
         """
         return False
+
+    def change_credentials(self, changes: Mapping[str, Credential | None]) -> None:
+        """Put in other versions of credentials from now on, by id; None takes one away."""
 
     @property
     def max_timeout(self) -> float | None:
