@@ -17,6 +17,7 @@ class ExecutionsConfig(AppConfig):
             checks,  # noqa: F401  registers the checks
             receivers,
         )
+        from executions.capabilities.network.credentials import CREDENTIALS
         from executions.capabilities.network.lists import LISTS
         from executions.capabilities.observability import capability
         from executions.capabilities.policies.service import POLICIES
@@ -51,6 +52,7 @@ class ExecutionsConfig(AppConfig):
         guard(KEYS)
         guard(POLICIES)
         guard(LISTS)
+        guard(CREDENTIALS)
         guard(HOLDS)
         # The last of the apps that name what is guarded.
         row_changes.connect(current_actor)

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 from executions.capabilities.alerts.models import Alert, AlertDelivery
-from executions.capabilities.network.models import NetworkAttempt, NetworkList
+from executions.capabilities.network.models import (
+    NetworkAttempt,
+    NetworkCredential,
+    NetworkList,
+)
 from executions.capabilities.observability.models import AuditExport
 from executions.capabilities.policies.models import Policy
 from executions.capabilities.reports.models import Report
@@ -52,6 +56,7 @@ __all__ = (
     "LegalHold",
     "LooseFile",
     "NetworkAttempt",
+    "NetworkCredential",
     "NetworkList",
     "Policy",
     "Process",

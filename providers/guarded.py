@@ -20,6 +20,7 @@ from django.db.models import Model
 from django.views.decorators.debug import sensitive_variables
 
 from providers.errors import InvalidConfiguration
+from providers.fields import EncryptedTextField
 from providers.schema import ConfigField, Schema
 
 Values = dict[str, Any]
@@ -171,9 +172,16 @@ def values_of(guarded: Guarded, row: Model | None) -> Values | None:
     return values
 
 
+@sensitive_variables()
 def _plain(row: Model) -> Values:
     fields = serializers.serialize("python", [row], use_natural_foreign_keys=True)[0]["fields"]
     relations = {field.name for field in row._meta.many_to_many}
+    # Its text would be another one each time.
+    fields |= {
+        field.name: getattr(row, field.attname)
+        for field in row._meta.concrete_fields
+        if isinstance(field, EncryptedTextField)
+    }
     plain: Values = json.loads(json.dumps(fields, default=_as_text))
     return {k: sorted(v) if k in relations else v for k, v in plain.items()}
 

@@ -185,6 +185,7 @@ UNFOLD: dict[str, Any] = {
                 _item("API keys", "key", "apikey", "executions"),
                 _item("Policies", "policy", "policy", "executions"),
                 _item("Network lists", "public", "networklist", "executions"),
+                _item("Network credentials", "vpn_key", "networkcredential", "executions"),
                 _item("Webhook secrets", "webhook", "webhooksecret", "executions"),
                 {
                     **_item("Spending", "payments", "spending", "executions"),

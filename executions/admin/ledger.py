@@ -40,6 +40,7 @@ KINDS = (
     "tenant",
     "policy",
     "network_list",
+    "network_credential",
     "approval",
     "tool_call",
     "legal_hold",

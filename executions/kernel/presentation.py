@@ -217,6 +217,8 @@ EMPTY = {
     "executions.auditexport": "No export. Set AUDIT_EXPORT_URL to send the ledger to a collector.",
     "executions.tenant": "No tenants. Runs and API keys belong to a tenant.",
     "executions.apikey": "No API keys. Agents need one to run code.",
+    "executions.networkcredential": "No network credentials. The network proxy puts one into the "
+    "requests that it is bound to.",
     "executions.webhooksecret": "No webhook secrets. A tenant needs one to receive webhooks.",
     "executions.webhookdelivery": "No webhook deliveries yet.",
     "executions.legalhold": "No legal holds. Retention erases old data.",

@@ -115,6 +115,12 @@ BINDINGS: dict[str, Binding] = {
     "executions.legalhold": Binding("legal_hold", shown=("tenant_slug",)),
     "executions.budget": Binding("setting"),
     "executions.policy": Binding("policy", shown=("tenant_slug", "draft", "analysis")),
+    # The value is sealed with a salt, so that its hash does not let a short one be guessed.
+    "executions.networkcredential": Binding(
+        "network_credential",
+        "name",
+        shown=("tenant_slug", "placement", "version", "revoked_at"),
+    ),
     "executions.networklist": Binding("network_list", shown=("tenant_slug", "draft", "mode")),
     "providers.route": Binding("setting"),
     "providers.routestep": Binding("setting"),

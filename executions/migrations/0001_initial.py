@@ -713,6 +713,27 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='NetworkCredential',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('tenant_slug', models.CharField(blank=True, max_length=64, verbose_name='tenant')),
+                ('name', models.CharField(help_text='Small letters, digits, _ and -. Code has the placeholder cfd-secret:NAME.', max_length=63)),
+                ('placement', models.CharField(choices=[('bearer', 'bearer: Authorization: Bearer VALUE'), ('basic', 'basic: Authorization: Basic, with the value as password'), ('header', 'header: a header of its own'), ('query', 'query: a parameter of the URL')], default='bearer', max_length=6)),
+                ('field', models.CharField(blank=True, default='', help_text='The name of the header or of the parameter, or the user name of basic.', max_length=200)),
+                ('rules', models.TextField(help_text='One rule per line, each with https://, such as https://api.example.com or GET,POST https://api.example.com/v1 # prices. Other requests do not get the value.')),
+                ('variable', models.CharField(blank=True, default='', help_text='The environment variable that has the placeholder in sandboxes, such as API_TOKEN.', max_length=100)),
+                ('value', providers.fields.EncryptedJSONField(blank=True, editable=False, null=True)),
+                ('version', models.PositiveIntegerField(default=1, editable=False)),
+                ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False)),
+                ('changed_at', models.DateTimeField(default=django.utils.timezone.now, editable=False)),
+                ('revoked_at', models.DateTimeField(blank=True, editable=False, null=True)),
+            ],
+            options={
+                'ordering': ('tenant_slug', 'name'),
+                'constraints': [models.UniqueConstraint(fields=('tenant_slug', 'name'), name='network_credential_once_per_scope'), models.CheckConstraint(condition=models.Q(('placement__in', ('bearer', 'basic', 'header', 'query'))), name='network_credential_placement_is_known'), models.CheckConstraint(condition=models.Q(models.Q(('revoked_at__isnull', True), ('value__isnull', False)), models.Q(('revoked_at__isnull', False), ('value__isnull', True)), _connector='OR'), name='network_credential_has_a_value_until_revoked')],
+            },
+        ),
+        migrations.CreateModel(
             name='NetworkAttempt',
             fields=[
                 ('id', models.UUIDField(default=executions.kernel.text.uuid7, editable=False, primary_key=True, serialize=False)),
@@ -727,6 +748,7 @@ class Migration(migrations.Migration):
                 ('why', models.CharField(blank=True, max_length=100, verbose_name='reason')),
                 ('layer', models.CharField(blank=True, help_text='Whose list refused it, or would have.', max_length=16, verbose_name='list')),
                 ('rule', models.CharField(blank=True, help_text='The rule that allowed it.', max_length=300)),
+                ('credential', models.CharField(blank=True, help_text='Name and version of the credential that was put in.', max_length=80)),
                 ('noted', models.BooleanField(default=False, help_text='A list that only logs would have refused it.', verbose_name='log only')),
                 ('sent', models.BigIntegerField(default=0, verbose_name='bytes sent')),
                 ('received', models.BigIntegerField(default=0, verbose_name='bytes received')),

@@ -26,8 +26,10 @@ from providers.network import (
 
 # The key of a record's metadata that has the lists which held for its run.
 NETWORK_LISTS = "network_lists"
+# The same, the credentials that were there for its requests, as name@version.
+NETWORK_CREDENTIALS = "network_credentials"
 # Those that a record of a run without a network has none of.
-NETWORK_KEYS = frozenset((NETWORK, NETWORK_LISTS))
+NETWORK_KEYS = frozenset((NETWORK, NETWORK_LISTS, NETWORK_CREDENTIALS))
 FIGURES = ("allowed", "refused", "failed", "sent", "received")
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
 
@@ -36,7 +38,15 @@ MOST_REMARKS = 10
 _LARGEST = 2**53
 # The end of the year 9999, as seconds since 1970.
 _LATEST = 253_402_300_800
-_TEXTS = {"host": 255, "why": 100, "method": 16, "path": 256, "layer": 16, "rule": 300}
+_TEXTS = {
+    "host": 255,
+    "why": 100,
+    "method": 16,
+    "path": 256,
+    "layer": 16,
+    "rule": 300,
+    "credential": 80,
+}
 
 
 ModeName = Annotated[
@@ -187,12 +197,14 @@ def _whole(value: Any) -> int:
 def network_of(execution: Execution) -> NetworkShape | None:
     """The network of a run as the API has it: its lists, figures, and the first attempts."""
     lists = execution.meta.get(NETWORK_LISTS)
+    credentials = execution.meta.get(NETWORK_CREDENTIALS)
     found = checked_attempts(execution.meta.get(NETWORK))
     if not lists and found is None:
         return None
     figures = {name: (found or {}).get(name, 0) for name in FIGURES}
     return {
         "lists": lists if isinstance(lists, list) else [],
+        "credentials": credentials if isinstance(credentials, list) else [],
         "allowed": figures["allowed"],
         "refused": figures["refused"],
         "failed": figures["failed"],
@@ -214,6 +226,7 @@ def attempt_shape(stored: Mapping[str, Any]) -> NetworkAttemptShape:
         "path": stored.get("path", ""),
         "layer": stored.get("layer", ""),
         "rule": stored.get("rule", ""),
+        "credential": stored.get("credential", ""),
         "noted": stored.get("noted", False),
         "sent": stored.get("sent", 0),
         "received": stored.get("received", 0),

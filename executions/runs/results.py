@@ -16,7 +16,12 @@ from pydantic import Field
 from executions.kernel.declarations import STORABLE, Id, Query, declared, newest_first, one_of
 from executions.kernel.text import from_json, storable, to_json, without_nan, without_surrogates
 from executions.runs.models import Artifact, Execution, LateResult
-from executions.runs.network import NETWORK_LISTS, checked_attempts, network_remarks
+from executions.runs.network import (
+    NETWORK_CREDENTIALS,
+    NETWORK_LISTS,
+    checked_attempts,
+    network_remarks,
+)
 from executions.runs.requests import CLAIMS, Agent, ConversationName, Model, OnBehalfOf
 from executions.runs.shapes import (
     ExecutionSummaryShape,
@@ -512,7 +517,7 @@ POLICY = "policy"
 # The same, how often its code called tools.
 TOOL_CALLS = "tool_calls"
 # What no provider may say, whichever capabilities are installed: answers and the ledger show it.
-RESERVED_METADATA = frozenset((POLICY, TOOL_CALLS, NETWORK_LISTS))
+RESERVED_METADATA = frozenset((POLICY, TOOL_CALLS, NETWORK_LISTS, NETWORK_CREDENTIALS))
 
 
 class BlockedByPolicy(SandboxError):

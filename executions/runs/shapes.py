@@ -76,6 +76,9 @@ class NetworkAttemptShape(TypedDict):
     path: str
     layer: Annotated[str, "Whose list refused it, or would have."]
     rule: Annotated[str, "The rule that allowed it; empty where the list is open."]
+    credential: Annotated[
+        str, "Name and version of the credential that was put in, as name@version; or empty."
+    ]
     noted: Annotated[bool, "Whether a list that only logs would have refused it."]
     sent: Annotated[int, "Bytes."]
     received: Annotated[int, "Bytes."]
@@ -86,6 +89,7 @@ class NetworkShape(TypedDict):
     """The lists that applied, the number of attempts to reach a host, and the first of them."""
 
     lists: list[NetworkListShape]
+    credentials: Annotated[list[str], "The credentials that were available, as name@version."]
     allowed: int
     refused: int
     failed: int

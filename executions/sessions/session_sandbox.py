@@ -18,12 +18,13 @@ from weakref import WeakKeyDictionary
 from django.conf import settings
 
 from executions.runs import extensions
-from executions.runs.network import NETWORK_LISTS, checked_attempts
+from executions.runs.network import NETWORK_KEYS, checked_attempts
 from executions.runs.provider_calls import CREATE_SECONDS, Route, Step, borrow_lease, call_provider
 from executions.runs.results import BlockedByPolicy
 from executions.runs.routing import ensure_network
 from executions.sessions.models import Session
 from providers.base import Health, SandboxProvider
+from providers.credentials import Credential
 from providers.errors import (
     CreationFailed,
     ProviderUnavailable,
@@ -256,7 +257,7 @@ def network_lists(session: Session) -> Mapping[str, Any]:
     if session.network is None:
         return {}
     said = extensions.begin_session(session.tenant_slug, session.network_policy).metadata()
-    return {name: value for name, value in said.items() if name == NETWORK_LISTS}
+    return {name: value for name, value in said.items() if name in NETWORK_KEYS}
 
 
 async def collect_attempts(session: Session, seconds: float = OPERATION_SECONDS) -> None:
@@ -362,6 +363,9 @@ class _SessionProvider(SandboxProvider):
 
     def initialize(self, config: Mapping[str, Any]) -> bool:
         return True
+
+    def change_credentials(self, changes: Mapping[str, Credential | None]) -> None:
+        self._provider.change_credentials(changes)
 
     def health_check(self) -> Health:
         return self._provider.health_check()

@@ -1,4 +1,4 @@
-"""The pages of network lists and of attempts to reach hosts."""
+"""The pages of network lists, credentials, and attempts to reach hosts."""
 
 from __future__ import annotations
 
@@ -11,25 +11,38 @@ from django.db.models import QuerySet
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import URLPattern, path, reverse
+from django.utils.decorators import method_decorator
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
+from django.utils.translation import ngettext
+from django.views.decorators.debug import sensitive_post_parameters, sensitive_variables
 from unfold.admin import ModelAdmin
+from unfold.widgets import UnfoldAdminPasswordWidget
 
 from executions.admin.executions import BoundedPaginator, SessionTenantFilter
 from executions.admin.frame import tenant_choice
 from executions.capabilities.network.attempts import of_host
+from executions.capabilities.network.credentials import revoke
 from executions.capabilities.network.dry_run import DAYS, MOST_DAYS, dry_run
 from executions.capabilities.network.lists import COLUMNS, draft_of, put_in_force
-from executions.capabilities.network.models import NetworkAttempt, NetworkList
+from executions.capabilities.network.models import (
+    NetworkAttempt,
+    NetworkCredential,
+    NetworkList,
+)
 from providers.admin_pages import GuardedAdmin, ReadOnly
+from providers.credentials import MOST_CHARACTERS, check_value
 from providers.hidden_characters import visible
 from providers.network import PRESETS
 
 if TYPE_CHECKING:
     _ListAdmin = admin.ModelAdmin[NetworkList]
     _AttemptAdmin = admin.ModelAdmin[NetworkAttempt]
+    _CredentialAdmin = admin.ModelAdmin[NetworkCredential]
+    _CredentialForm = forms.ModelForm[NetworkCredential]
 else:
-    _ListAdmin = _AttemptAdmin = ModelAdmin
+    _ListAdmin = _AttemptAdmin = _CredentialAdmin = ModelAdmin
+    _CredentialForm = forms.ModelForm
 
 
 VIEW_ATTEMPT = "executions.view_networkattempt"
@@ -227,7 +240,17 @@ class NetworkAttemptAdmin(ReadOnly, _AttemptAdmin):
     paginator = BoundedPaginator
     fields = (
         *("id", "at", "tenant_slug", "shown_host", "port", "shown_request", "outcome"),
-        *("shown_why", "layer", "shown_rule", "noted", "sent", "received", "seconds", "shown_run"),
+        *(
+            "shown_why",
+            "layer",
+            "shown_rule",
+            "credential",
+            "noted",
+            "sent",
+            "received",
+            "seconds",
+            "shown_run",
+        ),
         "session_id",
     )
 
@@ -258,3 +281,147 @@ class NetworkAttemptAdmin(ReadOnly, _AttemptAdmin):
             return "-"
         url = reverse("admin:executions_execution_change", args=[attempt.execution_id])
         return format_html('<a href="{}">{}</a>', url, attempt.execution_id)
+
+
+class CredentialForm(_CredentialForm):
+    """What is entered as a value is taken to the row and never shown again."""
+
+    new_value = forms.CharField(
+        label="Value",
+        required=False,
+        max_length=MOST_CHARACTERS,
+        strip=False,
+        widget=UnfoldAdminPasswordWidget(attrs={"autocomplete": "new-password"}),
+    )
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        if (field := self.fields.get("new_value")) is None:
+            return
+        has_value = self.instance.pk is not None and self.instance.revoked_at is None
+        if has_value:
+            field.help_text = "Stored, and never shown. Leave empty to keep it."
+        elif self.instance.pk is not None:
+            field.help_text = "Revoked. A new value makes the credential active again."
+
+    @sensitive_variables()
+    def clean_new_value(self) -> str:
+        text = str(self.cleaned_data["new_value"])
+        if text:
+            try:
+                check_value(text)
+            except ValueError as error:
+                raise ValidationError(str(error)) from None
+        return text
+
+    @sensitive_variables()
+    def clean(self) -> dict[str, Any]:
+        cleaned = super().clean() or self.cleaned_data
+        if text := cleaned.get("new_value"):
+            self.instance.set_value(text)
+        return cleaned
+
+    def add_error(self, field: str | None, error: Any) -> None:
+        if field is None and "value" in getattr(error, "error_dict", {}):
+            # One that is wrong in itself is said already.
+            said = error.error_dict.pop("value")
+            if "new_value" not in self.errors:
+                error.error_dict["new_value"] = said
+            if not error.error_dict:
+                return
+        super().add_error(field, error)
+
+
+@admin.register(NetworkCredential)
+class NetworkCredentialAdmin(GuardedAdmin, _CredentialAdmin):
+    """Values are entered here and never shown. What is no longer needed is revoked."""
+
+    list_display = (
+        *("name", "tenant", "placement", "hosts", "variable", "version", "state", "changed_at"),
+    )
+    list_filter = ("placement",)
+    search_fields = ("tenant_slug", "name", "rules")
+    readonly_fields = ("state", "version", "changed_at")
+    compressed_fields = False
+    form = CredentialForm
+    actions = ("revoke_credentials",)
+    fieldsets = (
+        (None, {"fields": ("tenant_slug", "name", "state"), "classes": ("columns",)}),
+        (
+            "Value",
+            {
+                "fields": ("placement", "field", "new_value", "variable"),
+                "classes": ("tab", "columns"),
+                "description": "Code in a sandbox has only the placeholder. The network proxy puts "
+                "the value into requests over TLS to the hosts, methods and paths of the rules.",
+            },
+        ),
+        ("Hosts", {"fields": ("rules",), "classes": ("tab",)}),
+        ("Version", {"fields": ("version", "changed_at"), "classes": ("tab",)}),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[NetworkCredential]:
+        return super().get_queryset(request).defer("value")
+
+    def get_readonly_fields(
+        self, request: HttpRequest, obj: NetworkCredential | None = None
+    ) -> tuple[str, ...]:
+        # Records name it by these.
+        return (
+            self.readonly_fields
+            if obj is None
+            else ("tenant_slug", "name", "state", "version", "changed_at")
+        )
+
+    def get_form(
+        self,
+        request: HttpRequest,
+        obj: NetworkCredential | None = None,
+        change: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        form = super().get_form(request, obj, change, **kwargs)
+        if (field := form.base_fields.get("tenant_slug")) is not None:
+            form.base_fields["tenant_slug"] = tenant_choice(request, field, "The installation")
+        return form
+
+    @method_decorator(sensitive_post_parameters("new_value"))
+    def changeform_view(self, *args: Any, **kwargs: Any) -> Any:
+        return super().changeform_view(*args, **kwargs)
+
+    def has_delete_permission(
+        self, request: HttpRequest, obj: NetworkCredential | None = None
+    ) -> bool:
+        return False
+
+    def has_revoke_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm("executions.change_networkcredential")
+
+    @admin.display(description="tenant", ordering="tenant_slug")
+    def tenant(self, row: NetworkCredential) -> str:
+        return row.tenant_slug or "installation"
+
+    @admin.display(description="hosts")
+    def hosts(self, row: NetworkCredential) -> str:
+        return row.hosts
+
+    @admin.display(description="status")
+    def state(self, row: NetworkCredential) -> str:
+        if row.pk is None:
+            return "-"
+        return "active" if row.revoked_at is None else "revoked"
+
+    @admin.action(description="Revoke the selected credentials", permissions=["revoke"])
+    def revoke_credentials(
+        self, request: HttpRequest, queryset: QuerySet[NetworkCredential]
+    ) -> None:
+        revoked = 0
+        for row in queryset:
+            if revoke(row):
+                self.log_change(request, row, "Revoked.")
+                revoked += 1
+        message = (
+            ngettext("%d credential was revoked.", "%d credentials were revoked.", revoked)
+            % revoked
+        )
+        self.message_user(request, message, messages.SUCCESS)

@@ -127,6 +127,7 @@ def detail(row: NetworkAttempt) -> FoundAttemptShape:
         "path": row.path,
         "layer": row.layer,
         "rule": row.rule,
+        "credential": row.credential,
         "noted": row.noted,
         "sent": row.sent,
         "received": row.received,

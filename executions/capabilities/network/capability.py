@@ -1,35 +1,48 @@
-"""Network lists as a capability: what a run or session may reach, and what became of attempts."""
+"""Networks as a capability: what a run or session may reach, its credentials, and attempts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from django.urls import URLPattern, path
 
 from executions.capabilities.network import lists
 from executions.capabilities.network.attempts import store, store_of_run
+from executions.capabilities.network.credentials import ids_of
 from executions.runs.event_log import EventLog
 from executions.runs.extensions import Extension, RunPart, Waiting
 from executions.runs.models import Execution
-from executions.runs.network import NETWORK_LISTS, NetworkRequest
+from executions.runs.network import NETWORK_CREDENTIALS, NETWORK_LISTS, NetworkRequest
+from executions.runs.provider_calls import guard
 from executions.runs.requests import ExecutionRequest
 from executions.runs.routing import ensure_network
+from executions.sessions.networks import NO_NETWORK
 from executions.tenants.models import Tenant
+from providers.base import SandboxProvider
+from providers.credentials import Credential
 from providers.manager import Lease
 from providers.network import NETWORK, Layer, Network, NetworkPolicy
-from providers.values import SandboxSpec
+from providers.sandbox import Sandbox
+from providers.values import Emit, Job, SandboxSpec
+
+if TYPE_CHECKING:
+    from executions.capabilities.network.credential_changes import Holder
+
+# A version that none has: what the sandbox of a session has is not known.
+_UNKNOWN = 0
 
 
 class _WithNetwork(RunPart):
-    """A run or a session, and the lists that hold for it."""
+    """A run or a session, the lists that hold for it, and its credentials."""
 
     def __init__(self, tenant_slug: str, inner: Layer | None) -> None:
         self._tenant_slug = tenant_slug
         self._inner = inner
+        self._credentials: tuple[Credential, ...] | None = None
 
     @property
     def _network(self) -> Network | None:
@@ -40,13 +53,45 @@ class _WithNetwork(RunPart):
         ensure_network(lease, self._network)
 
     def specify(self, spec: SandboxSpec, *, seconds: float) -> SandboxSpec:
-        return replace(spec, network=self._network)
+        network = self._network
+        self._credentials = () if network is None else network.credentials
+        return replace(spec, network=network)
 
     def metadata(self) -> Mapping[str, Any]:
-        return {NETWORK_LISTS: lists.stated(self._tenant_slug, self._inner)}
+        given = self._credentials
+        if given is None:
+            network = self._network
+            given = () if network is None else network.credentials
+        said: dict[str, Any] = {NETWORK_LISTS: lists.stated(self._tenant_slug, self._inner)}
+        if given:
+            said[NETWORK_CREDENTIALS] = [each.label for each in given]
+        return said
 
 
-class _RunWithNetwork(_WithNetwork):
+class _Registered(RunPart):
+    """A run that changes of its credentials have to reach."""
+
+    _provider: SandboxProvider | None = None
+    _holder: Holder | None = None
+
+    def _register(self, versions: Mapping[str, int]) -> None:
+        if self._provider is None or not versions:
+            return
+        from executions.capabilities.network.credential_changes import Holder, register
+
+        self._holder = Holder(self._provider, versions)
+        register(self._holder)
+
+    def close(self) -> None:
+        if self._holder is None:
+            return
+        from executions.capabilities.network.credential_changes import unregister
+
+        unregister(self._holder)
+        self._holder = None
+
+
+class _RunWithNetwork(_Registered, _WithNetwork):
     async def admit(
         self, request: ExecutionRequest, execution: Execution, waiting: Waiting = nullcontext
     ) -> None:
@@ -54,11 +99,37 @@ class _RunWithNetwork(_WithNetwork):
         if self._inner is not None:
             lists.ensure_within(self._tenant_slug, self._inner.policy)
 
+    def check_provider(self, lease: Lease) -> None:
+        super().check_provider(lease)
+        self._provider = lease.provider
+
+    def prepare(self, job: Job, sandbox: Sandbox, emit: Emit | None) -> tuple[Job, Emit | None]:
+        self._register({each.id: each.version for each in self._credentials or ()})
+        return job, emit
+
+
+class _Cell(_Registered):
+    """A run in a session, whose sandbox has the session's network."""
+
+    def __init__(self, tenant_slug: str) -> None:
+        self._tenant_slug = tenant_slug
+
+    def check_provider(self, lease: Lease) -> None:
+        # It promises no network for the sandbox of a session that has none.
+        if guard(lease.provider_id, lambda: lease.provider.network) != NO_NETWORK:
+            self._provider = lease.provider
+
+    def prepare(self, job: Job, sandbox: Sandbox, emit: Emit | None) -> tuple[Job, Emit | None]:
+        if self._provider is not None:
+            # Its sandbox may be older than the last change.
+            self._register(dict.fromkeys(ids_of(self._tenant_slug), _UNKNOWN))
+        return job, emit
+
 
 class NetworkLists(Extension):
     pages = ("executions.capabilities.network.admin",)
     fields = ("network",)
-    metadata_keys = (NETWORK_LISTS,)
+    metadata_keys = (NETWORK_LISTS, NETWORK_CREDENTIALS)
 
     def urls(self) -> Sequence[URLPattern]:
         from executions.capabilities.network.api import AttemptsView, SessionNetworkView
@@ -77,7 +148,7 @@ class NetworkLists(Extension):
         self, execution: Execution, request: ExecutionRequest, log: EventLog | None
     ) -> RunPart | None:
         if execution.session_id is not None:
-            return None
+            return _Cell(execution.tenant_slug)
         original = execution.replay_of
         slug = execution.tenant_slug if original is None else original.tenant_slug
         if request.network is None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from django.db import transaction
 from django.db.models import Max
 
+from executions.capabilities.network.credentials import credentials_in_force, within
 from executions.capabilities.network.models import NetworkList
 from executions.kernel.declarations import refuse
 from providers.guarded import Change, Guarded
@@ -84,7 +85,8 @@ def is_by_default(tenant_slug: str) -> bool:
 
 
 def network_for(tenant_slug: str, *inner: Layer) -> Network | None:
-    """The lists around these, and these; None where nothing can be reached."""
+    """The lists around these, and these, with the credentials for their hosts; None where nothing
+    can be reached."""
     budgets = [each.row.budget for _, each in outer_lists(tenant_slug) if each]
     budget = Budget(
         min((each.connections for each in budgets), default=0),
@@ -92,7 +94,9 @@ def network_for(tenant_slug: str, *inner: Layer) -> Network | None:
         min((each.bytes for each in budgets), default=0),
     )
     network = Network((*outer_layers(tenant_slug), *inner), budget)
-    return None if network.is_closed else network
+    if network.is_closed:
+        return None
+    return replace(network, credentials=within(credentials_in_force(tenant_slug), network.layers))
 
 
 def ensure_within(tenant_slug: str, asked: NetworkPolicy) -> None:

@@ -1,7 +1,10 @@
-"""Network lists, and the attempts to reach hosts that were held against them."""
+"""Network lists, credentials for hosts, and the attempts to reach hosts."""
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import Any
 
 from django.core.exceptions import ValidationError
@@ -9,15 +12,26 @@ from django.core.validators import MaxValueValidator, MinValueValidator
 from django.db import models, transaction
 from django.db.models import Q
 from django.utils import timezone
+from django.views.decorators.debug import sensitive_variables
 
 from executions.kernel.public_suffixes import check_rules
 from executions.kernel.text import uuid7
 from executions.runs.models import Execution
 from executions.tenants.models import Tenant
-from providers.network import Budget, NetworkPolicy
+from providers.credentials import (
+    MOST_CREDENTIALS,
+    NAME,
+    VARIABLE,
+    check_placement,
+    check_value,
+)
+from providers.fields import DecryptionError, EncryptedJSONField
+from providers.network import Budget, NetworkPolicy, Rule, check_bound
 
 _USUAL = Budget()
 MIB = 1024 * 1024
+# Of one credential.
+MOST_BOUND = 50
 
 
 class NetworkList(models.Model):
@@ -124,6 +138,238 @@ class NetworkList(models.Model):
         return Budget(self.connections, self.connections_per_minute, self.mib * MIB)
 
 
+class NetworkCredential(models.Model):
+    """A secret that the network proxy puts into requests of sandboxes, and what it is bound to.
+
+    The installation's has an empty `tenant_slug`. The value is sealed together with all that it is
+    bound to: who writes to the database can neither bind it to another host nor give it to another
+    tenant. One that is revoked has no value.
+    """
+
+    class Placement(models.TextChoices):
+        BEARER = "bearer", "bearer: Authorization: Bearer VALUE"
+        BASIC = "basic", "basic: Authorization: Basic, with the value as password"
+        HEADER = "header", "header: a header of its own"
+        QUERY = "query", "query: a parameter of the URL"
+
+    tenant_slug = models.CharField("tenant", max_length=64, blank=True)
+    name = models.CharField(
+        max_length=63,
+        help_text="Small letters, digits, _ and -. Code has the placeholder cfd-secret:NAME.",
+    )
+    placement = models.CharField(max_length=6, choices=Placement.choices, default=Placement.BEARER)
+    field = models.CharField(
+        max_length=200,
+        blank=True,
+        default="",
+        help_text="The name of the header or of the parameter, or the user name of basic.",
+    )
+    rules = models.TextField(
+        help_text="One rule per line, each with https://, such as https://api.example.com or "
+        "GET,POST https://api.example.com/v1 # prices. Other requests do not get the value.",
+    )
+    variable = models.CharField(
+        max_length=100,
+        blank=True,
+        default="",
+        help_text="The environment variable that has the placeholder in sandboxes, such as "
+        "API_TOKEN.",
+    )
+    value = EncryptedJSONField(null=True, blank=True, editable=False)
+    version = models.PositiveIntegerField(default=1, editable=False)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    changed_at = models.DateTimeField(default=timezone.now, editable=False)
+    revoked_at = models.DateTimeField(null=True, blank=True, editable=False)
+
+    class Meta:
+        ordering = ("tenant_slug", "name")
+        constraints = (
+            models.UniqueConstraint(
+                fields=("tenant_slug", "name"), name="network_credential_once_per_scope"
+            ),
+            models.CheckConstraint(
+                condition=Q(placement__in=("bearer", "basic", "header", "query")),
+                name="network_credential_placement_is_known",
+            ),
+            models.CheckConstraint(
+                condition=Q(revoked_at__isnull=True, value__isnull=False)
+                | Q(revoked_at__isnull=False, value__isnull=True),
+                name="network_credential_has_a_value_until_revoked",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.tenant_slug or 'installation'})"
+
+    @sensitive_variables()
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """Seal what is new, in one transaction with what is entered in the ledger.
+
+        Raises ValidationError.
+        """
+        self.clean()
+        with transaction.atomic(savepoint=False):
+            stored = self._stored(lock=True)
+            new = self._new_value(stored)
+            if stored is not None:
+                self.version, self.changed_at = stored.version, stored.changed_at
+                self.revoked_at = stored.revoked_at
+            if new:
+                self.version = 1 if stored is None else stored.version + 1
+                self.changed_at = timezone.now()
+                since = _text(None if stored is None else stored.revoked_at)
+                self.revoked_at = None
+                self.value = {
+                    "of": self._binding(),
+                    "since": since,
+                    "salt": secrets.token_hex(16),
+                    "value": new,
+                }
+            super().save(*args, **kwargs)
+
+    @property
+    def hosts(self) -> str:
+        rules = (Rule.parse(line) for line in self.rules.splitlines())
+        return ", ".join(dict.fromkeys(rule.host for rule in rules))
+
+    def set_value(self, text: str) -> None:
+        """Have `save` store this value as the next version. One that is revoked is active again."""
+        self.value = {"value": text}
+
+    @sensitive_variables()
+    def open_value(self) -> str:
+        """Return the value. Raises ValueError where it is not of this row as it stands."""
+        sealed = self._sealed()
+        if sealed is None or self.revoked_at is not None or not self._is_bound(sealed):
+            raise ValueError(f"{self}: The value does not belong to this row.")
+        return str(sealed["value"])
+
+    @sensitive_variables()
+    def clean(self) -> None:
+        """Give the rules their one form. Raises ValidationError, by field."""
+        checks: tuple[tuple[str, Callable[[], None]], ...] = (
+            ("tenant_slug", self._check_tenant),
+            ("name", self._check_name),
+            ("field", lambda: check_placement(self.placement, self.field)),
+            ("rules", self._check_rules),
+            ("variable", self._check_variable),
+        )
+        wrong: dict[str, Any] = {}
+        for name, check in checks:
+            try:
+                check()
+            except ValueError as error:
+                wrong[name] = str(error)
+        if wrong:
+            raise ValidationError(wrong)
+        if self._new_value(self._stored()) and self._is_one_too_many():
+            raise ValidationError(
+                f"There are {MOST_CREDENTIALS} active credentials. Revoke one that is not used."
+            )
+
+    def validate_constraints(self, exclude: Any = None) -> None:
+        # The database would be asked about the value in the clear. `clean` has looked at it.
+        super().validate_constraints({*(exclude or ()), "value"})
+
+    def _check_tenant(self) -> None:
+        known = Tenant.objects.filter(slug=self.tenant_slug, removal_began_at=None)
+        if self.tenant_slug and not known.exists():
+            raise ValueError("Must be the slug of a tenant, or empty.")
+
+    def _check_name(self) -> None:
+        if not NAME.fullmatch(self.name):
+            raise ValueError("Must be small letters, digits, _ and -, at most 63.")
+
+    def _check_rules(self) -> None:
+        rules = tuple(
+            dict.fromkeys(Rule.parse(line) for line in self.rules.splitlines() if line.strip())
+        )
+        if not 0 < len(rules) <= MOST_BOUND:
+            raise ValueError(f"Must be 1 to {MOST_BOUND} rules.")
+        check_bound(rules)
+        check_rules(rules)
+        self.rules = "\n".join(map(str, rules))
+
+    def _check_variable(self) -> None:
+        if self.variable and not VARIABLE.fullmatch(self.variable):
+            raise ValueError("Must be the name of a variable, such as API_TOKEN.")
+
+    def _is_one_too_many(self) -> bool:
+        others = NetworkCredential.objects.filter(tenant_slug=self.tenant_slug, revoked_at=None)
+        return others.exclude(pk=self.pk).count() >= MOST_CREDENTIALS
+
+    def _stored(self, *, lock: bool = False) -> NetworkCredential | None:
+        if self.pk is None:
+            return None
+        rows = NetworkCredential.objects.defer("value").filter(pk=self.pk)
+        return (rows.select_for_update(no_key=True) if lock else rows).first()
+
+    @sensitive_variables()
+    def _new_value(self, stored: NetworkCredential | None) -> str:
+        """The text that is to be sealed anew, "" where all stays as it is stored.
+
+        Raises ValidationError.
+        """
+        if stored is not None:
+            for name in ("tenant_slug", "name"):
+                if getattr(self, name) != getattr(stored, name):
+                    raise ValidationError(
+                        {name: "A credential keeps its tenant and name. Add another one."}
+                    )
+        given = self._sealed()
+        kept = None if stored is None else stored._sealed()
+        if given is None:
+            if stored is None or stored.revoked_at is None:
+                raise ValidationError({"value": "Must have a value."})
+            return ""
+        text = str(given["value"])
+        if "of" not in given:
+            try:
+                check_value(text)
+            except ValueError as error:
+                raise ValidationError({"value": str(error)}) from None
+            return text
+        if given != kept:
+            # It was sealed for a change that waited for an approval.
+            following = 1 if stored is None else stored.version + 1
+            since = _text(None if stored is None else stored.revoked_at)
+            if given["of"] != self._binding(following) or given.get("since") != since:
+                raise ValidationError({"value": "It was set for something else. Enter it again."})
+            return text
+        if stored is None or not stored._is_bound(given):
+            raise ValidationError(
+                {"value": "The row was changed outside the service. Enter the value again."}
+            )
+        return "" if self._binding(stored.version) == given["of"] else text
+
+    @sensitive_variables()
+    def _sealed(self) -> dict[str, Any] | None:
+        """What the column has, None for nothing and for what no key opens."""
+        try:
+            sealed: dict[str, Any] | None = self.value
+        except DecryptionError:
+            return None
+        return sealed
+
+    def _is_bound(self, sealed: Mapping[str, Any]) -> bool:
+        return sealed.get("of") == self._binding()
+
+    def _binding(self, version: int | None = None) -> dict[str, Any]:
+        return {
+            "tenant": self.tenant_slug,
+            "name": self.name,
+            "placement": str(self.placement),
+            "field": self.field,
+            "rules": self.rules,
+            "variable": self.variable,
+            "version": self.version if version is None else version,
+        }
+
+
+def _text(moment: datetime | None) -> str:
+    return "" if moment is None else moment.isoformat()
+
+
 class NetworkAttempt(models.Model):
     """An attempt of a sandbox to reach a host. Between runs of a session it has no execution."""
 
@@ -156,6 +402,9 @@ class NetworkAttempt(models.Model):
         "list", max_length=16, blank=True, help_text="Whose list refused it, or would have."
     )
     rule = models.CharField(max_length=300, blank=True, help_text="The rule that allowed it.")
+    credential = models.CharField(
+        max_length=80, blank=True, help_text="Name and version of the credential that was put in."
+    )
     noted = models.BooleanField(
         "log only", default=False, help_text="A list that only logs would have refused it."
     )

@@ -98,7 +98,31 @@ function useProxy () {
   globalThis[key] = proxied
 }
 
+// Node.js reads NODE_EXTRA_CA_CERTS when it starts, and may have been started before it was set. The
+// sandbox's own authority is the last of that file.
+let authority = null
+
+function ownAuthority () {
+  const file = process.env.NODE_EXTRA_CA_CERTS
+  if (authority === null && file) {
+    const found = require('fs').readFileSync(file, 'latin1').split(/(?=-----BEGIN CERTIFICATE-----)/)
+    authority = found[found.length - 1]
+  }
+  return authority
+}
+
+function trustOwnAuthority () {
+  const tls = require('tls')
+  const create = tls.createSecureContext
+  tls.createSecureContext = function (options) {
+    const made = create.call(this, options)
+    if (!options?.ca && ownAuthority() !== null) made.context.addCACert(authority)
+    return made
+  }
+}
+
 if (proxy !== null && process.env.NODE_USE_ENV_PROXY === '1') {
+  trustOwnAuthority()
   const [major, minor] = process.versions.node.split('.').map(Number)
   if (major < 22 || (major === 22 && minor < 21) || major === 23) useProxy()
 }

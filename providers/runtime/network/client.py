@@ -43,25 +43,25 @@ class Gate:
     """The way of one sandbox to the network, until it is closed."""
 
     def __init__(
-        self, proxy: NetworkProxy, number: int, network: Network, owner: str, on_attempt: OnAttempt
+        self,
+        proxy: NetworkProxy,
+        number: int,
+        network: Network,
+        owner: str,
+        on_attempt: OnAttempt,
+        authority: Authority | None,
     ) -> None:
         self.number, self.network, self.owner = number, network, owner
         self.on_attempt = on_attempt
-        self._authority = _authority_for(network)
+        self._authority = authority
         self.listener: socket.socket | None = None
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._proxy = proxy
         self._synced: list[asyncio.Future[None]] = []
 
-    @property
-    def certificate(self) -> bytes:
-        """What the sandbox has to trust, as PEM; b"" as long as no TLS is opened."""
-        return self._authority.certificate if self._authority else b""
-
-    async def change(self, network: Network) -> None:
+    async def change(self, network: Network, authority: Authority | None = None) -> None:
         """Hold this policy from now on; connections that it does not allow end."""
-        self.network = network
-        self._authority = self._authority or _authority_for(network)
+        self.network, self._authority = network, self._authority or authority
         await self._proxy.send({"op": "change", "gate": self.number}, self.parts())
 
     def parts(self) -> Parts:
@@ -120,13 +120,19 @@ class NetworkProxy:
         return self._process.pid if self._process else None
 
     async def open(
-        self, listener: socket.socket, network: Network, owner: str, on_attempt: OnAttempt
+        self,
+        listener: socket.socket,
+        network: Network,
+        owner: str,
+        on_attempt: OnAttempt,
+        authority: Authority | None = None,
     ) -> Gate:
         """Serve what connects to a bound socket, which listens from now on.
 
-        `on_attempt` is told of each attempt that has ended. Raises ProviderUnavailable.
+        `on_attempt` is told of each attempt that has ended. Without an `authority` no TLS is
+        opened. Raises ProviderUnavailable.
         """
-        gate = self._new_gate(network, owner, on_attempt)
+        gate = self._new_gate(network, owner, on_attempt, authority)
         try:
             listener.listen(BACKLOG)
         except OSError as error:
@@ -138,13 +144,18 @@ class NetworkProxy:
         return await self._send_gate(gate, listener)
 
     async def open_stream(
-        self, stream: socket.socket, network: Network, owner: str, on_attempt: OnAttempt
+        self,
+        stream: socket.socket,
+        network: Network,
+        owner: str,
+        on_attempt: OnAttempt,
+        authority: Authority | None = None,
     ) -> Gate:
         """Serve the connections that come over a stream, as `lane_stream` reads it.
 
         Raises ProviderUnavailable.
         """
-        return await self._send_gate(self._new_gate(network, owner, on_attempt), stream)
+        return await self._send_gate(self._new_gate(network, owner, on_attempt, authority), stream)
 
     async def change_credentials(self, changes: Mapping[str, Credential | None]) -> None:
         """Put in other versions of credentials from now on, by id; None takes one away.
@@ -188,8 +199,10 @@ class NetworkProxy:
             self._reading.cancel()
         self._end_process()
 
-    def _new_gate(self, network: Network, owner: str, on_attempt: OnAttempt) -> Gate:
-        gate = Gate(self, next(self._numbers), network, owner, on_attempt)
+    def _new_gate(
+        self, network: Network, owner: str, on_attempt: OnAttempt, authority: Authority | None
+    ) -> Gate:
+        gate = Gate(self, next(self._numbers), network, owner, on_attempt, authority)
         self._gates[gate.number] = gate
         return gate
 
@@ -266,15 +279,6 @@ class NetworkProxy:
         if process is not None:
             process.kill()
             process.wait()
-
-
-def _authority_for(network: Network) -> Authority | None:
-    if not network.may_open_tls:
-        return None
-    # Only here: it takes 5 MiB.
-    from providers.runtime.network.authority import Authority
-
-    return Authority.create()
 
 
 async def _send_descriptor(control: socket.socket, first: bytes, end: socket.socket) -> None:

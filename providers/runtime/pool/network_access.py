@@ -17,6 +17,7 @@ from providers.runtime.guest.protocol import CHUNK_BYTES
 from providers.runtime.pool.protocol import ChannelClosed, Frame, GuestChannel
 
 if TYPE_CHECKING:
+    from providers.runtime.network.authority import Authority
     from providers.runtime.network.client import Gate, NetworkProxy
 
 logger = logging.getLogger(__name__)
@@ -93,9 +94,21 @@ class NetworkAccess:
         self._listener = listener
         self._runtime = runtime
         self._gate: Gate | None = None
+        self._network: Network | None = None
+        # Its sandbox trusts it, from the first network on that has TLS opened.
+        self._authority: Authority | None = None
         self._attempts = Attempts()
         self._had_network = False
         self._carrier: FrameCarrier | None = None
+
+    def prepare(self, network: Network) -> None:
+        """Have `extend` say what programs need for a network that is to be opened."""
+        self._network = network
+        if self._authority is None and network.may_open_tls:
+            # Only here: it takes 5 MiB.
+            from providers.runtime.network.authority import Authority
+
+            self._authority = Authority.create()
 
     async def open(
         self,
@@ -115,21 +128,22 @@ class NetworkAccess:
                 "network: What runs without isolation cannot have a network policy.",
                 field="network",
             )
+        self.prepare(network)
         if self._gate is not None:
-            await self._gate.change(network)
-        elif self._listener is not None:
-            self._had_network = True
-            self._gate = await proxy.open(self._listener, network, owner, self._add)
+            await self._gate.change(network, self._authority)
+            return
+        self._had_network = True
+        terms = (network, owner, self._add, self._authority)
+        if self._listener is not None:
+            self._gate = await proxy.open(self._listener, *terms)
         elif stream is not None:
-            self._had_network = True
             with stream:
-                self._gate = await proxy.open_stream(stream, network, owner, self._add)
+                self._gate = await proxy.open_stream(stream, *terms)
         else:
             ours, theirs = socket.socketpair()
-            self._had_network = True
             self._carrier = FrameCarrier(ours)
             with theirs:
-                self._gate = await proxy.open_stream(theirs, network, owner, self._add)
+                self._gate = await proxy.open_stream(theirs, *terms)
 
     @property
     def carrier(self) -> FrameCarrier | None:
@@ -147,7 +161,7 @@ class NetworkAccess:
 
     async def close(self) -> None:
         """End all connections. What became of them is known then."""
-        gate, self._gate = self._gate, None
+        gate, self._gate, self._network = self._gate, None, None
         if self._carrier is not None:
             self._carrier.close()
         if gate is not None:
@@ -170,13 +184,12 @@ class NetworkAccess:
 
     def extend(self, environment: Mapping[str, str]) -> dict[str, str]:
         """An environment of programs that may reach something, with what leads them there."""
-        gate = self._gate
-        if gate is None:
+        if self._network is None:
             return dict(environment)
         placeholders = {
-            each.variable: each.placeholder for each in gate.network.credentials if each.variable
+            each.variable: each.placeholder for each in self._network.credentials if each.variable
         }
-        trust = {AUTHORITY: gate.certificate.decode()} if gate.certificate else {}
+        trust = {AUTHORITY: self._authority.certificate.decode()} if self._authority else {}
         return {**VARIABLES, **placeholders, **environment, **trust}
 
     def _add(self, attempt: Attempt) -> None:

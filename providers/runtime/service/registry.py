@@ -28,7 +28,6 @@ from providers.runtime.guest import wire
 from providers.runtime.guest.protocol import VERSION
 from providers.runtime.pool.kept import Kept
 from providers.runtime.pool.launcher import Guest, Launcher
-from providers.runtime.pool.network_access import VARIABLES
 from providers.runtime.pool.protocol import Conversation, ConversationEnded, Refused
 from providers.runtime.pool.requests import check_limits
 from providers.runtime.pool.sandbox import Sandbox
@@ -90,7 +89,8 @@ class SandboxRegistry:
             marker = new_marker() if self._outliving.may(instance.sandbox) else ""
             told = lasting(marker, seconds) if marker else None
             if network is not None:
-                environment = {**VARIABLES, **environment}
+                instance.sandbox.network.prepare(network)
+                environment = instance.sandbox.network.extend(environment)
             kept = await Kept.open(instance.sandbox, environment, commands, told)
             if network is not None:
                 await kept.open_network(manager.network, network, owner)

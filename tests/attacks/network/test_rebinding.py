@@ -54,7 +54,7 @@ def test_no_name_reaches_the_connecting_function(
     connected = []
     original = asyncio.open_connection
 
-    async def noted(host: str, port: int) -> object:
+    async def noted(host: str, port: int, **_: object) -> object:
         connected.append(host)
         return await original(host, port)
 

@@ -7,6 +7,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ class Upstream:
     ) -> None:
         self.folder = folder
         self.requests: list[str] = []
+        self.headers: list[Message] = []
         self._server = http.server.ThreadingHTTPServer(address, self._handler(folder))
         self._server.daemon_threads = True
         if context is not None:
@@ -52,6 +54,7 @@ class Upstream:
 
             def do_GET(self) -> None:
                 upstream.requests.append(self.path)
+                upstream.headers.append(self.headers)
                 if self.path == "/echo":
                     self._answer(f"{self.command} {self.path}\n{self.headers}".encode())
                 elif self.path == "/large":

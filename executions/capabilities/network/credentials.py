@@ -1,0 +1,213 @@
+"""The network credentials in force: who has which, and their change and revocation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from django.db import transaction
+from django.db.models import QuerySet
+from django.db.models.signals import post_delete, post_save
+from django.utils import timezone
+from django.views.decorators.debug import sensitive_variables
+
+from executions.capabilities.network.models import NetworkCredential
+from executions.ledger.append import enter_row, look_at
+from providers.credentials import Credential, Placement
+from providers.fields import DecryptionError
+from providers.guarded import Guarded
+from providers.network import Layer, Rule
+from providers.remote.secret import Secret
+from providers.services.guarded_rows import keep_versions
+from providers.services.history import SYSTEM
+from providers.services.row_changes import collecting
+from providers.services.settings_cache import CachedQuery
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Rows:
+    """Credentials in force by tenant and by id, and the ids of all, also of those revoked."""
+
+    by_tenant: dict[str, list[Credential]] = field(default_factory=dict)
+    by_id: dict[str, Credential] = field(default_factory=dict)
+    ids: dict[str, list[str]] = field(default_factory=dict)
+
+
+# What was logged already: it is looked up each second.
+_reported: set[tuple[str, int]] = set()
+
+
+@sensitive_variables()
+def _load() -> _Rows:
+    found = _Rows()
+    for row in _rows():
+        found.ids.setdefault(row.tenant_slug, []).append(str(row.pk))
+        if row.revoked_at is None and (credential := _credential_of(row)) is not None:
+            found.by_tenant.setdefault(row.tenant_slug, []).append(credential)
+            found.by_id[credential.id] = credential
+    return found
+
+
+def _rows() -> Iterable[NetworkCredential]:
+    rows: QuerySet[NetworkCredential] = NetworkCredential.objects.order_by("name")
+    try:
+        return list(rows)
+    except DecryptionError:
+        # One that no key opens must not take the others away.
+        return rows.defer("value")
+
+
+@sensitive_variables()
+def _credential_of(row: NetworkCredential) -> Credential | None:
+    try:
+        value = row.open_value()
+    except ValueError as error:
+        if (known := (str(row.pk), row.version)) not in _reported:
+            _reported.add(known)
+            logger.error(
+                "The network credential %s is not used. Find out who can write to the database, "
+                "and enter its value again, or put its key back into FERNET_KEYS.",
+                error,
+            )
+        return None
+    return Credential(
+        str(row.pk),
+        row.name,
+        row.version,
+        _placement(row.placement),
+        row.field,
+        tuple(row.rules.splitlines()),
+        row.variable,
+        Secret(value),
+    )
+
+
+def _placement(text: str) -> Placement:
+    found: Mapping[str, Placement] = {
+        "bearer": "bearer",
+        "basic": "basic",
+        "header": "header",
+        "query": "query",
+    }
+    return found[text]
+
+
+_in_force = CachedQuery(_load, NetworkCredential)
+
+
+def credentials_in_force(tenant_slug: str) -> tuple[Credential, ...]:
+    """Return the tenant's, then the installation's of other names. As of a second ago at most."""
+    rows = _in_force()
+    own = rows.by_tenant.get(tenant_slug, []) if tenant_slug else []
+    names = {each.name for each in own}
+    general = (each for each in rows.by_tenant.get("", []) if each.name not in names)
+    return (*own, *general)
+
+
+def all_in_force() -> Mapping[str, Credential]:
+    """Return the credentials of all tenants by id. As of a second ago at most."""
+    return _in_force().by_id
+
+
+def ids_of(tenant_slug: str) -> set[str]:
+    """Return the ids of all that the tenant's sandboxes can have had, also of those revoked."""
+    ids = _in_force().ids
+    return {*ids.get("", ()), *ids.get(tenant_slug, ())}
+
+
+def within(credentials: Iterable[Credential], layers: Sequence[Layer]) -> tuple[Credential, ...]:
+    """Return those that are bound to a host which all layers may allow."""
+    return tuple(
+        each
+        for each in credentials
+        if any(
+            all(_may_allow(layer, rule) for layer in layers) for rule in map(Rule.parse, each.rules)
+        )
+    )
+
+
+def _may_allow(layer: Layer, bound: Rule) -> bool:
+    policy = layer.policy
+    if policy.log_only or policy.mode == "open":
+        return True
+    return any(
+        rule.scheme != "http" and set(rule.ports) & set(bound.ports) and _meet(rule, bound)
+        for rule in policy.rules
+    )
+
+
+def _meet(one: Rule, other: Rule) -> bool:
+    """Whether there is a host of both."""
+    return any(
+        wide.covers_host(narrow.host)
+        or (wide.host.startswith("*.") and narrow.host.endswith(wide.host[1:]))
+        for wide, narrow in ((one, other), (other, one))
+    )
+
+
+# What `save` decides is not carried: a version that is restored is a later one.
+CREDENTIALS = Guarded(
+    NetworkCredential,
+    hidden=frozenset(("value",)),
+    left_out=frozenset(("version", "created_at", "changed_at", "revoked_at")),
+)
+
+
+@sensitive_variables()
+def put_credential(
+    name: str, value: str, *, tenant_slug: str = "", reason: str = "", **columns: Any
+) -> NetworkCredential:
+    """Add a credential, or give one another value and other columns. For code on the server.
+
+    Raises ValidationError.
+    """
+    with transaction.atomic(), collecting() as touched:
+        row = NetworkCredential.objects.filter(tenant_slug=tenant_slug, name=name).first()
+        row = row or NetworkCredential(tenant_slug=tenant_slug, name=name)
+        for column, given in columns.items():
+            setattr(row, column, given)
+        row.set_value(value)
+        row.full_clean()
+        row.save()
+        keep_versions(touched.changes(), SYSTEM, reason)
+    return row
+
+
+def revoke(credential: NetworkCredential) -> bool:
+    """Erase the value, for good. False where it was revoked before."""
+    with transaction.atomic():
+        before = look_at(NetworkCredential, credential.pk)
+        row = NetworkCredential.objects.filter(pk=credential.pk, revoked_at=None)
+        if not row.update(value=None, revoked_at=timezone.now()):
+            return False
+        credential.refresh_from_db(fields=["value", "revoked_at"])
+        enter_row(credential, "revoked", before)
+        _after_change(credential)
+    return True
+
+
+def _after_change(credential: NetworkCredential) -> None:
+    """Have the sandboxes of this process get the change once it is committed."""
+    _in_force.forget()
+    transaction.on_commit(partial(_spread, str(credential.pk)))
+
+
+def _spread(credential_id: str) -> None:
+    from executions.capabilities.network.credential_changes import spread
+
+    # What was looked up before the commit is the former.
+    _in_force.forget()
+    spread(credential_id)
+
+
+def _changed(sender: Any, instance: NetworkCredential, **signal: Any) -> None:
+    _after_change(instance)
+
+
+post_save.connect(_changed, sender=NetworkCredential, dispatch_uid="credentials")
+post_delete.connect(_changed, sender=NetworkCredential, dispatch_uid="credentials")
