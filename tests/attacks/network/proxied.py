@@ -359,6 +359,13 @@ def read_head(sock: socket.socket) -> bytes:
     return found
 
 
+def read_exactly(sock: socket.socket, size: int) -> bytes:
+    found = b""
+    while len(found) < size and (data := sock.recv(size - len(found))):
+        found += data
+    return found
+
+
 def connect_head(host: str, port: int, *headers: str) -> bytes:
     lines = [f"CONNECT {host}:{port} HTTP/1.1", f"Host: {host}:{port}", *headers, "", ""]
     return "\r\n".join(lines).encode()

@@ -133,7 +133,7 @@ def test_a_parameter_has_it_in_its_escapes(
 def test_it_is_sent_once_or_not_at_all(
     door: Door, upstream: Upstream, headers: tuple[str, ...]
 ) -> None:
-    answer = door.ask(upstream, "/v1/a", *(each.format(PLACEHOLDER) for each in headers))
+    answer = door.ask(upstream, "/v1/a", *(each.replace("{}", PLACEHOLDER) for each in headers))
     assert VALUE.encode() not in answer
     if status_of(answer) == 200:
         assert upstream.sent("authorization") == [f"Bearer {VALUE}"]

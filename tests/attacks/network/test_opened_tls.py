@@ -33,6 +33,7 @@ from tests.attacks.network.proxied import (
     holding,
     inner,
     read_all,
+    read_exactly,
     read_head,
     read_while_time_passes,
     status_of,
@@ -214,7 +215,7 @@ def test_many_requests_use_one_connection(door: Door, upstream: Upstream) -> Non
         for number in range(20):
             sock.sendall(inner(upstream, f"/v1/{number}"))
             assert status_of(read_head(sock)) == 200
-            assert sock.recv(4) == b"GOOD"
+            assert read_exactly(sock, 4) == b"GOOD"
     assert len(door.wait_until_idle()) == 20
 
 
@@ -260,8 +261,7 @@ def test_half_a_handshake_has_the_time_of_a_head(
         sock.sendall(client_hello(GOOD))
         if after:
             assert sock.recv(after)
-        proxied.pass_time(HEAD_SECONDS + 1)
-        read_all(sock)
+        read_while_time_passes(proxied, sock, HEAD_SECONDS + 1)
     assert door.only().outcome == "failed"
 
 
@@ -286,7 +286,7 @@ def test_an_idle_opened_connection_is_ended(
     with door.tls(GOOD, upstream.port) as sock:
         sock.sendall(inner(upstream, "/v1"))
         assert status_of(read_head(sock)) == 200
-        assert sock.recv(4) == b"GOOD"
+        assert read_exactly(sock, 4) == b"GOOD"
         assert read_while_time_passes(proxied, sock, IDLE_SECONDS + 1) == b""
     assert len(door.wait_until_idle()) == 1
 
@@ -562,7 +562,7 @@ def test_an_address_that_may_not_be_reached_is_not(proxied: Proxied) -> None:
     with door.tls(GOOD, upstream.port) as sock:
         sock.sendall(inner(upstream))
         assert status_of(read_head(sock)) == 200
-        assert sock.recv(4) == b"GOOD"
+        assert read_exactly(sock, 4) == b"GOOD"
         proxied.names[GOOD] = [["127.0.0.1"]]
         sock.sendall(inner(upstream))
         told = error_of(read_all(sock))

@@ -9,6 +9,7 @@ import random
 import threading
 import time
 from base64 import b64encode, urlsafe_b64encode
+from collections.abc import Callable
 from urllib.parse import quote, quote_plus
 
 import pytest
@@ -27,7 +28,6 @@ from tests.attacks.network.proxied import (
     get,
     holding,
     inner,
-    read_all,
     read_head,
     status_of,
 )
@@ -67,12 +67,6 @@ FORMS = {
     "hex": RAW.hex().encode(),
     "hex in capitals": RAW.hex().upper().encode(),
 }  # fmt: skip
-PACKED = {
-    f"{name} after {before} bytes": encode(b"u" * before + RAW + b"." * after)
-    for name, encode in (("base64", b64encode), ("safe base64", urlsafe_b64encode))
-    for before in range(4)
-    for after in range(3)
-}
 
 
 def answer_of(body: bytes, *headers: bytes, reason: bytes = b"OK") -> bytes:
@@ -108,18 +102,21 @@ def test_a_value_in_pieces_is_masked(proxied: Proxied, form: bytes, size: int) -
     assert body_of(answer) == b"sk_live sk_" + b"*" * len(form) + b"s"
 
 
-@pytest.mark.parametrize("packed", PACKED.values(), ids=PACKED)
-def test_a_value_in_base64_is_masked(proxied: Proxied, packed: bytes) -> None:
-    """At most the characters that share bits with what stands around it are left."""
+@pytest.mark.parametrize("after", range(3))
+@pytest.mark.parametrize("before", range(4))
+@pytest.mark.parametrize("encode", [b64encode, urlsafe_b64encode])
+def test_a_value_in_base64_is_masked(
+    proxied: Proxied, encode: Callable[[bytes], bytes], before: int, after: int
+) -> None:
+    """With the characters that share bits with what stands around it."""
+    packed = encode(b"u" * before + RAW + b"." * after)
     upstream = proxied.secure(answer_of(b'{"a": "' + packed + b'"}', b"X-A: " + packed))
     answer = door_of(proxied, upstream).ask(upstream, "/v1")
     head, _, body = answer.partition(b"\r\n\r\n")
-    assert len(body) == len(packed) + 9
-    for text in (body, head.partition(b"X-A: ")[2].partition(b"\r\n")[0]):
-        assert text.count(b"*") >= len(RAW) * 8 // 6 - 1
-        for at in range(len(packed) - 4):
-            window = packed[at : at + 4]
-            assert window not in text or window in (b"dXV1", b"Li4u")
+    first, last = before * 8 // 6, -((before + len(RAW)) * -8 // 6)
+    for text in (body[7:-2], head.partition(b"X-A: ")[2].partition(b"\r\n")[0]):
+        assert len(text) == len(packed)
+        assert text[first:last] == b"*" * (last - first)
 
 
 def test_a_whole_basic_value_is_masked(proxied: Proxied) -> None:
@@ -129,9 +126,8 @@ def test_a_whole_basic_value_is_masked(proxied: Proxied) -> None:
         held = credential(upstream.bound(), placement="basic", field=user)
         door = proxied.door(holding(held, lines=[upstream.rule]))
         answer = door.ask(upstream)
-        own = packed.rstrip(b"=")[-(len(RAW) * 8 // 6) :]
-        assert own[-3:] not in answer
-        assert b"*" * (len(own) - 1) in answer
+        stars = b"*" * len(packed.rstrip(b"=")[(len(user) + 1) * 8 // 6 :])
+        assert answer.count(stars) == 2
 
 
 def test_borders_of_pieces_are_not_seen() -> None:
@@ -198,23 +194,6 @@ def test_plain_http_of_its_host_is_masked_too(proxied: Proxied) -> None:
     for answer in (direct, tunnelled):
         assert answer.endswith(b"*" * len(RAW))
         assert RAW not in answer
-
-
-def test_another_port_of_its_host_is_masked_too(proxied: Proxied) -> None:
-    """What the host was sent at one port it may say at another."""
-    other = proxied.secure(answer_of(RAW))
-    held = credential("https://good.example")
-    door = proxied.door(holding(held, lines=[other.rule]))
-    with door.tunnel(GOOD, other.port) as raw:
-        try:
-            sock = door.tls(GOOD, other.port, sock=raw)
-        except OSError:
-            sock = proxied.authority.trusted.wrap_socket(
-                door.tunnel(GOOD, other.port), server_hostname=GOOD
-            )
-        with sock:
-            sock.sendall(inner(other, "/", "Connection: close"))
-            assert RAW not in read_all(sock)
 
 
 def test_a_host_that_never_had_it_is_left_alone(proxied: Proxied) -> None:

@@ -25,6 +25,7 @@ from tests.attacks.network.proxied import (
     holding,
     inner,
     read_all,
+    read_exactly,
     read_head,
     status_of,
 )
@@ -46,7 +47,7 @@ def door(proxied: Proxied, upstream: Upstream) -> Door:
 def ask_again(sock: SSLSocket, upstream: Upstream, *headers: str) -> None:
     sock.sendall(inner(upstream, "/", *headers))
     assert status_of(read_head(sock)) == 200
-    assert sock.recv(4) == b"GOOD"
+    assert read_exactly(sock, 4) == b"GOOD"
 
 
 def test_the_next_request_of_a_connection_does_not_get_it(door: Door, upstream: Upstream) -> None:
@@ -69,7 +70,7 @@ def test_its_placeholder_is_refused_then(proxied: Proxied, upstream: Upstream) -
     with door.tls(GOOD, upstream.port) as sock:
         sock.sendall(inner(upstream, "/v1", ASKED))
         assert status_of(read_head(sock)) == 200
-        assert sock.recv(4) == b"GOOD"
+        assert read_exactly(sock, 4) == b"GOOD"
         door.change_credentials({"key": None})
         sock.sendall(inner(upstream, "/v1", ASKED))
         answer = read_all(sock)
@@ -136,7 +137,7 @@ def test_a_former_value_is_masked_after_many_versions(proxied: Proxied) -> None:
         new = credential(upstream.bound(), placement="header", field="X-Key",
                          value=f"value-number-{version}-", version=version)  # fmt: skip
         door.change_credentials({"key": new})
-        if version % 50 == 1:
+        if version % 50 == 1 and version > 100:
             text = f"the-fixed-value value-number-{version}- value-number-{version - 99}-".encode()
             upstream.answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(text) + text
             assert b"value" not in body_of(door.ask(upstream))
