@@ -131,20 +131,21 @@ class Exchange:
         """The head of the response for the program. Raises Unmaskable."""
         headers, reason = passed_on(response.headers), response.reason
         if (mask := self._mask) is not None:
-            headers = self._unpack(response.status_code, headers)
+            headers = self._unpack(response, headers)
             headers = [(mask.apply(name), mask.apply(value)) for name, value in headers]
             reason = mask.apply(reason)
             self._body = MaskedBody(mask)
         return h11.Response(status_code=response.status_code, headers=headers, reason=reason)
 
-    def _unpack(self, status: int, headers: Headers) -> Headers:
+    def _unpack(self, response: h11.Response, headers: Headers) -> Headers:
         """Headers of the body as it is once it is unpacked. Raises Unmaskable."""
-        if status == 206:
+        if response.status_code == 206:
             raise Unmaskable("the server sent a part that was not asked for.")
         packings = [
             word.strip().lower()
-            for name, value in headers
-            if name.lower() == b"content-encoding"
+            # All of them: one that its Connection names says how it is packed all the same.
+            for name, value in response.headers
+            if name == b"content-encoding"
             for word in value.split(b",")
         ]
         packings = [each for each in packings if each not in (b"", b"identity")]
