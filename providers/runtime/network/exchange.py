@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -120,9 +120,7 @@ class Exchange:
             elif isinstance(event, h11.Data):
                 await self._pass_on_body(bytes(event.data))
             elif isinstance(event, h11.EndOfMessage):
-                if self._body is not None and (rest := self._body.end()):
-                    await self._pass_on(h11.Data(data=rest))
-                await self._pass_on(h11.EndOfMessage())
+                await self._pass_on_end()
                 return
             else:
                 raise h11.RemoteProtocolError("the server sent no response")
@@ -161,9 +159,21 @@ class Exchange:
         if self._body is None:
             await self._pass_on(h11.Data(data=piece))
             return
+        await self._mask_and_pass_on(
+            self._body, self._unpacked.feed(piece) if self._unpacked else (piece,)
+        )
+
+    async def _pass_on_end(self) -> None:
+        if self._body is not None:
+            await self._mask_and_pass_on(self._body, self._unpacked.end() if self._unpacked else ())
+            if rest := self._body.end():
+                await self._pass_on(h11.Data(data=rest))
+        await self._pass_on(h11.EndOfMessage())
+
+    async def _mask_and_pass_on(self, body: MaskedBody, pieces: Iterable[bytes]) -> None:
         try:
-            for plain in self._unpacked.feed(piece) if self._unpacked else (piece,):
-                if masked := self._body.feed(plain):
+            for plain in pieces:
+                if masked := body.feed(plain):
                     await self._pass_on(h11.Data(data=masked))
         except zlib.error:
             raise Unmaskable("the server sent a body that cannot be unpacked.") from None
