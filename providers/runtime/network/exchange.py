@@ -17,6 +17,9 @@ IDLE_SECONDS = 300.0
 # How many 1xx responses a server may send before its response.
 MOST_INFORMED = 16
 PIECE = 256 * 1024
+# What a server may send for each byte of it that reaches the program, and beyond that. Budgets count
+# what reaches the program.
+_MOST_TIMES, _MOST_BEYOND = 4, 1024 * 1024
 
 # Of this connection alone, or of the proxy (RFC 9110, section 7.6.1).
 _OWN_HEADERS = frozenset(
@@ -59,6 +62,7 @@ class Exchange:
         self._mask = mask
         self._body: MaskedBody | None = None
         self._unpacked: Unpacked | None = None
+        self._taken = self._given = 0
         self._client = h11.Connection(h11.CLIENT, max_incomplete_event_size=2 * HEAD_BYTES)
 
     async def carry(self, request: h11.Request, path: str, headers: Headers) -> None:
@@ -107,8 +111,7 @@ class Exchange:
         while True:
             event = self._client.next_event()
             if event is h11.NEED_DATA:
-                async with asyncio.timeout(IDLE_SECONDS):
-                    self._client.receive_data(await self._reader.read(PIECE))
+                self._client.receive_data(await self._read())
                 continue
             if isinstance(event, h11.InformationalResponse):
                 informed += 1
@@ -124,6 +127,14 @@ class Exchange:
                 return
             else:
                 raise h11.RemoteProtocolError("the server sent no response")
+
+    async def _read(self) -> bytes:
+        async with asyncio.timeout(IDLE_SECONDS):
+            data = await self._reader.read(PIECE)
+        self._taken += len(data)
+        if self._taken > _MOST_TIMES * self._given + _MOST_BEYOND:
+            raise h11.RemoteProtocolError("the server sends much that says nothing")
+        return data
 
     def _answer(self, response: h11.Response) -> h11.Response:
         """The head of the response for the program. Raises Unmaskable."""
@@ -179,7 +190,9 @@ class Exchange:
             raise Unmaskable("the server sent a body that cannot be unpacked.") from None
 
     async def _pass_on(self, event: h11.Event) -> None:
-        await self._write(self._server.send(event) or b"")
+        data = self._server.send(event) or b""
+        self._given += len(data)
+        await self._write(data)
 
 
 def passed_on(headers: Any) -> Headers:
