@@ -381,6 +381,9 @@ class Connection:
             why = "packed" if isinstance(error, Unmaskable) else "unreachable"
             attempt = partial(self._work.attempt, "failed", verdict, why)
             said = str(error) or "no answer in time."
+            if isinstance(error, h11.ProtocolError):
+                # What follows is of the server, and may have a value that it was sent.
+                said = said.partition(":")[0]
             if server.our_state is h11.SEND_RESPONSE:
                 where = f"{target.host}:{target.port}"
                 await self._refuse(server, Refusal(why, f"{where}: {said}", 502, verdict))
