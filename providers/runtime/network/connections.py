@@ -371,6 +371,7 @@ class Connection:
         placed = self._place(request, target, verdict)
         is_tls = target.scheme == "https"
         upstream, to_upstream = await self._connect(target, verdict, is_tls=is_tls)
+        self._work.credential = ", ".join(each.label for each in placed.used)
         mask = self._gate.mask_for(target.host)
         exchange = Exchange(self.next_event, self.write, server, upstream, to_upstream, mask)
         attempt = partial(self._work.attempt, "failed", verdict, "ended")
@@ -405,7 +406,6 @@ class Connection:
                 "bind it to more hosts, methods and paths.",
                 verdict=verdict,
             ) from None
-        self._work.credential = ", ".join(each.label for each in placed.used)
         return placed
 
     def _target_of(self, request: h11.Request, tunnel: Target | None) -> Target:
