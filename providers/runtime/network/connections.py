@@ -37,6 +37,7 @@ from providers.runtime.network.exchange import (
 )
 from providers.runtime.network.gates import Gate, Hold, shown
 from providers.runtime.network.placing import Misplaced, Placed, put_in
+from providers.runtime.network.relay import detach, relay
 from providers.runtime.network.resolving import Dialer, Unreachable
 from providers.runtime.network.tls_stream import TlsStream
 
@@ -545,28 +546,44 @@ class Connection:
         loop = asyncio.get_running_loop()
         moved = loop.time()
 
-        async def send() -> None:
+        def count(size: int) -> None:
             nonlocal moved
-            writer.write(self._buffer)
-            self._buffer = b""
-            while data := await self._more():
-                moved = loop.time()
-                writer.write(data)
-                await writer.drain()
-            writer.write_eof()
+            moved = loop.time()
+            if not self._gate.count(size):
+                raise Ended
 
-        async def receive() -> None:
-            nonlocal moved
-            while data := await reader.read(PIECE):
-                moved = loop.time()
-                await self.write(data)
-            self._writer.write_eof()
+        def count_sent(size: int) -> None:
+            self._work.sent += size
+            count(size)
+
+        def count_received(size: int) -> None:
+            self._work.received += size
+            count(size)
+
+        async def send(first: bytes, own: socket.socket, theirs: socket.socket) -> None:
+            writer.write(self._buffer + first)
+            await writer.drain()
+            await relay(own, theirs, count_sent)
+            theirs.shutdown(socket.SHUT_WR)
+
+        async def receive(first: bytes, own: socket.socket, theirs: socket.socket) -> None:
+            self._ends[1].write(first)
+            await self._ends[1].drain()
+            await relay(theirs, own, count_received)
+            own.shutdown(socket.SHUT_WR)
 
         async def watch() -> None:
             while (left := moved + IDLE_SECONDS - loop.time()) > 0:
                 await asyncio.sleep(left)
 
-        await _until_one_fails([send(), receive()], watch())
+        first, own = await detach(*self._ends)
+        with own:
+            count_sent(len(first))
+            answer, theirs = await detach(reader, writer)
+            with theirs:
+                count_received(len(answer))
+                works = [send(first, own, theirs), receive(answer, own, theirs)]
+                await _until_one_fails(works, watch())
 
     # SOCKS5 (RFC 1928).
 
