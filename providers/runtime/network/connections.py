@@ -372,6 +372,7 @@ class Connection:
         placed = self._place(request, target, verdict)
         is_tls = target.scheme == "https"
         upstream, to_upstream = await self._connect(target, verdict, is_tls=is_tls)
+        self._work.credential = ", ".join(each.label for each in placed.used)
         mask = self._gate.mask_for(target.host)
         exchange = Exchange(self.next_event, self.write, server, upstream, to_upstream, mask)
         attempt = partial(self._work.attempt, "failed", verdict, "ended")
@@ -382,6 +383,9 @@ class Connection:
             why = "packed" if isinstance(error, Unmaskable) else "unreachable"
             attempt = partial(self._work.attempt, "failed", verdict, why)
             said = str(error) or "no answer in time."
+            if isinstance(error, h11.ProtocolError):
+                # What follows is of the server, and may have a value that it was sent.
+                said = said.partition(":")[0]
             if server.our_state is h11.SEND_RESPONSE:
                 where = f"{target.host}:{target.port}"
                 await self._refuse(server, Refusal(why, f"{where}: {said}", 502, verdict))
@@ -403,7 +407,6 @@ class Connection:
                 "bind it to more hosts, methods and paths.",
                 verdict=verdict,
             ) from None
-        self._work.credential = ", ".join(each.label for each in placed.used)
         return placed
 
     def _target_of(self, request: h11.Request, tunnel: Target | None) -> Target:

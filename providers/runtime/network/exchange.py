@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -17,6 +17,9 @@ IDLE_SECONDS = 300.0
 # How many 1xx responses a server may send before its response.
 MOST_INFORMED = 16
 PIECE = 256 * 1024
+# What a server may send for each byte of it that reaches the program, and beyond that. Budgets count
+# what reaches the program.
+_MOST_TIMES, _MOST_BEYOND = 4, 1024 * 1024
 
 # Of this connection alone, or of the proxy (RFC 9110, section 7.6.1).
 _OWN_HEADERS = frozenset(
@@ -59,6 +62,7 @@ class Exchange:
         self._mask = mask
         self._body: MaskedBody | None = None
         self._unpacked: Unpacked | None = None
+        self._taken = self._given = 0
         self._client = h11.Connection(h11.CLIENT, max_incomplete_event_size=2 * HEAD_BYTES)
 
     async def carry(self, request: h11.Request, path: str, headers: Headers) -> None:
@@ -107,8 +111,7 @@ class Exchange:
         while True:
             event = self._client.next_event()
             if event is h11.NEED_DATA:
-                async with asyncio.timeout(IDLE_SECONDS):
-                    self._client.receive_data(await self._reader.read(PIECE))
+                self._client.receive_data(await self._read())
                 continue
             if isinstance(event, h11.InformationalResponse):
                 informed += 1
@@ -120,31 +123,38 @@ class Exchange:
             elif isinstance(event, h11.Data):
                 await self._pass_on_body(bytes(event.data))
             elif isinstance(event, h11.EndOfMessage):
-                if self._body is not None and (rest := self._body.end()):
-                    await self._pass_on(h11.Data(data=rest))
-                await self._pass_on(h11.EndOfMessage())
+                await self._pass_on_end()
                 return
             else:
                 raise h11.RemoteProtocolError("the server sent no response")
+
+    async def _read(self) -> bytes:
+        async with asyncio.timeout(IDLE_SECONDS):
+            data = await self._reader.read(PIECE)
+        self._taken += len(data)
+        if self._taken > _MOST_TIMES * self._given + _MOST_BEYOND:
+            raise h11.RemoteProtocolError("the server sends much that says nothing")
+        return data
 
     def _answer(self, response: h11.Response) -> h11.Response:
         """The head of the response for the program. Raises Unmaskable."""
         headers, reason = passed_on(response.headers), response.reason
         if (mask := self._mask) is not None:
-            headers = self._unpack(response.status_code, headers)
+            headers = self._unpack(response, headers)
             headers = [(mask.apply(name), mask.apply(value)) for name, value in headers]
             reason = mask.apply(reason)
             self._body = MaskedBody(mask)
         return h11.Response(status_code=response.status_code, headers=headers, reason=reason)
 
-    def _unpack(self, status: int, headers: Headers) -> Headers:
+    def _unpack(self, response: h11.Response, headers: Headers) -> Headers:
         """Headers of the body as it is once it is unpacked. Raises Unmaskable."""
-        if status == 206:
+        if response.status_code == 206:
             raise Unmaskable("the server sent a part that was not asked for.")
         packings = [
             word.strip().lower()
-            for name, value in headers
-            if name.lower() == b"content-encoding"
+            # All of them: one that its Connection names says how it is packed all the same.
+            for name, value in response.headers
+            if name == b"content-encoding"
             for word in value.split(b",")
         ]
         packings = [each for each in packings if each not in (b"", b"identity")]
@@ -160,15 +170,29 @@ class Exchange:
         if self._body is None:
             await self._pass_on(h11.Data(data=piece))
             return
+        await self._mask_and_pass_on(
+            self._body, self._unpacked.feed(piece) if self._unpacked else (piece,)
+        )
+
+    async def _pass_on_end(self) -> None:
+        if self._body is not None:
+            await self._mask_and_pass_on(self._body, self._unpacked.end() if self._unpacked else ())
+            if rest := self._body.end():
+                await self._pass_on(h11.Data(data=rest))
+        await self._pass_on(h11.EndOfMessage())
+
+    async def _mask_and_pass_on(self, body: MaskedBody, pieces: Iterable[bytes]) -> None:
         try:
-            for plain in self._unpacked.feed(piece) if self._unpacked else (piece,):
-                if masked := self._body.feed(plain):
+            for plain in pieces:
+                if masked := body.feed(plain):
                     await self._pass_on(h11.Data(data=masked))
         except zlib.error:
             raise Unmaskable("the server sent a body that cannot be unpacked.") from None
 
     async def _pass_on(self, event: h11.Event) -> None:
-        await self._write(self._server.send(event) or b"")
+        data = self._server.send(event) or b""
+        self._given += len(data)
+        await self._write(data)
 
 
 def passed_on(headers: Any) -> Headers:

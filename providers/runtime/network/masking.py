@@ -9,93 +9,175 @@ from __future__ import annotations
 
 import html
 import json
-import re
 import zlib
 from base64 import b64encode, urlsafe_b64encode
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
 from urllib.parse import quote, quote_plus
 
 # What is unpacked at once. A whole of zeros takes a thousandth when it is packed.
 _PIECE = 256 * 1024
+# What a form of a value may consist of: values are printable ASCII.
+_PRINTABLE = bytes(range(0x20, 0x7F))
+_BASE64 = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_")
+# What libraries leave as it is in an address and its parts.
+_SAFE = ("", "/", "!'()*~", ";,/?:@&=+$#!'()*~", "$&+=:@", "!$&'()*+,;=:@", "!$&'()*+,;=:@/")
+# Characters that libraries escape in JSON, and in HTML.
+_JSON_ESCAPED = ("", "<>&", "<>&'", "<>&'\"+`")
+_HTML_ESCAPED: tuple[Mapping[str, str], ...] = (
+    {'"': "&#34;", "'": "&#39;", "+": "&#43;"},
+    {'"': "&#34;", "'": "&#39;"},
+    {'"': "&quot;", "'": "&#39;", "/": "&#x2F;", "=": "&#x3D;", "`": "&#x60;"},
+    {'"': "&quot;", "'": "&#x27;", "=": "&#x3D;", "`": "&#x60;"},
+    {'"': "&quot;", "'": "&#039;"},
+    {'"': "&quot;", "'": "&apos;"},
+)
+
+
+class _Form(NamedTuple):
+    """A text of small letters. Of base64 the characters around it may hold bits of it, too."""
+
+    text: bytes
+    before: bool = False
+    after: bool = False
 
 
 class Mask:
     """Masks some values, wherever they are in a text."""
 
     def __init__(self, values: Iterable[str]) -> None:
-        forms = sorted({form for value in values for form in _forms(value)}, key=len, reverse=True)
-        self._pattern = re.compile(b"|".join(map(re.escape, forms)), re.IGNORECASE)
-        self._forms = tuple(form.lower() for form in forms)
-        self._longest = len(forms[0])
-        self._firsts = frozenset(form[0] for form in self._forms)
+        self._forms: tuple[_Form, ...] = ()
+        self._longest = 0
+        self.change(values)
+
+    def change(self, values: Iterable[str]) -> None:
+        """Mask these values from now on."""
+        self._forms = tuple({form for value in values for form in _forms(value)})
+        self._longest = max((len(form.text) for form in self._forms), default=0) + 2
 
     def apply(self, text: bytes) -> bytes:
         """Mask a whole text."""
-        return self._pattern.sub(lambda found: b"*" * len(found[0]), text)
+        return _starred(text, self.spans(text))
 
-    def beginning(self, text: bytes) -> int:
-        """How many bytes at the end of a text may be the beginning of a value."""
-        tail = text[-self._longest + 1 :].lower()
-        for at, first in enumerate(tail):
-            if first in self._firsts and any(form.startswith(tail[at:]) for form in self._forms):
-                return len(tail) - at
-        return 0
+    def spans(self, text: bytes) -> list[tuple[int, int]]:
+        """Where its values are, each from its first byte to behind its last."""
+        lowered = text.lower()
+        found = []
+        for form in self._forms:
+            at = lowered.find(form.text)
+            while at >= 0:
+                end = at + len(form.text)
+                is_before = form.before and at > 0 and text[at - 1] in _BASE64
+                is_after = form.after and end < len(text) and text[end] in _BASE64
+                found.append((at - is_before, end + is_after))
+                at = lowered.find(form.text, at + 1)
+        return found
+
+    def open_end(self, text: bytes) -> int:
+        """How many bytes at the end of a text a value may go on from.
+
+        Does not depend on the values but on their length. A program that has a host repeat its
+        guesses would learn otherwise from the pieces of an answer how a value begins.
+        """
+        tail = text[-self._longest :] if self._longest else b""
+        return len(tail) - len(tail.rstrip(_PRINTABLE))
 
 
 class MaskedBody:
-    """A body that comes in pieces. What cannot be part of a value is passed on at once."""
+    """A body that comes in pieces. What ends a line, or is not of ASCII, holds nothing back."""
 
     def __init__(self, mask: Mask) -> None:
         self._mask = mask
         self._held = b""
+        # How many bytes of it are the end of a value whose beginning was passed on.
+        self._starred = 0
 
     def feed(self, piece: bytes) -> bytes:
-        text = self._mask.apply(self._held + piece)
-        kept = self._mask.beginning(text)
-        self._held = text[len(text) - kept :]
-        return text[: len(text) - kept]
+        text = self._held + piece
+        spans = self._mask.spans(text)
+        masked = _starred(text, [(0, self._starred), *spans])
+        cut = len(text) - self._mask.open_end(text)
+        # A longer value may begin with one that is here already, so this is kept as it came.
+        self._held = text[cut:]
+        ends = (end for start, end in spans if start < cut)
+        self._starred = max(cut, self._starred, *ends) - cut
+        return masked[:cut]
 
     def end(self) -> bytes:
-        held, self._held = self._held, b""
-        return held
+        text, self._held = self._held, b""
+        return _starred(text, [(0, self._starred), *self._mask.spans(text)])
 
 
 class Unpacked:
     """A body that is packed by gzip or deflate."""
 
     def __init__(self) -> None:
-        # Of gzip or zlib, as the first bytes say.
-        self._unpack = zlib.decompressobj(zlib.MAX_WBITS | 32)
+        self._unpack = _unpacking()
+        self._is_empty = True
 
-    def feed(self, piece: bytes) -> Iterable[bytes]:
+    def feed(self, piece: bytes) -> Iterator[bytes]:
         """Pieces of bounded size. Raises zlib.error."""
+        self._is_empty = self._is_empty and not piece
         while piece:
-            yield self._unpack.decompress(piece, _PIECE)
-            piece = self._unpack.unconsumed_tail
+            if self._unpack.eof:
+                # A whole may have several members.
+                self._unpack = _unpacking()
+            if plain := self._unpack.decompress(piece, _PIECE):
+                yield plain
+            piece = self._unpack.unused_data or self._unpack.unconsumed_tail
+
+    def end(self) -> Iterator[bytes]:
+        """What is left. Raises zlib.error for a body that was cut off."""
+        while plain := self._unpack.decompress(b"", _PIECE):
+            yield plain
+        if not self._unpack.eof and not self._is_empty:
+            raise zlib.error("the body was cut off")
 
 
-def _forms(value: str) -> set[bytes]:
+def _unpacking() -> zlib._Decompress:
+    # Of gzip or zlib, as the first bytes say.
+    return zlib.decompressobj(zlib.MAX_WBITS | 32)
+
+
+def _starred(text: bytes, spans: Iterable[tuple[int, int]]) -> bytes:
+    found = bytearray(text)
+    for start, end in spans:
+        found[start:end] = b"*" * (min(end, len(text)) - start)
+    return bytes(found)
+
+
+def _forms(value: str) -> set[_Form]:
     plain = value.encode()
     texts = {
         value,
-        quote(value, safe=""),
-        quote(value),
-        quote_plus(value),
-        json.dumps(value)[1:-1],
-        json.dumps(value)[1:-1].replace("/", "\\/"),
+        repr(value)[1:-1],
         html.escape(value),
         html.escape(value, quote=False),
-        value.encode().hex(),
+        plain.hex(),
+        "".join(f"%{byte:02x}" for byte in plain),
+        quote_plus(value),
+        quote_plus(value, safe="*").replace("~", "%7e"),
+        *(quote(value, safe=safe) for safe in _SAFE),
     }
-    return {text.encode() for text in texts} | _base64_forms(plain)
+    for characters in _JSON_ESCAPED:
+        inner = json.dumps(value)[1:-1]
+        if '"' in characters:
+            inner = inner.replace('\\"', '"')
+        text = inner.translate({ord(each): f"\\u{ord(each):04x}" for each in characters})
+        texts |= {text, text.replace("/", "\\/"), html.escape(text)}
+    for names in _HTML_ESCAPED:
+        escaped = {"<": "&lt;", ">": "&gt;", "&": "&amp;", **names}
+        texts.add("".join(escaped.get(each, each) for each in value))
+    return {_Form(text.lower().encode()) for text in texts} | _base64_forms(plain)
 
 
-def _base64_forms(plain: bytes) -> set[bytes]:
+def _base64_forms(plain: bytes) -> set[_Form]:
     """Base64 of texts in which it stands at any place: without the characters that share bits with
     what stands around it."""
     found = set()
     for before in range(3):
         padded = bytes(before) + plain
         own = slice((before * 8 + 5) // 6, len(padded) * 8 // 6)
-        found |= {encode(padded)[own] for encode in (b64encode, urlsafe_b64encode)}
+        for encode in (b64encode, urlsafe_b64encode):
+            found.add(_Form(encode(padded)[own].lower(), before > 0, len(padded) % 3 > 0))
     return found

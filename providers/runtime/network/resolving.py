@@ -57,6 +57,7 @@ class Dialer:
         """`trusted` verifies servers, by the certificates of this machine if it is None."""
         self._allowed = tuple(allowed)
         self._trusted = trusted or ssl.create_default_context()
+        self._trusted.hostname_checks_common_name = False
         self._lookup = lookup
         self._threads = ThreadPoolExecutor(_THREADS, "resolve")
         self._shares: dict[str, asyncio.Semaphore] = {}

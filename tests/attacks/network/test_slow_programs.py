@@ -6,7 +6,6 @@ import asyncio
 import os
 import socket
 import threading
-import time
 from contextlib import suppress
 from functools import partial
 
@@ -23,6 +22,7 @@ from tests.attacks.network.proxied import (
     connect_head,
     get,
     read_all,
+    read_while_time_passes,
     status_of,
 )
 from tests.support.waiting import wait_until
@@ -34,24 +34,6 @@ def open_sockets() -> int:
         with suppress(OSError):
             found += os.readlink(f"/proc/self/fd/{each}").startswith("socket:")
     return found
-
-
-def read_while_time_passes(proxied: Proxied, sock: socket.socket, seconds: float) -> bytes:
-    """All that comes until the end, while so much time passes again and again."""
-    found = b""
-    sock.settimeout(0.05)
-    deadline = time.monotonic() + BOUND_SECONDS
-    while time.monotonic() < deadline:
-        proxied.pass_time(seconds)
-        try:
-            if not (data := sock.recv(1 << 16)):
-                return found
-        except TimeoutError:
-            continue
-        except ConnectionError:
-            return found
-        found += data
-    raise AssertionError("it does not end")
 
 
 @pytest.mark.parametrize("kind", ["plain", "connect", "socks", "hello", "inner"])
