@@ -17,6 +17,7 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
+from executions.capabilities.network.models import NetworkCredential
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.runs.models import Execution
@@ -82,6 +83,13 @@ def _webhook_secret() -> Any:
     return WebhookSecret.objects.create(tenant=tenant, secret=SECRET_TEXT)
 
 
+def _credential() -> Any:
+    row = credential()
+    # `save` seals what it is given: the column itself is looked at.
+    NetworkCredential.objects.filter(pk=row.pk).update(value=SECRET)
+    return row
+
+
 def _schedule() -> Any:
     tenant = Tenant.objects.create(slug="wonderland", name="Wonderland")
     return Schedule.objects.create(tenant=tenant, request=SECRET, next_at=timezone.now())
@@ -105,6 +113,7 @@ ROWS: dict[str, Callable[[], Any]] = {
     "providers.ConfigVersion.content": _version,
     "providers.PendingChange.config": _pending,
     "executions.Execution.pending": _execution,
+    "executions.NetworkCredential.value": _credential,
     "executions.Session.env": _session,
     "executions.Session.ref": _session,
     "executions.Schedule.request": _schedule,
