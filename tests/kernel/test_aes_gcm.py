@@ -28,6 +28,7 @@ from providers.fields import DecryptionError, EncryptedJSONField
 from providers.models import ConfigVersion, PendingChange, ProviderConfig
 from providers.services import encrypted_fields
 from sandbox_site.models import InstallationMark
+from tests.support.networks import credential
 
 SECRET = {"token": "tok-0123456789-wxyz"}
 SECRET_TEXT = "0123456789-wxyz"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -198,6 +198,14 @@ def revoke(credential: NetworkCredential) -> bool:
     return True
 
 
+_on_change: list[Callable[[str], None]] = []
+
+
+def on_change(call: Callable[[str], None]) -> None:
+    """Have `call` get the id of each credential that this process changes, after the commit."""
+    _on_change.append(call)
+
+
 def _after_change(credential: NetworkCredential) -> None:
     """Have the sandboxes of this process get the change once it is committed."""
     _in_force.forget()
@@ -205,11 +213,10 @@ def _after_change(credential: NetworkCredential) -> None:
 
 
 def _spread(credential_id: str) -> None:
-    from executions.capabilities.network.credential_changes import spread
-
     # What was looked up before the commit is the former.
     _in_force.forget()
-    spread(credential_id)
+    for call in _on_change:
+        call(credential_id)
 
 
 def _changed(sender: Any, instance: NetworkCredential, **signal: Any) -> None:
