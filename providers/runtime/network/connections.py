@@ -23,6 +23,7 @@ from typing import Any, cast
 import h11
 
 from providers.addresses import literal
+from providers.credentials import Credential, read_upstream
 from providers.network import Attempt, Outcome, Target, Verdict, normalized_host
 from providers.runtime.network import hello
 from providers.runtime.network.exchange import (
@@ -365,11 +366,17 @@ class Connection:
     ) -> None:
         """Raises Refusal, Ended, RemoteProtocolError."""
         target = self._target_of(request, tunnel)
+        named = None
+        if tunnel is None and target.port == 80:
+            named = self._gate.network.upstream_credential(target.host)
+        if named is not None:
+            target = _at_upstream(named, target)
+            self._work.host, self._work.port = target.host, target.port
         self._work.method, self._work.path = target.method, target.path
         _check_framing(request)
         verdict = self._work.verdict = self._judge(target)
         self._hold.target = target
-        placed = self._place(request, target, verdict)
+        placed = self._place(request, target, verdict, named)
         is_tls = target.scheme == "https"
         upstream, to_upstream = await self._connect(target, verdict, is_tls=is_tls)
         self._work.credential = ", ".join(each.label for each in placed.used)
@@ -395,11 +402,22 @@ class Connection:
             to_upstream.transport.abort()
             self._record(attempt())
 
-    def _place(self, request: h11.Request, target: Target, verdict: Verdict) -> Placed:
-        """The request with its credentials. Raises Refusal."""
+    def _place(
+        self, request: h11.Request, target: Target, verdict: Verdict, named: Credential | None
+    ) -> Placed:
+        """The request with its credentials, that of a named upstream alone. Raises Refusal."""
         bound = self._gate.network.credentials_for(target)
+        headers = passed_on(request.headers)
         try:
-            placed = put_in(bound, target.path, passed_on(request.headers))
+            if named is None:
+                placed = put_in(bound, target.path, headers)
+            elif named not in bound:
+                raise Misplaced(named.name, ("upstream", named.upstream))
+            else:
+                host = target.host if target.port == 443 else f"{target.host}:{target.port}"
+                others = [each for each in headers if each[0].lower() != b"host"]
+                headers = [(b"Host", host.encode()), *others]
+                placed = put_in([named], target.path, headers, always=True)
         except Misplaced as error:
             raise Refusal(
                 "credential",
@@ -637,6 +655,13 @@ class Connection:
             await self.write(_socks_answer(8))
             return None
         return command, host, int.from_bytes(await self._take(2), "big")
+
+
+def _at_upstream(credential: Credential, target: Target) -> Target:
+    """What a request to a named upstream is for."""
+    upstream = read_upstream(credential.upstream)
+    path = upstream.path + target.path
+    return Target(upstream.host, upstream.port, "https", target.method, path)
 
 
 def _check_framing(request: h11.Request) -> None:
