@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from providers.remote.secret import Secret
 
 Placement = Literal["bearer", "basic", "header", "query"]
 
 PLACEHOLDER = "cfd-secret:"
+# The end of the names by which programs reach upstreams. No public name ends so.
+SANDBOX = ".sandbox"
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,99}")
 # A shorter value could be part of what a server sends anyway, and would be masked there.
@@ -25,6 +27,7 @@ MOST_CHARACTERS = 8192
 MOST_CREDENTIALS = 50
 _HEADER = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,100}")
 _PARAMETER = re.compile(r"[A-Za-z0-9._~-]{1,100}")
+_UPSTREAM = re.compile(r"https://([a-z0-9.-]{1,253})(?::(\d{1,5}))?((?:/[A-Za-z0-9._~-]+)*/?)")
 _USER = re.compile(r"[!-9;-~]{0,200}")
 # What frames a message, leads it, or belongs to a connection is not for a credential.
 _NO_CREDENTIAL = frozenset(
@@ -61,12 +64,29 @@ def check_placement(placement: str, field: str) -> None:
         raise ValueError("Must be a user name, without a colon.")
 
 
+class Upstream(NamedTuple):
+    """The address of a service: its path has no slash at its end."""
+
+    host: str
+    port: int
+    path: str
+
+
+def read_upstream(text: str) -> Upstream:
+    """Read an address such as `https://api.example.com/v1`. Raises ValueError."""
+    found = _UPSTREAM.fullmatch(text)
+    if found is None or not 0 < (port := int(found[2] or 443)) < 65536:
+        raise ValueError("Must be an address such as https://api.example.com/v1.")
+    return Upstream(found[1], port, (found[3] or "").rstrip("/"))
+
+
 @dataclass(frozen=True)
 class Credential:
     """One version of a credential, and the requests that it is for.
 
     `id` names it whatever its version. `rules` are texts of `providers.network.Rule`. `variable` is
-    the environment variable that has the placeholder, "" for none.
+    the environment variable that has the placeholder, "" for none. With an `upstream`, the address
+    of a service, programs reach that as `http://NAME.sandbox/` too, and need no TLS for it.
     """
 
     id: str
@@ -77,6 +97,7 @@ class Credential:
     rules: tuple[str, ...]
     variable: str
     value: Secret
+    upstream: str = ""
 
     @property
     def placeholder(self) -> str:
@@ -97,6 +118,7 @@ class Credential:
             "field": self.field,
             "rules": list(self.rules),
             "variable": self.variable,
+            "upstream": self.upstream,
             "value": self.value.reveal(),
         }
 
@@ -107,7 +129,7 @@ class Credential:
             raise ValueError("credentials: Must be a list of objects.")
         texts = {
             name: str(value.get(name, ""))
-            for name in ("id", "name", "placement", "field", "variable")
+            for name in ("id", "name", "placement", "field", "variable", "upstream")
         }
         rules, version = value.get("rules"), value.get("version")
         if not isinstance(rules, list) or not all(isinstance(each, str) for each in rules):
@@ -119,6 +141,8 @@ class Credential:
         if texts["variable"] and not VARIABLE.fullmatch(texts["variable"]):
             raise ValueError("credentials: variable must be the name of a variable.")
         check_placement(texts["placement"], texts["field"])
+        if texts["upstream"]:
+            read_upstream(texts["upstream"])
         text = str(value.get("value", ""))
         check_value(text)
         return cls(
@@ -130,6 +154,7 @@ class Credential:
             tuple(rules),
             texts["variable"],
             Secret(text),
+            texts["upstream"],
         )
 
 

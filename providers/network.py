@@ -14,7 +14,7 @@ from typing import Any, Literal, cast, get_args
 from urllib.parse import unquote
 
 from providers.addresses import is_host, literal
-from providers.credentials import Credential
+from providers.credentials import SANDBOX, Credential
 
 Mode = Literal["none", "allowlist", "open"]
 Outcome = Literal["allowed", "refused", "failed"]
@@ -318,6 +318,13 @@ class Network:
             for each in self.credentials
             if any(rule.covers(target) for rule in self._bound[each])
         ]
+
+    def upstream_credential(self, host: str) -> Credential | None:
+        """The credential whose upstream programs reach under this name, None for none."""
+        return next(
+            (each for each in self.credentials if each.upstream and host == each.name + SANDBOX),
+            None,
+        )
 
     def credentials_of(self, host: str) -> list[Credential]:
         """Those that are bound to any request to a host."""

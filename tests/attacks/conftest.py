@@ -33,6 +33,7 @@ from providers.services.approval import reject, request_change
 from providers.services.configuration import activate, save_config
 from sandbox_site.recovery import issue_codes
 from tests.conftest import Caller
+from tests.support.networks import credential
 from tests.support.provider_package import Packages, install_probe
 from tests.support.running import run
 
@@ -59,6 +60,7 @@ def everything(scripted: object, alice: Caller, charlie: Caller, settings: Any) 
     Budget.objects.create(tenant_slug="wonderland", limit=5)
     Policy.objects.create(tenant_slug="wonderland")
     NetworkList.objects.create(tenant_slug="wonderland", rules="pypi.org")
+    credential(tenant="wonderland")
     LegalHold.objects.create(tenant_slug="nobody", execution_id=uuid4(), reason="a matter")
     user = get_user_model().objects.create_user("dora", "dora@example.org", "a long pass phrase")
     user.groups.add(Group.objects.create(name="Inspector"))

@@ -350,9 +350,11 @@ def test_every_row_that_was_added_stays_found_behind_an_honest_save(everything: 
             if not any(each.startswith(f"{label} {twin.pk} ") for each in alterations()):
                 missed.append(label)
     assert missed == []
-    # A step has its route's place, which one alone may have; and a policy and a network list are
-    # of a tenant that there is.
-    of_a_tenant = {"executions.policy", "executions.networklist"}
+    # A step has its route's place, which one alone may have; a policy and a network list are of a
+    # tenant that there is, and so is a credential, whose value is sealed for it.
+    of_a_tenant = {
+        *("executions.policy", "executions.networklist", "executions.networkcredential"),
+    }
     assert {*BINDINGS} - saved == {"providers.routestep", *of_a_tenant}
 
 

@@ -17,6 +17,7 @@ from django.utils import timezone
 from hypothesis import given
 from hypothesis import strategies as st
 
+from executions.capabilities.network.models import NetworkCredential
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.runs.models import Execution
@@ -27,6 +28,7 @@ from providers.fields import DecryptionError, EncryptedJSONField
 from providers.models import ConfigVersion, PendingChange, ProviderConfig
 from providers.services import encrypted_fields
 from sandbox_site.models import InstallationMark
+from tests.support.networks import credential
 
 SECRET = {"token": "tok-0123456789-wxyz"}
 SECRET_TEXT = "0123456789-wxyz"
@@ -82,6 +84,13 @@ def _webhook_secret() -> Any:
     return WebhookSecret.objects.create(tenant=tenant, secret=SECRET_TEXT)
 
 
+def _credential() -> Any:
+    row = credential()
+    # `save` seals what it is given: the column itself is looked at.
+    NetworkCredential.objects.filter(pk=row.pk).update(value=SECRET)
+    return row
+
+
 def _schedule() -> Any:
     tenant = Tenant.objects.create(slug="wonderland", name="Wonderland")
     return Schedule.objects.create(tenant=tenant, request=SECRET, next_at=timezone.now())
@@ -105,6 +114,7 @@ ROWS: dict[str, Callable[[], Any]] = {
     "providers.ConfigVersion.content": _version,
     "providers.PendingChange.config": _pending,
     "executions.Execution.pending": _execution,
+    "executions.NetworkCredential.value": _credential,
     "executions.Session.env": _session,
     "executions.Session.ref": _session,
     "executions.Schedule.request": _schedule,

@@ -23,6 +23,7 @@ from django.utils import timezone
 
 from executions import tasks
 from executions.capabilities.alerts.models import Alert
+from executions.capabilities.network.models import NetworkCredential
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.search.models import CodeText
 from executions.capabilities.tools.models import ToolCall
@@ -492,6 +493,7 @@ def selected(model: str, action: str) -> Callable[[Client], Act]:
 ACTIONS = {
     ("executions.Alert", "acknowledge_alerts"),
     ("executions.ApiKey", "revoke_keys"),
+    ("executions.NetworkCredential", "revoke_credentials"),
     ("executions.Schedule", "pause_schedules"),
     ("executions.WebhookSecret", "retire_secrets"),
     ("executions.WebhookDelivery", "send_again"),
@@ -531,6 +533,10 @@ def test_no_transaction_of_an_action_grows_with_what_is_selected(
         )
         WebhookSecret.objects.bulk_create(
             WebhookSecret(tenant=tenant, secret="whsec_") for _ in range(size)
+        )
+        NetworkCredential.objects.bulk_create(
+            NetworkCredential(name=f"{size}-{n}", rules="https://a.test", value={"value": "-"})
+            for n in range(size)
         )
         AccessAttempt.objects.bulk_create(
             AccessAttempt(username=f"{size} {n}", ip_address="192.0.2.1", failures_since_start=1)

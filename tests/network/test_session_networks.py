@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from executions.capabilities.network import credential_changes
+from executions.capabilities.network.credentials import revoke
 from executions.capabilities.network.models import NetworkAttempt
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
@@ -17,7 +19,7 @@ from providers.errors import ProviderUnavailable
 from providers.network import Network, Target
 from tests.conftest import Caller
 from tests.support import kept_here
-from tests.support.networks import ALLOWED, REFUSED, attempts, listed
+from tests.support.networks import ALLOWED, REFUSED, attempts, credential, listed
 from tests.support.policies import in_force
 from tests.support.sessions import URL, cell, opened, row
 
@@ -247,3 +249,39 @@ def test_attempts_between_runs_are_stored_without_one(alice: Caller, charlie: Ca
     assert alice.client.delete(f"{URL}/{session['id']}").status_code == 204
     assert NetworkAttempt.objects.filter(execution=None).count() == 3
     assert not NetworkAttempt.objects.exclude(tenant_slug=alice.tenant.slug).exists()
+
+
+def test_a_cell_has_its_provider_told_of_changed_credentials(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_here.KeptHere, "network", "none")
+    listed("pypi.org")
+    there = credential("there", "https://pypi.org")
+    gone = credential("gone", "https://pypi.org")
+    session = opened(alice, network=PYPI)
+    revoke(gone)
+    registered: list[dict[str, int]] = []
+    told: list[dict[str, str | None]] = []
+
+    def note(holder: credential_changes.Holder) -> None:
+        registered.append(dict(holder.versions))
+        credential_changes._holders.add(holder)
+        monkeypatch.setattr(
+            kept_here.KeptHere,
+            "change_credentials",
+            lambda self, changes: told.append(
+                {key: None if each is None else each.label for key, each in changes.items()}
+            ),
+        )
+        credential_changes.look()
+
+    monkeypatch.setattr(credential_changes, "register", note)
+    said = cell(alice, session, "1").json()
+    assert said["network"]["credentials"] == ["there@1"]
+    # What its sandbox has is not known: it may be older than the revocation.
+    assert registered == [{str(there.pk): 0, str(gone.pk): 0}]
+    assert told == [{str(there.pk): "there@1", str(gone.pk): None}]
+    assert credential_changes._holders == set()
+    # The provider promises no network for a sandbox without a list.
+    cell(alice, opened(alice), "1")
+    assert len(registered) == 1

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from executions.capabilities.network.models import NetworkList
+from executions.capabilities.network.credentials import put_credential
+from executions.capabilities.network.models import NetworkCredential, NetworkList
 from providers.network import Attempt, Attempts
 from providers.services.settings_cache import forget_all
 
@@ -16,6 +17,17 @@ def listed(*rules: str, tenant: str = "", **columns: Any) -> NetworkList:
     """A list in force, of the installation without a tenant."""
     columns.setdefault("mode", "allowlist" if rules else "open")
     return NetworkList.objects.create(tenant_slug=tenant, rules="\n".join(rules), **columns)
+
+
+VALUE = "tok-0123456789-planted"
+
+
+def credential(
+    name: str = "prices", *rules: str, tenant: str = "", value: str = VALUE, **columns: Any
+) -> NetworkCredential:
+    """A credential in force, of the installation without a tenant."""
+    columns["rules"] = "\n".join(rules or ("https://api.example.com",))
+    return put_credential(name, value, tenant_slug=tenant, **columns)
 
 
 def attempts(*made: Attempt) -> Attempts:

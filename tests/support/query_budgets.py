@@ -14,7 +14,11 @@ from django.contrib.auth.models import Group, User
 from django.utils import timezone
 
 from executions.capabilities.alerts.models import Alert
-from executions.capabilities.network.models import NetworkAttempt, NetworkList
+from executions.capabilities.network.models import (
+    NetworkAttempt,
+    NetworkCredential,
+    NetworkList,
+)
 from executions.capabilities.observability.models import AuditExport
 from executions.capabilities.policies.models import Policy
 from executions.capabilities.reports.models import Report
@@ -39,6 +43,7 @@ from providers.models import (
     RouteStep,
 )
 from providers.services import activate, save_config
+from tests.support.networks import credential
 from tests.support.processes import ROOT
 from tests.support.provider_package import Packages, install_probe
 
@@ -96,6 +101,7 @@ def names(
         key, key_text = create_api_key(tenant, "k", None, SCOPES)
         Policy.objects.create(tenant_slug=tenant.slug)
         NetworkList.objects.create(tenant_slug=tenant.slug, mode="none")
+        credential(tenant=tenant.slug)
     reports = Report.objects.bulk_create(Report(made_by=f"user:{n}") for n in range(MANY))
     now = timezone.now()
     executions = Execution.objects.bulk_create(
@@ -179,6 +185,7 @@ def names(
     yield {
         "approval": Approval.objects.latest("pk").pk,
         "call": calls[-1].pk,
+        "network_credential": NetworkCredential.objects.latest("pk").pk,
         "network_list": NetworkList.objects.latest("pk").pk,
         "attempt": attempts[-1].pk,
         "policy": Policy.objects.latest("pk").pk,

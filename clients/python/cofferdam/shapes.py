@@ -200,6 +200,8 @@ class Network(Shape):
     """The lists that applied, the number of attempts to reach a host, and the first of them."""
 
     lists: list[NetworkList]
+    # The credentials that were available, as name@version.
+    credentials: list[str]
     allowed: int
     refused: int
     failed: int
@@ -228,6 +230,8 @@ class NetworkAttempt(Shape):
     layer: str
     # The rule that allowed it; empty where the list is open.
     rule: str
+    # Name and version of the credential that was put in, as name@version; or empty.
+    credential: str
     # Whether a list that only logs would have refused it.
     noted: bool
     # Bytes.

@@ -200,6 +200,8 @@ export interface LedgerKeys {
 /** The lists that applied, the number of attempts to reach a host, and the first of them. */
 export interface Network {
   lists: NetworkList[];
+  /** The credentials that were available, as name@version. */
+  credentials: string[];
   allowed: number;
   refused: number;
   failed: number;
@@ -226,6 +228,8 @@ export interface NetworkAttempt {
   layer: string;
   /** The rule that allowed it; empty where the list is open. */
   rule: string;
+  /** Name and version of the credential that was put in, as name@version; or empty. */
+  credential: string;
   /** Whether a list that only logs would have refused it. */
   noted: boolean;
   /** Bytes. */

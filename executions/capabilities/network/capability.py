@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
 
 from django.urls import URLPattern, path
 
-from executions.capabilities.network import lists
+from executions.capabilities.network import credential_changes, lists
 from executions.capabilities.network.attempts import store, store_of_run
+from executions.capabilities.network.credential_changes import Holder
 from executions.capabilities.network.credentials import ids_of
 from executions.runs.event_log import EventLog
 from executions.runs.extensions import Extension, RunPart, Waiting
@@ -28,9 +29,6 @@ from providers.manager import Lease
 from providers.network import NETWORK, Layer, Network, NetworkPolicy
 from providers.sandbox import Sandbox
 from providers.values import Emit, Job, SandboxSpec
-
-if TYPE_CHECKING:
-    from executions.capabilities.network.credential_changes import Holder
 
 # A version that none has: what the sandbox of a session has is not known.
 _UNKNOWN = 0
@@ -77,17 +75,13 @@ class _Registered(RunPart):
     def _register(self, versions: Mapping[str, int]) -> None:
         if self._provider is None or not versions:
             return
-        from executions.capabilities.network.credential_changes import Holder, register
-
         self._holder = Holder(self._provider, versions)
-        register(self._holder)
+        credential_changes.register(self._holder)
 
     def close(self) -> None:
         if self._holder is None:
             return
-        from executions.capabilities.network.credential_changes import unregister
-
-        unregister(self._holder)
+        credential_changes.unregister(self._holder)
         self._holder = None
 
 

@@ -154,3 +154,4 @@ def _forget() -> None:
 
 _loop = Loop("credential-changes", look)
 reset_after_fork(_forget)
+credentials.on_change(spread)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -38,8 +38,8 @@ class _Rows:
     ids: dict[str, list[str]] = field(default_factory=dict)
 
 
-# What was logged already: it is looked up each second.
-_reported: set[tuple[str, int]] = set()
+# Those of which it was logged: they are looked up each second.
+_reported: set[int] = set()
 
 
 @sensitive_variables()
@@ -67,14 +67,15 @@ def _credential_of(row: NetworkCredential) -> Credential | None:
     try:
         value = row.open_value()
     except ValueError as error:
-        if (known := (str(row.pk), row.version)) not in _reported:
-            _reported.add(known)
+        if row.pk not in _reported:
+            _reported.add(row.pk)
             logger.error(
                 "The network credential %s is not used. Find out who can write to the database, "
                 "and enter its value again, or put its key back into FERNET_KEYS.",
                 error,
             )
         return None
+    _reported.discard(row.pk)
     return Credential(
         str(row.pk),
         row.name,
@@ -150,12 +151,18 @@ def _meet(one: Rule, other: Rule) -> bool:
     )
 
 
-# What `save` decides is not carried: a version that is restored is a later one.
+# A version that is restored gets a later number, and undoes no revocation: `save` sees to that.
 CREDENTIALS = Guarded(
     NetworkCredential,
     hidden=frozenset(("value",)),
-    left_out=frozenset(("version", "created_at", "changed_at", "revoked_at")),
+    left_out=frozenset(("created_at", "changed_at")),
 )
+
+
+def find_credential(name: str, tenant_slug: str = "") -> NetworkCredential | None:
+    """Return the credential of this name, also a revoked one, without its value."""
+    rows = NetworkCredential.objects.defer("value")
+    return rows.filter(tenant_slug=tenant_slug, name=name).first()
 
 
 @sensitive_variables()
@@ -167,7 +174,7 @@ def put_credential(
     Raises ValidationError.
     """
     with transaction.atomic(), collecting() as touched:
-        row = NetworkCredential.objects.filter(tenant_slug=tenant_slug, name=name).first()
+        row = find_credential(name, tenant_slug)
         row = row or NetworkCredential(tenant_slug=tenant_slug, name=name)
         for column, given in columns.items():
             setattr(row, column, given)
@@ -191,6 +198,14 @@ def revoke(credential: NetworkCredential) -> bool:
     return True
 
 
+_on_change: list[Callable[[str], None]] = []
+
+
+def on_change(call: Callable[[str], None]) -> None:
+    """Have `call` get the id of each credential that this process changes, after the commit."""
+    _on_change.append(call)
+
+
 def _after_change(credential: NetworkCredential) -> None:
     """Have the sandboxes of this process get the change once it is committed."""
     _in_force.forget()
@@ -198,11 +213,10 @@ def _after_change(credential: NetworkCredential) -> None:
 
 
 def _spread(credential_id: str) -> None:
-    from executions.capabilities.network.credential_changes import spread
-
     # What was looked up before the commit is the former.
     _in_force.forget()
-    spread(credential_id)
+    for call in _on_change:
+        call(credential_id)
 
 
 def _changed(sender: Any, instance: NetworkCredential, **signal: Any) -> None:

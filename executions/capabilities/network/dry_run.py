@@ -65,13 +65,21 @@ def dry_run(
                 return run
             run.attempts += 1
             last, run.until = each.pk, each.at
-            # Only plain HTTP shows a method.
-            target = Target(
-                each.host, each.port, "http" if each.method else "https", each.method, each.path
-            )
+            scheme = "https" if _is_tls(each) else "http"
+            target = Target(each.host, each.port, scheme, each.method, each.path)
             if not policy.allows(target):
                 run.refused += 1
                 run.hosts[f"{each.host}:{each.port}"] += 1
                 run.tenants[each.tenant_slug] += 1
         if len(batch) < _AT_ONCE:
             return run
+
+
+def _is_tls(attempt: NetworkAttempt) -> bool:
+    """Whether it was TLS, as far as its row says so: of a closed one no method is known."""
+    return (
+        not attempt.method
+        or attempt.port == 443
+        or bool(attempt.credential)
+        or "https://" in attempt.rule
+    )

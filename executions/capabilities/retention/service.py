@@ -26,7 +26,7 @@ from django.db import connection, transaction
 from django.db.models import Exists, ManyToOneRel, Model, OuterRef, Q, QuerySet
 from django.utils import timezone
 
-from executions.capabilities.network.models import NetworkAttempt
+from executions.capabilities.network.models import NetworkAttempt, NetworkCredential
 from executions.capabilities.retention.capability import keep_held_tenant
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.search.service import forget_code
@@ -602,8 +602,14 @@ def _remove_files(tenant: Tenant, goes: Goes) -> None:
 
 def _remove_own(tenant: Tenant, goes: Goes) -> None:
     """One in each transaction: each is entered in the ledger, for which others wait."""
-    for model in (Schedule, WebhookSecret, ApiKey):
-        rows: QuerySet[Any] = model._default_manager.filter(tenant=tenant)
+    owned: Sequence[QuerySet[Any]] = (
+        Schedule.objects.filter(tenant=tenant),
+        WebhookSecret.objects.filter(tenant=tenant),
+        # By its slug, which may be another tenant's later.
+        NetworkCredential.objects.filter(tenant_slug=tenant.slug).defer("value"),
+        ApiKey.objects.filter(tenant=tenant),
+    )
+    for rows in owned:
         for pk in _while(goes, rows, 1):
             with transaction.atomic():
                 _delete(rows.select_for_update(of=("self",)).filter(pk=pk).first())
@@ -615,11 +621,15 @@ def _remove_row(tenant: Tenant) -> bool:
     with transaction.atomic():
         found = Tenant.objects.select_for_update()
         row = found.filter(pk=tenant.pk, removal_began_at__isnull=False).first()
-        if row is None or has_rows(row):
+        if row is None or has_rows(row) or _has_credentials(row):
             return False
         _delete(row)
     logger.info("the tenant %s was removed", tenant.slug)
     return True
+
+
+def _has_credentials(tenant: Tenant) -> bool:
+    return NetworkCredential.objects.filter(tenant_slug=tenant.slug).exists()
 
 
 def has_rows(tenant: Tenant) -> bool:

@@ -23,6 +23,7 @@ from typing import Any, cast
 import h11
 
 from providers.addresses import literal
+from providers.credentials import Credential, read_upstream
 from providers.network import Attempt, Outcome, Target, Verdict, normalized_host
 from providers.runtime.network import hello
 from providers.runtime.network.exchange import (
@@ -37,6 +38,7 @@ from providers.runtime.network.exchange import (
 )
 from providers.runtime.network.gates import Gate, Hold, shown
 from providers.runtime.network.placing import Misplaced, Placed, put_in
+from providers.runtime.network.relay import detach, relay
 from providers.runtime.network.resolving import Dialer, Unreachable
 from providers.runtime.network.tls_stream import TlsStream
 
@@ -364,11 +366,17 @@ class Connection:
     ) -> None:
         """Raises Refusal, Ended, RemoteProtocolError."""
         target = self._target_of(request, tunnel)
+        named = None
+        if tunnel is None and target.port == 80:
+            named = self._gate.network.upstream_credential(target.host)
+        if named is not None:
+            target = _at_upstream(named, target)
+            self._work.host, self._work.port = target.host, target.port
         self._work.method, self._work.path = target.method, target.path
         _check_framing(request)
         verdict = self._work.verdict = self._judge(target)
         self._hold.target = target
-        placed = self._place(request, target, verdict)
+        placed = self._place(request, target, verdict, named)
         is_tls = target.scheme == "https"
         upstream, to_upstream = await self._connect(target, verdict, is_tls=is_tls)
         self._work.credential = ", ".join(each.label for each in placed.used)
@@ -394,11 +402,22 @@ class Connection:
             to_upstream.transport.abort()
             self._record(attempt())
 
-    def _place(self, request: h11.Request, target: Target, verdict: Verdict) -> Placed:
-        """The request with its credentials. Raises Refusal."""
+    def _place(
+        self, request: h11.Request, target: Target, verdict: Verdict, named: Credential | None
+    ) -> Placed:
+        """The request with its credentials, that of a named upstream alone. Raises Refusal."""
         bound = self._gate.network.credentials_for(target)
+        headers = passed_on(request.headers)
         try:
-            placed = put_in(bound, target.path, passed_on(request.headers))
+            if named is None:
+                placed = put_in(bound, target.path, headers)
+            elif named not in bound:
+                raise Misplaced(named.name, ("upstream", named.upstream))
+            else:
+                host = target.host if target.port == 443 else f"{target.host}:{target.port}"
+                others = [each for each in headers if each[0].lower() != b"host"]
+                headers = [(b"Host", host.encode()), *others]
+                placed = put_in([named], target.path, headers, always=True)
         except Misplaced as error:
             raise Refusal(
                 "credential",
@@ -548,28 +567,44 @@ class Connection:
         loop = asyncio.get_running_loop()
         moved = loop.time()
 
-        async def send() -> None:
+        def count(size: int) -> None:
             nonlocal moved
-            writer.write(self._buffer)
-            self._buffer = b""
-            while data := await self._more():
-                moved = loop.time()
-                writer.write(data)
-                await writer.drain()
-            writer.write_eof()
+            moved = loop.time()
+            if not self._gate.count(size):
+                raise Ended
 
-        async def receive() -> None:
-            nonlocal moved
-            while data := await reader.read(PIECE):
-                moved = loop.time()
-                await self.write(data)
-            self._writer.write_eof()
+        def count_sent(size: int) -> None:
+            self._work.sent += size
+            count(size)
+
+        def count_received(size: int) -> None:
+            self._work.received += size
+            count(size)
+
+        async def send(first: bytes, own: socket.socket, theirs: socket.socket) -> None:
+            writer.write(self._buffer + first)
+            await writer.drain()
+            await relay(own, theirs, count_sent)
+            theirs.shutdown(socket.SHUT_WR)
+
+        async def receive(first: bytes, own: socket.socket, theirs: socket.socket) -> None:
+            self._ends[1].write(first)
+            await self._ends[1].drain()
+            await relay(theirs, own, count_received)
+            own.shutdown(socket.SHUT_WR)
 
         async def watch() -> None:
             while (left := moved + IDLE_SECONDS - loop.time()) > 0:
                 await asyncio.sleep(left)
 
-        await _until_one_fails([send(), receive()], watch())
+        first, own = await detach(*self._ends)
+        with own:
+            count_sent(len(first))
+            answer, theirs = await detach(reader, writer)
+            with theirs:
+                count_received(len(answer))
+                works = [send(first, own, theirs), receive(answer, own, theirs)]
+                await _until_one_fails(works, watch())
 
     # SOCKS5 (RFC 1928).
 
@@ -620,6 +655,13 @@ class Connection:
             await self.write(_socks_answer(8))
             return None
         return command, host, int.from_bytes(await self._take(2), "big")
+
+
+def _at_upstream(credential: Credential, target: Target) -> Target:
+    """What a request to a named upstream is for."""
+    upstream = read_upstream(credential.upstream)
+    path = upstream.path + target.path
+    return Target(upstream.host, upstream.port, "https", target.method, path)
 
 
 def _check_framing(request: h11.Request) -> None:

@@ -17,8 +17,8 @@ IDLE_SECONDS = 300.0
 # How many 1xx responses a server may send before its response.
 MOST_INFORMED = 16
 PIECE = 256 * 1024
-# What a server may send for each byte that reaches the program, and beyond that. Budgets count
-# what reaches the program.
+# What a server may send for each byte of it that reaches the program, and beyond that. Budgets
+# count what reaches the program.
 _MOST_TIMES, _MOST_BEYOND = 4, 1024 * 1024
 
 # Of this connection alone, or of the proxy (RFC 9110, section 7.6.1).

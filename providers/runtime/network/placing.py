@@ -40,9 +40,12 @@ class Placed:
         return f"Placed({', '.join(each.label for each in self.used)})"
 
 
-def put_in(bound: Sequence[Credential], path: str, headers: Headers) -> Placed:
+def put_in(
+    bound: Sequence[Credential], path: str, headers: Headers, *, always: bool = False
+) -> Placed:
     """Put in those of the bound credentials that a request has a placeholder of. Where it says
-    nothing at the place of one, the first for that place is put in.
+    nothing at the place of one, or with `always` whatever it says, the first for that place is put
+    in.
 
     Raises Misplaced for a placeholder of any other, or at another place.
     """
@@ -58,7 +61,7 @@ def put_in(bound: Sequence[Credential], path: str, headers: Headers) -> Placed:
     for place, choice in places.items():
         names = wanted.get(place, set())
         chosen = next((each for each in choice if each.name in names), None)
-        if chosen is None and not _has(path, headers, place):
+        if chosen is None and (always or not _has(path, headers, place)):
             chosen = choice[0]
         if chosen is not None:
             used.append(chosen)

@@ -13,7 +13,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from providers.runtime.network.connections import HEAD_SECONDS, IDLE_SECONDS
+from providers.runtime.network.connections import HEAD_SECONDS
+from providers.runtime.network.exchange import IDLE_SECONDS
 from tests.attacks.network.proxied import (
     ANSWER,
     BOUND_SECONDS,
