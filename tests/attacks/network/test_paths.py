@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tests.attacks.network.proxied import GOOD, Proxied, allowing, get, read_all, status_of
+from tests.attacks.network.proxied import (
+    GOOD,
+    Proxied,
+    allowing,
+    body_of,
+    get,
+    read_all,
+    status_of,
+)
 
 AWAY = (
     "/", "/v10", "/v1x", "/v", "/V1", "/v1/../admin", "/v1/..", "/v1/%2e%2e/admin",
@@ -36,13 +44,10 @@ def test_only_what_every_server_takes_for_the_prefix_passes(proxied: Proxied, wa
     assert [head.split()[1].decode() for head in upstream.heads] == list(BELOW)
 
 
-def test_a_tunnel_of_tls_has_no_path_and_is_refused(proxied: Proxied) -> None:
-    from tests.attacks.network.proxied import client_hello
-
-    upstream = proxied.upstream()
+def test_a_path_holds_within_tls_too(proxied: Proxied) -> None:
+    upstream = proxied.secure()
     door = proxied.door(allowing(f"{upstream.rule}/v1"))
-    with door.tunnel(GOOD, upstream.port) as sock:
-        sock.sendall(client_hello(GOOD))
-        assert read_all(sock) == b""
-    assert door.only().why == "not_allowed"
-    assert upstream.connections == 0
+    assert body_of(door.ask(upstream, "/v1/a")) == b"GOOD"
+    assert status_of(door.ask(upstream, "/v2/a")) == 403
+    assert [attempt.why for attempt in door.wait_until_idle()] == ["", "not_allowed"]
+    assert upstream.connections == 1
