@@ -130,9 +130,13 @@ class Gate:
     def mask_for(self, host: str) -> Mask | None:
         """Return what masks the values that this host may have been sent, None for no values."""
         if host not in self._masks:
-            known = Network((), credentials=tuple(self._known.values())).credentials_of(host)
-            self._masks[host] = Mask(each.value.reveal() for each in known) if known else None
+            values = self._values_of(host)
+            self._masks[host] = Mask(values) if values else None
         return self._masks[host]
+
+    def _values_of(self, host: str) -> list[str]:
+        known = Network((), credentials=tuple(self._known.values())).credentials_of(host)
+        return [each.value.reveal() for each in known]
 
     def change_credentials(self, changes: Mapping[str, Credential | None]) -> None:
         """Put in other versions from now on, by id; None takes one away."""
@@ -140,14 +144,26 @@ class Gate:
 
     def change(self, network: Network, authority: Authority | None = None) -> None:
         """Hold these rules from now on. Connections that they do not allow end."""
+        hosts = {hold.target.host for hold in self._holds if hold.target is not None}
+        unmasked = {host for host in hosts if self.mask_for(host) is None}
         self.network = network
         self._authority = self._authority or authority
-        self._known |= {(each.id, each.version): each for each in network.credentials}
+        for each in network.credentials:
+            # Those that hold are the last to be forgotten.
+            self._known.pop((each.id, each.version), None)
+            self._known[each.id, each.version] = each
         for oldest in list(self._known)[:-_MOST_KNOWN]:
             del self._known[oldest]
-        self._masks.clear()
+        for host, mask in list(self._masks.items()):
+            if mask is None:
+                del self._masks[host]
+            else:
+                # Answers that have begun are masked by it.
+                mask.change(self._values_of(host))
+        revealing = {host for host in unmasked if self.mask_for(host) is not None}
         for hold in list(self._holds):
-            if hold.target is not None and not network.judge(hold.target).is_allowed:
+            target = hold.target
+            if target and (target.host in revealing or not network.judge(target).is_allowed):
                 hold.end()
 
     def close(self) -> None:

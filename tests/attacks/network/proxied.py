@@ -59,9 +59,10 @@ def credential(
     field: str = "",
     value: str = VALUE,
     version: int = 1,
+    upstream: str = "",
 ) -> Credential:
     """One whose id is its name."""
-    return Credential(name, name, version, placement, field, rules, "", Secret(value))
+    return Credential(name, name, version, placement, field, rules, "", Secret(value), upstream)
 
 
 def holding(*credentials: Credential, lines: Sequence[str], **budget: int) -> Network:

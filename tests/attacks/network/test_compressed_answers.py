@@ -128,7 +128,7 @@ def test_the_connection_header_does_not_hide_a_coding(door: Door, upstream: Upst
 
 
 @pytest.mark.parametrize("body", [
-    raw_deflate(TEXT), TEXT, b"\x1f\x8b" + TEXT, packed(TEXT)[:-200],
+    raw_deflate(TEXT), TEXT, b"\x1f\x8b" + TEXT, packed(TEXT)[:-20],
     packed(TEXT)[:30], packed(TEXT)[:-8] + bytes(8), packed(TEXT) + RAW,
     b"\x1f\x8b\x08\x00" + bytes(6) + RAW,
 ], ids=["raw", "plain", "magic", "cut off", "begun", "wrong sum", "more", "not packed"])  # fmt: skip
@@ -144,7 +144,7 @@ def test_what_is_not_packed_as_it_says_is_never_passed_on_as_it_is(
 
 
 def test_a_cut_off_body_is_seen_to_be(door: Door, upstream: Upstream) -> None:
-    upstream.answer = packed_answer("gzip", packed(TEXT)[:-200])
+    upstream.answer = packed_answer("gzip", packed(TEXT)[:-20])
     answer = door.ask(upstream, "/v1")
     assert not answer.endswith(b"0\r\n\r\n")
     assert door.only().outcome == "failed"
@@ -257,6 +257,8 @@ def test_packed_bytes_that_become_none_stop_at_the_budget(proxied: Proxied, kind
         while sent < 8 * BUDGET:
             writer.write(more)
             await writer.drain()
+            # Of a connection that has ended nothing is waited for.
+            await asyncio.sleep(0)
             sent += len(more)
 
     upstream = Upstream(b"")

@@ -428,6 +428,7 @@ def test_endless_informational_responses_end(proxied: Proxied) -> None:
         while True:
             writer.write(f"HTTP/1.1 103 Hint\r\nLink: {VALUE}\r\n\r\n".encode())
             await writer.drain()
+            await asyncio.sleep(0)
 
     port = proxied.server(flood, proxied.authority.context(GOOD))
     upstream = Upstream(b"")
@@ -450,6 +451,7 @@ def test_a_slow_reader_costs_a_bounded_buffer(proxied: Proxied, opened: bool) ->
         while True:
             writer.write(piece)
             await writer.drain()
+            await asyncio.sleep(0)
             sent += len(piece)
 
     port = proxied.server(flood, proxied.authority.context(GOOD))
@@ -479,6 +481,7 @@ def test_the_budget_ends_an_opened_answer(proxied: Proxied) -> None:
         while True:
             writer.write(bytes(1 << 16))
             await writer.drain()
+            await asyncio.sleep(0)
 
     budget = 4 << 20
     upstream = Upstream(b"")
