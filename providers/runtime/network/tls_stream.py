@@ -7,6 +7,9 @@ import ssl
 from contextlib import suppress
 
 _PIECE = 256 * 1024
+# What may come for each byte that is in it, and beyond that: new keys cost work, have an answer, and
+# are in no budget.
+_MOST_TIMES, _MOST_BEYOND = 64, 1024 * 1024
 
 
 class TlsStream:
@@ -25,6 +28,7 @@ class TlsStream:
         self._in.write(first)
         self._tls = context.wrap_bio(self._in, self._out, server_side=True)
         self._has_ended = False
+        self._taken = self._given = 0
 
     @property
     def transport(self) -> asyncio.WriteTransport:
@@ -50,7 +54,9 @@ class TlsStream:
         """At most so many bytes, b"" at the end. Raises ssl.SSLError, OSError."""
         while not self._has_ended:
             try:
-                return self._tls.read(size)
+                data = self._tls.read(size)
+                self._given += len(data)
+                return data
             except ssl.SSLWantReadError:
                 self._flush()
                 await self._fill()
@@ -85,6 +91,9 @@ class TlsStream:
 
     async def _fill(self) -> None:
         data = await self._reader.read(_PIECE)
+        self._taken += len(data)
+        if self._taken > _MOST_TIMES * self._given + _MOST_BEYOND:
+            raise ssl.SSLError("records without content")
         if data:
             self._in.write(data)
         else:
