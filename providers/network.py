@@ -420,12 +420,15 @@ class Attempts:
     sent: int = 0
     received: int = 0
 
-    def add(self, attempt: Attempt) -> None:
-        if len(self.listed) < MOST_LISTED:
+    def add(self, attempt: Attempt) -> bool:
+        """Count it. Return whether it is listed."""
+        is_listed = len(self.listed) < MOST_LISTED
+        if is_listed:
             self.listed.append(attempt)
         setattr(self, attempt.outcome, getattr(self, attempt.outcome) + 1)
         self.sent += attempt.sent
         self.received += attempt.received
+        return is_listed
 
     def to_json(self) -> dict[str, Any]:
         figures = {name: getattr(self, name) for name in FIGURES}

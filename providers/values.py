@@ -176,13 +176,15 @@ class Event:
 
     `data` is the bytes of stdout or stderr, which may end within a character. `output` is a rich
     value, a map from MIME type to text, JSON value or base64, and comes without `data`. `call` is
-    of a `tool_call`, which only a job with tools has.
+    of a `tool_call`, which only a job with tools has. `attempt` is of a `network`, as
+    `providers.network.Attempt.to_json` has it: one that has ended in the sandbox meanwhile.
     """
 
-    type: Literal["stdout", "stderr", "output", "tool_call"]
+    type: Literal["stdout", "stderr", "output", "tool_call", "network"]
     data: bytes = b""
     output: Mapping[str, Any] | None = None
     call: ToolCall | None = None
+    attempt: Mapping[str, Any] | None = None
 
 
 # Called from any thread, one event after the other, and before the result is there. It must not

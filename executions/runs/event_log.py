@@ -30,7 +30,10 @@ from executions.kernel.background import Shares
 from executions.kernel.database import delete_in_batches
 from executions.kernel.text import from_json, storable
 from executions.runs.models import ExecutionEvent
+from executions.runs.network import attempt_shape, checked_attempt
 from executions.runs.results import MOST_PIECES, MOST_VALUES, bundle_text, values_in
+from executions.runs.shapes import NetworkAttemptShape
+from providers.network import MOST_LISTED
 from providers.threads import Loop, NoThreadLeft, reset_after_fork, start_thread
 from providers.values import Event, ExecutionResult, RunLimits
 
@@ -136,6 +139,7 @@ class EventLog:
         self._texts = {stream: bytearray() for stream in STREAMS}
         self._held = dict.fromkeys(STREAMS, b"")
         self._outputs: list[str] = []
+        self._attempts = 0
         self.set_limits(limits)
         self._order: list[list[int]] = []
         self._is_ordered = True
@@ -167,6 +171,14 @@ class EventLog:
             self._add(lambda: self._put_out(event.type, event.data))
         elif event.type == "output" and (text := bundle_text(event.output)):
             self._add(lambda: self._show(text))
+        elif event.type == "network" and (attempt := checked_attempt(event.attempt)):
+            self._add(lambda: self._try_host(attempt_shape(attempt)))
+
+    def _try_host(self, attempt: NetworkAttemptShape) -> None:
+        # As many as the record lists.
+        if self._attempts < MOST_LISTED:
+            self._attempts += 1
+            self._append("network", said={"attempt": attempt})
 
     def say(self, kind: str, said: Mapping[str, Any]) -> None:
         """Tell what is neither output nor result, once the record is there."""

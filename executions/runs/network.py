@@ -147,7 +147,7 @@ def checked_attempts(claimed: Any) -> dict[str, Any] | None:
     attempts: list[dict[str, Any]] = []
     room = MOST_BYTES
     for each in listed[:MOST_LISTED] if isinstance(listed, list) else ():
-        attempt = _attempt(each)
+        attempt = checked_attempt(each)
         if attempt is None:
             continue
         room -= len(to_json(attempt).encode())
@@ -157,7 +157,8 @@ def checked_attempts(claimed: Any) -> dict[str, Any] | None:
     return {**{name: _whole(claimed.get(name)) for name in FIGURES}, "attempts": attempts}
 
 
-def _attempt(claimed: Any) -> dict[str, Any] | None:
+def checked_attempt(claimed: Any) -> dict[str, Any] | None:
+    """One attempt, as `checked_attempts` has it; None for what is none."""
     if not isinstance(claimed, Mapping) or claimed.get("outcome") not in OUTCOMES:
         return None
     at, port = _number(claimed.get("at"), _LATEST), claimed.get("port")

@@ -198,6 +198,8 @@ def _tell(frame: Frame, emit: Emit | None) -> None:
         emit(Event("stderr", parts.get("data", b"")))
     elif event == "output" and (output := claims.output(parts)) is not None:
         emit(Event("output", output=output))
+    elif event == "network" and (attempted := operations.attempt_event(parts)) is not None:
+        emit(attempted)
     elif event == "call" and (call := claims.call(parts)) is not None:
         emit(Event("tool_call", call=call))
 

@@ -66,7 +66,7 @@ FACES = {
     "providers.e2b": "",
     "providers.aliyun_codeinterpreter": "",
     "providers.runtime.pool": (
-        "background cgroup claims hardening kept launcher network_access pool protocol requests sandbox settings "
+        "background cgroup claims hardening kept launcher pool protocol requests sandbox settings "
         "shelf state_store template"
     ),
     "providers.runtime.launchers": "bubblewrap docker guest_files images oci unisolated",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -78,6 +79,22 @@ def test_a_run_reaches_what_its_lists_allow_and_its_record_has_each_attempt(
     output = StringIO()
     call_command("verify_ledger", stdout=output)
     assert "Intact" in output.getvalue()
+
+
+def test_a_stream_tells_of_an_attempt_while_the_run_goes_on(
+    server: Upstream, alice: Caller
+) -> None:
+    listed(server.rule)
+    body = {"code": fetching(f"{server.url}/echo"), "network": {"allow": [server.rule]}}
+    answer = alice.client.post(
+        "/api/v1/executions",
+        body,
+        content_type="application/json",
+        headers={"Accept": "application/x-ndjson"},
+    )
+    events = [json.loads(line) for line in b"".join(answer).splitlines() if line.strip()]
+    (attempt,) = [event["attempt"] for event in events if event["type"] == "network"]
+    assert attempt == events[-1]["execution"]["network"]["attempts"][0]
 
 
 def test_a_run_that_names_none_reaches_nothing(server: Upstream, alice: Caller) -> None:

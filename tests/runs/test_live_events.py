@@ -8,6 +8,7 @@ from uuid import uuid4
 import pytest
 
 from executions.runs.event_log import MOST_KEPT, MOST_UNREAD, EventLog, whole_characters
+from providers.network import MOST_LISTED
 from providers.values import Event, ExecutionResult, RunLimits
 
 MUCH = 10**9
@@ -125,9 +126,27 @@ def test_no_more_than_the_limits_is_taken() -> None:
     assert [body["type"] for body in bodies(events)].count("output") == 2
 
 
+def test_attempts_to_reach_hosts_are_events_as_many_as_a_record_lists() -> None:
+    events = log()
+    attempt = {"at": 1.5, "host": "pypi.org", "port": 443, "outcome": "allowed", "more": "x"}
+    for _ in range(MOST_LISTED + 10):
+        events.emit(Event("network", attempt=attempt))
+
+    found = bodies(events)
+
+    assert len(found) == MOST_LISTED
+    assert found[0]["type"] == "network"
+    assert found[0]["attempt"]["host"] == "pypi.org"
+    assert found[0]["attempt"]["at"] == "1970-01-01T00:00:01.500000+00:00"
+    assert "more" not in found[0]["attempt"]
+
+
 @pytest.mark.parametrize(
     "claim",
     [
+        Event("network"),
+        Event("network", attempt=cast("Any", [1])),
+        Event("network", attempt={"host": "a", "port": "443", "outcome": "allowed", "at": 1}),
         None,
         b"bytes",
         Event(cast("Any", "done"), b"x"),

@@ -344,12 +344,12 @@ class NetworkCredential(models.Model):
 
     @sensitive_variables()
     def _sealed(self) -> dict[str, Any] | None:
-        """What the column has, None for nothing and for what no key opens."""
+        """What the column has, None where there is no value or no key opens it."""
         try:
             sealed: dict[str, Any] | None = self.value
         except DecryptionError:
             return None
-        return sealed
+        return sealed if sealed and isinstance(sealed.get("value"), str) else None
 
     def _is_bound(self, sealed: Mapping[str, Any]) -> bool:
         return sealed.get("of") == self._binding()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import secrets
 import socket
@@ -19,6 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from dataclasses import asdict, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakValueDictionary
 
@@ -32,7 +34,7 @@ from providers.errors import (
     SandboxError,
     before_the_code,
 )
-from providers.network import NETWORK, Network
+from providers.network import NETWORK, Attempt, Network
 from providers.runtime.guest import wire
 from providers.runtime.guest.protocol import (
     AHEAD,
@@ -364,7 +366,8 @@ class Kept:
         if self._runs == 1:
             self.sandbox.guest.watch(True)
         try:
-            return await self._run(job, context, parts, emit)
+            with self.sandbox.network.watched(partial(_pass_on_attempt, emit)):
+                return await self._run(job, context, parts, emit)
         finally:
             turn.release()
             self._runs -= 1
@@ -523,6 +526,10 @@ class Kept:
     async def _see_it_stop(self, operation: Operation) -> None:
         with contextlib.suppress(KeptSandboxLost, ConversationEnded, Refused):
             await self._in_time(self._last(operation), STOP_SECONDS + GRACE_SECONDS)
+
+
+def _pass_on_attempt(emit: OnFrame, attempt: Attempt) -> None:
+    emit(({"event": "network"}, {"attempt": json.dumps(attempt.to_json()).encode()}))
 
 
 def _allowance(limits: RunLimits, *, calls: int) -> Allowance:

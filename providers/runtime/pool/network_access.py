@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from providers.errors import InvalidConfiguration
@@ -18,7 +19,7 @@ from providers.runtime.pool.protocol import ChannelClosed, Frame, GuestChannel
 
 if TYPE_CHECKING:
     from providers.runtime.network.authority import Authority
-    from providers.runtime.network.client import Gate, NetworkProxy
+    from providers.runtime.network.client import Gate, NetworkProxy, OnAttempt
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +99,7 @@ class NetworkAccess:
         # Its sandbox trusts it, from the first network on that has TLS opened.
         self._authority: Authority | None = None
         self._attempts = Attempts()
+        self._watches: list[OnAttempt] = []
         self._had_network = False
         self._carrier: FrameCarrier | None = None
 
@@ -192,5 +194,19 @@ class NetworkAccess:
         trust = {AUTHORITY: self._authority.certificate.decode()} if self._authority else {}
         return {**VARIABLES, **placeholders, **environment, **trust}
 
+    @contextmanager
+    def watched(self, notice: OnAttempt | None) -> Iterator[None]:
+        """Give `notice` the attempts that end meanwhile, as many as are listed."""
+        if notice is None:
+            yield
+            return
+        self._watches.append(notice)
+        try:
+            yield
+        finally:
+            self._watches.remove(notice)
+
     def _add(self, attempt: Attempt) -> None:
-        self._attempts.add(attempt)
+        if self._attempts.add(attempt):
+            for notice in self._watches:
+                notice(attempt)

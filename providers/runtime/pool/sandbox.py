@@ -17,7 +17,7 @@ from providers.errors import (
     ProviderUnavailable,
     before_the_code,
 )
-from providers.network import NETWORK
+from providers.network import NETWORK, Attempt
 from providers.runtime.guest import wire
 from providers.runtime.pool.cgroup import ResourceUsage
 from providers.runtime.pool.claims import LiveRun, observed, read_answer, readable
@@ -33,7 +33,7 @@ from providers.runtime.pool.protocol import ChannelClosed, Frame, GuestChannel
 from providers.runtime.pool.requests import answer_bytes, request_frame
 from providers.runtime.pool.template import Template
 from providers.sandbox import tell_afterwards
-from providers.values import SANDBOX_ENDED, Emit, ExecutionResult, Job, note
+from providers.values import SANDBOX_ENDED, Emit, Event, ExecutionResult, Job, note
 
 logger = logging.getLogger(__name__)
 
@@ -165,10 +165,11 @@ class Sandbox:
             if not self.network.is_open:
                 return await self._run(job, emit)
             job = replace(job, environment=self.network.extend(job.environment))
-            try:
-                result = await self._run(job, emit)
-            finally:
-                await self.network.close()
+            with self.network.watched(_noticed_by(emit)):
+                try:
+                    result = await self._run(job, emit)
+                finally:
+                    await self.network.close()
             result.metadata[NETWORK] = self.network.take_attempts().to_json()
             return result
         finally:
@@ -384,6 +385,12 @@ class Sandbox:
             out_of_memory=out_of_memory,
             outputs=outputs,
         )
+
+
+def _noticed_by(emit: Emit | None) -> Callable[[Attempt], None] | None:
+    if emit is None:
+        return None
+    return lambda attempt: emit(Event("network", attempt=attempt.to_json()))
 
 
 def _receiver(live: LiveRun | None, carrier: FrameCarrier | None) -> Callable[[Frame], None] | None:

@@ -213,6 +213,8 @@ def frame_of_event(event: Event) -> Frame:
     """What a single run tells while it runs. A rich output is one part, as JSON."""
     if event.type == "output":
         return {"event": "output"}, {"output": messages.dumps(dict(event.output or {}))}
+    if event.type == "network":
+        return {"event": "network"}, {"attempt": messages.dumps(dict(event.attempt or {}))}
     return {"event": event.type}, {"data": event.data}
 
 
@@ -222,8 +224,16 @@ def event_of_frame(frame: Frame) -> Event | None:
     kind = header.get("event")
     if kind == "stdout" or kind == "stderr":
         return Event("stdout" if kind == "stdout" else "stderr", parts.get("data", b""))
+    if kind == "network":
+        return attempt_event(parts)
     output = messages.loads(parts.get("output", b"null")) if kind == "output" else None
     return Event("output", output=output) if isinstance(output, dict) else None
+
+
+def attempt_event(parts: Mapping[str, bytes]) -> Event | None:
+    """The event of an attempt to reach a host. Raises SandboxError for what is not JSON."""
+    attempt = messages.loads(parts.get("attempt", b"null"))
+    return Event("network", attempt=attempt) if isinstance(attempt, dict) else None
 
 
 def checked(frames: Iterator[Frame], *, also_alive: bool = False) -> Iterator[Frame]:

@@ -25,7 +25,7 @@ SEND_SECONDS = 60.0
 # Events of a run that may wait for its reader one by one. Beyond that they are put together.
 MOST_WAITING = 1000
 # Events that are never put together with another.
-_WHOLE = frozenset({"output", "call"})
+_WHOLE = frozenset({"output", "call", "network"})
 
 
 class Outbox:

@@ -14,7 +14,7 @@ from providers.network import NETWORK, Layer, Network, NetworkPolicy
 from providers.remote.secret import Secret
 from providers.sandbox import KeptSandbox
 from providers.self_managed.provider import SelfManagedProvider
-from providers.values import Command, ExecutionResult, Job, SandboxSpec
+from providers.values import Command, Event, ExecutionResult, Job, SandboxSpec
 from tests.providers.network.upstreams import Upstream, upstreams
 from tests.support.pool_service import over_docker, provider_of, running
 from tests.support.processes import free_port
@@ -246,3 +246,17 @@ def test_the_usual_network_is_not_opened(bound: Bound) -> None:
     """
     network = Network((Layer("tenant", NetworkPolicy.parse("allowlist", [bound.server.rule])),))
     assert bound.run(code, network).stdout == "False False\nSSLCertVerificationError\n"
+
+
+def test_an_attempt_is_an_event_of_the_run_that_made_it(bound: Bound) -> None:
+    job = Job(f"URL = {bound.server.url + '/echo'!r}\n{PYTHON}\nprint('end')", "python", TIMEOUT)
+    single = bound.provider.open(SandboxSpec(network=bound.network()), "alice")
+    kept = bound.provider.open(SandboxSpec(kept=True, network=bound.network()), "alice")
+    for sandbox in (single, kept):
+        events: list[Event] = []
+        try:
+            result = sandbox.run(job, events.append)
+        finally:
+            sandbox.close()
+        (attempt,) = [event.attempt for event in events if event.type == "network"]
+        assert attempt == result.metadata[NETWORK]["attempts"][0]
