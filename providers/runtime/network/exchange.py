@@ -29,7 +29,7 @@ _OWN_HEADERS = frozenset(
 
 
 # By which a program could get a value in pieces or packed.
-_HIDING_HEADERS = frozenset((b"accept-encoding", b"range", b"if-range"))
+_HIDING_HEADERS = frozenset((b"accept-charset", b"accept-encoding", b"range", b"if-range"))
 
 Headers = list[tuple[bytes, bytes]]
 

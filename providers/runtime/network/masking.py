@@ -17,8 +17,9 @@ from urllib.parse import quote, quote_plus
 
 # What is unpacked at once. A whole of zeros takes a thousandth when it is packed.
 _PIECE = 256 * 1024
-# What a form of a value may consist of: values are printable ASCII.
-_PRINTABLE = bytes(range(0x20, 0x7F))
+# What a form of a value may consist of: values are printable ASCII, perhaps in wide characters.
+_PRINTABLE = b"\0" + bytes(range(0x20, 0x7F))
+_WIDE = ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be")
 _BASE64 = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/-_")
 # What libraries leave as it is in an address and its parts.
 _SAFE = ("", "/", "!'()*~", ";,/?:@&=+$#!'()*~", "$&+=:@", "!$&'()*+,;=:@", "!$&'()*+,;=:@/")
@@ -86,7 +87,7 @@ class Mask:
 
 
 class MaskedBody:
-    """A body that comes in pieces. What ends a line, or is not of ASCII, holds nothing back."""
+    """A body that comes in pieces. What ends with a line, or not in ASCII, is passed on whole."""
 
     def __init__(self, mask: Mask) -> None:
         self._mask = mask
@@ -167,7 +168,8 @@ def _forms(value: str) -> set[_Form]:
     texts |= {html.escape(each) for each in percent | quoted}
     for each in marked | quoted:
         texts |= _json_forms(each)
-    return {_Form(text.lower().encode()) for text in texts} | _base64_forms(plain)
+    found = {_Form(text.lower().encode()) for text in texts}
+    return found | {_Form(value.lower().encode(each)) for each in _WIDE} | _base64_forms(plain)
 
 
 def _json_forms(value: str) -> set[str]:

@@ -182,6 +182,22 @@ def test_a_value_that_begins_as_another_is_masked_over_a_border(proxied: Proxied
     assert body_of(door.ask(upstream)) == b"*" * len(longer)
 
 
+@pytest.mark.parametrize("charset", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_a_value_in_wide_characters_is_masked(proxied: Proxied, charset: str, size: int) -> None:
+    """A program may ask for them, and a server that repeats what it was sent may oblige."""
+    text = f"<{VALUE}>".encode(charset)
+    pieces = [text[at : at + size] for at in range(0, len(text), size)]
+    chunks = b"".join(b"%x\r\n%s\r\n" % (len(piece), piece) for piece in pieces)
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    upstream = proxied.secure(head + chunks + b"0\r\n\r\n")
+    answer = door_of(proxied, upstream).ask(upstream, "/v1", "Accept-Charset: utf-16")
+    found = body_of(answer)
+    assert len(found) == len(text)
+    assert found.replace(b"\0", b"").strip(b"*<>") == b""
+    assert upstream.sent("accept-charset") == []
+
+
 def test_requests_without_a_credential_are_masked_too(proxied: Proxied) -> None:
     upstream = proxied.secure(answer_of(RAW))
     door = door_of(proxied, upstream)
