@@ -53,6 +53,10 @@ _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\\\[\]]+):(\d{1,5})")
 _ABSOLUTE = re.compile(
     r"http://(\[[0-9A-Fa-f:.]+\]|[^\s:/?#@\\\[\]]+)(?::(\d{1,5}))?((?:/|\?)[^\s#]*)?", re.IGNORECASE
 )
+# Some servers take the method or the path from these.
+_OVERRIDES = frozenset(
+    b"x-http-method-override x-http-method x-method-override x-original-url x-rewrite-url".split()
+)
 _METHOD = re.compile(rb"[A-Z]{3,10} ")
 # What is no word of a rule: the host could not be reached, or not be trusted.
 _FAILURES = frozenset(("name", "unreachable", "timeout", "certificate", "trust", "packed"))
@@ -375,6 +379,7 @@ class Connection:
         self._work.method, self._work.path = target.method, target.path
         _check_framing(request)
         verdict = self._work.verdict = self._judge(target)
+        self._check_overrides(request, target)
         self._hold.target = target
         placed = self._place(request, target, verdict, named)
         is_tls = target.scheme == "https"
@@ -401,6 +406,17 @@ class Connection:
             self._hold.target = None
             to_upstream.transport.abort()
             self._record(attempt())
+
+    def _check_overrides(self, request: h11.Request, target: Target) -> None:
+        """Raises Refusal for a request by which a server may do another than the one judged."""
+        found = [name.decode() for name, _ in request.headers if name in _OVERRIDES]
+        network = self._gate.network
+        if found and (
+            network.credentials_for(target)
+            or not network.judge(Target(target.host, target.port, target.scheme)).is_allowed
+        ):
+            text = f"{target.host} is judged by method and path, which {found[0]} would change."
+            raise Refusal("mismatch", text)
 
     def _place(
         self, request: h11.Request, target: Target, verdict: Verdict, named: Credential | None

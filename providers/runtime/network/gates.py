@@ -6,9 +6,10 @@ import asyncio
 import ssl
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 from providers.credentials import Credential
 from providers.network import Attempt, Network, Target, Verdict, with_credentials
@@ -24,6 +25,7 @@ MOST_REFUSALS = 16
 _MOST_TEXT = 500
 # Versions of credentials whose values are masked, those that hold no more among them.
 _MOST_KNOWN = 500
+_MOST_MASKS = 16
 
 Clock = Callable[[], float]
 
@@ -54,8 +56,12 @@ class Gate:
         and what needs that is refused."""
         self.network = network
         self._authority = authority
-        self._known = {(each.id, each.version): each for each in network.credentials}
-        self._masks: dict[str, Mask | None] = {}
+        self._known: dict[tuple[object, ...], Credential] = {}
+        self._sent = Network(())
+        # Of answers that have begun, and some more: a program may make up hosts without number.
+        self._masks: WeakValueDictionary[str, Mask] = WeakValueDictionary()
+        self._kept: deque[Mask] = deque(maxlen=_MOST_MASKS)
+        self._learn(network.credentials)
         self._record = record
         self.owner = owner
         self._owners = Counter() if owners is None else owners
@@ -129,14 +135,24 @@ class Gate:
 
     def mask_for(self, host: str) -> Mask | None:
         """Return what masks the values that this host may have been sent, None for no values."""
-        if host not in self._masks:
-            values = self._values_of(host)
-            self._masks[host] = Mask(values) if values else None
-        return self._masks[host]
+        if (mask := self._masks.get(host)) is None and (values := self._values_of(host)):
+            mask = self._masks[host] = Mask(values)
+            self._kept.append(mask)
+        return mask
 
     def _values_of(self, host: str) -> list[str]:
-        known = Network((), credentials=tuple(self._known.values())).credentials_of(host)
-        return [each.value.reveal() for each in known]
+        return [each.value.reveal() for each in self._sent.credentials_of(host)]
+
+    def _learn(self, credentials: Iterable[Credential]) -> None:
+        """Mask the values of these, too."""
+        for each in credentials:
+            # Those that hold are the last to be forgotten.
+            key = each.id, each.version, each.rules
+            self._known.pop(key, None)
+            self._known[key] = each
+        for oldest in list(self._known)[:-_MOST_KNOWN]:
+            del self._known[oldest]
+        self._sent = Network((), credentials=tuple(self._known.values()))
 
     def change_credentials(self, changes: Mapping[str, Credential | None]) -> None:
         """Put in other versions from now on, by id; None takes one away."""
@@ -148,18 +164,10 @@ class Gate:
         unmasked = {host for host in hosts if self.mask_for(host) is None}
         self.network = network
         self._authority = self._authority or authority
-        for each in network.credentials:
-            # Those that hold are the last to be forgotten.
-            self._known.pop((each.id, each.version), None)
-            self._known[each.id, each.version] = each
-        for oldest in list(self._known)[:-_MOST_KNOWN]:
-            del self._known[oldest]
+        self._learn(network.credentials)
         for host, mask in list(self._masks.items()):
-            if mask is None:
-                del self._masks[host]
-            else:
-                # Answers that have begun are masked by it.
-                mask.change(self._values_of(host))
+            # Answers that have begun are masked by it.
+            mask.change(self._values_of(host))
         revealing = {host for host in unmasked if self.mask_for(host) is not None}
         for hold in list(self._holds):
             target = hold.target

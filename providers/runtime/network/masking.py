@@ -46,13 +46,15 @@ class Mask:
     """Masks some values, wherever they are in a text."""
 
     def __init__(self, values: Iterable[str]) -> None:
+        self._values: dict[str, set[_Form]] = {}
         self._forms: tuple[_Form, ...] = ()
         self._longest = 0
         self.change(values)
 
     def change(self, values: Iterable[str]) -> None:
         """Mask these values from now on."""
-        self._forms = tuple({form for value in values for form in _forms(value)})
+        self._values = {each: self._values.get(each) or _forms(each) for each in values}
+        self._forms = tuple(set().union(*self._values.values()))
         self._longest = max((len(form.text) for form in self._forms), default=0) + 2
 
     def apply(self, text: bytes) -> bytes:
@@ -148,27 +150,34 @@ def _starred(text: bytes, spans: Iterable[tuple[int, int]]) -> bytes:
 
 def _forms(value: str) -> set[_Form]:
     plain = value.encode()
-    texts = {
-        value,
-        repr(value)[1:-1],
-        html.escape(value),
-        html.escape(value, quote=False),
-        plain.hex(),
-        "".join(f"%{byte:02x}" for byte in plain),
+    percent = {
         quote_plus(value),
-        quote_plus(value, safe="*").replace("~", "%7e"),
+        quote_plus(value, safe="*").replace("~", "%7E"),
         *(quote(value, safe=safe) for safe in _SAFE),
     }
-    for characters in _JSON_ESCAPED:
-        inner = json.dumps(value)[1:-1]
-        if '"' in characters:
-            inner = inner.replace('\\"', '"')
-        text = inner.translate({ord(each): f"\\u{ord(each):04x}" for each in characters})
-        texts |= {text, text.replace("/", "\\/"), html.escape(text)}
+    # An address within an address, as where to go after a login.
+    percent |= {quote(each, safe="") for each in percent}
+    quoted = {repr(value)[1:-1], *_json_forms(value)}
+    marked = {html.escape(value), html.escape(value, quote=False)}
     for names in _HTML_ESCAPED:
         escaped = {"<": "&lt;", ">": "&gt;", "&": "&amp;", **names}
-        texts.add("".join(escaped.get(each, each) for each in value))
+        marked.add("".join(escaped.get(each, each) for each in value))
+    texts = {value, plain.hex(), "".join(f"%{byte:02x}" for byte in plain)}
+    texts |= percent | quoted | marked
+    texts |= {html.escape(each) for each in percent | quoted}
+    for each in marked | quoted:
+        texts |= _json_forms(each)
     return {_Form(text.lower().encode()) for text in texts} | _base64_forms(plain)
+
+
+def _json_forms(value: str) -> set[str]:
+    found = set()
+    plain = json.dumps(value)[1:-1]
+    for characters in _JSON_ESCAPED:
+        inner = plain.replace('\\"', '"') if '"' in characters else plain
+        text = inner.translate({ord(each): f"\\u{ord(each):04x}" for each in characters})
+        found |= {text, text.replace("/", "\\/")}
+    return found
 
 
 def _base64_forms(plain: bytes) -> set[_Form]:

@@ -7,7 +7,7 @@ import ssl
 from contextlib import suppress
 
 _PIECE = 256 * 1024
-# What may come for each byte that is in it, and beyond that: new keys cost work, have an answer, and
+# What may come for each byte that is in it, and beyond that: new keys cost work and an answer, and
 # are in no budget.
 _MOST_TIMES, _MOST_BEYOND = 64, 1024 * 1024
 

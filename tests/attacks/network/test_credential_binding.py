@@ -231,6 +231,32 @@ def test_escapes_of_a_path_do_not_reach_it(door: Door, upstream: Upstream, path:
     assert {each.credential for each in door.wait_until_idle()} == {""}
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "X-HTTP-Method-Override: DELETE",
+        "x-http-method: DELETE",
+        "X-Method-Override: PUT",
+        "X-Original-URL: /admin",
+        "X-Rewrite-Url: /admin",
+    ],
+)
+def test_a_header_does_not_put_another_method_or_path_in_place(
+    proxied: Proxied, door: Door, upstream: Upstream, header: str
+) -> None:
+    """Servers that read it do what no rule allows, with the credential."""
+    only_rules = proxied.door(allowing(f"GET https://{upstream.rule}/v1"))
+    for each in (door, only_rules):
+        answer = each.ask(upstream, "/v1", header)
+        assert error_of(answer)["reason"] == "mismatch"
+    assert upstream.connections == 0
+    free = proxied.secure()
+    without = proxied.door(allowing(f"https://{free.rule}/"))
+    with without.tls(GOOD, free.port, proxied.authority.trusted) as sock:
+        sock.sendall(inner(free, "/", header, "Connection: close"))
+        assert body_of(read_all(sock)) == b"GOOD"
+
+
 def test_plain_http_does_not_carry_it(proxied: Proxied) -> None:
     upstream = proxied.upstream()
     held = credential(upstream.bound())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from ssl import SSLSocket
@@ -125,6 +126,29 @@ def test_a_former_value_is_masked_still(door: Door, upstream: Upstream, end: str
         moved = credential("https://other.example", upstream.bound("/x"), value=SECOND, version=2)
         door.change_credentials({"key": moved})
     assert body_of(door.ask(upstream, "/v1")) == b"*" * len(VALUE)
+
+
+def test_a_host_that_had_it_is_masked_still_under_other_rules(
+    proxied: Proxied, door: Door, upstream: Upstream
+) -> None:
+    """Of the same version: its value has not changed."""
+    said = VALUE.encode()
+    upstream.answer = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(said), said)
+    moved = credential("https://other.example")
+    door.change(holding(moved, lines=[upstream.bound("/v1")]))
+    assert body_of(door.ask(upstream, "/v1")) == b"*" * len(VALUE)
+
+
+def test_hosts_that_a_program_makes_up_are_not_kept(proxied: Proxied) -> None:
+    door = proxied.door(holding(credential("https://*.good.example"), lines=["good.example"]))
+    tracemalloc.start()
+    try:
+        for number in range(4000):
+            door.gate.mask_for(f"{number}.{EVIL if number % 2 else GOOD}")
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert held < 2 << 20
 
 
 def test_a_former_value_is_masked_after_many_versions(proxied: Proxied) -> None:
