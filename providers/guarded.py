@@ -20,7 +20,7 @@ from django.db.models import Model
 from django.views.decorators.debug import sensitive_variables
 
 from providers.errors import InvalidConfiguration
-from providers.fields import EncryptedTextField
+from providers.fields import DecryptionError, EncryptedTextField
 from providers.schema import ConfigField, Schema
 
 Values = dict[str, Any]
@@ -153,7 +153,13 @@ def parse(subject: str) -> tuple[Guarded, str]:
 
 
 def find(guarded: Guarded, pk: Any) -> Model | None:
-    rows = guarded.model._base_manager.prefetch_related(*guarded.prefetch)
+    # What no key opens must not keep its row from being replaced.
+    encrypted = (
+        field.name
+        for field in guarded.model._meta.concrete_fields
+        if isinstance(field, EncryptedTextField)
+    )
+    rows = guarded.model._base_manager.prefetch_related(*guarded.prefetch).defer(*encrypted)
     return rows.filter(pk=pk).first() if pk not in (None, "") else None
 
 
@@ -174,16 +180,26 @@ def values_of(guarded: Guarded, row: Model | None) -> Values | None:
 
 @sensitive_variables()
 def _plain(row: Model) -> Values:
-    fields = serializers.serialize("python", [row], use_natural_foreign_keys=True)[0]["fields"]
+    columns = row._meta.concrete_fields
+    encrypted = {field.name for field in columns if isinstance(field, EncryptedTextField)}
     relations = {field.name for field in row._meta.many_to_many}
-    # Its text would be another one each time.
-    fields |= {
-        field.name: getattr(row, field.attname)
-        for field in row._meta.concrete_fields
-        if isinstance(field, EncryptedTextField)
-    }
+    names = {field.name for field in columns} - encrypted | relations
+    (document,) = serializers.serialize(
+        "python", [row], fields=names, use_natural_foreign_keys=True
+    )
+    # Serialized, it would have another text each time.
+    fields = {**document["fields"], **{name: _opened(row, name) for name in encrypted}}
     plain: Values = json.loads(json.dumps(fields, default=_as_text))
     return {k: sorted(v) if k in relations else v for k, v in plain.items()}
+
+
+@sensitive_variables()
+def _opened(row: Model, name: str) -> Any:
+    """Return the value of an encrypted column, None where no key opens it."""
+    try:
+        return getattr(row, name)
+    except DecryptionError:
+        return None
 
 
 def _as_text(value: Any) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import Lock
 from typing import IO, TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from django.conf import settings
@@ -26,6 +27,7 @@ from executions.sessions.maintenance import save_changes
 from executions.sessions.models import Session, Workspace, WorkspaceFile
 from executions.sessions.queries import sessions_of
 from executions.sessions.requests import SessionRequest, ensure_not_ended
+from executions.sessions.session_sandbox import store_attempts
 from executions.sessions.storage import quota
 from executions.sessions.storage.carry_over import newest_with_files
 from executions.tenants.models import Tenant
@@ -35,7 +37,7 @@ from providers.waiting import submit, within
 
 if TYPE_CHECKING:
     from executions.capabilities.fetching.filenames import Names
-    from executions.capabilities.fetching.service import Fetched
+    from executions.capabilities.fetching.service import Fetched, NotFetched
     from executions.kernel.http import Bounds
 
 DEFAULT = "default"
@@ -253,6 +255,7 @@ async def fetch_urls(session: Session, urls: Sequence[str], folder: str) -> Arri
     from executions.capabilities.fetching.service import NotFetched, fetch_files
 
     came: list[tuple[str, str]] = []
+    attempts: list[Mapping[str, Any]] = []
     arrived = Arrived()
     taken = [*names_in(session, folder), *INTERNAL_FILES]
     names = Names(taken)
@@ -264,14 +267,44 @@ async def fetch_urls(session: Session, urls: Sequence[str], folder: str) -> Arri
             result = coming.result()
             if result is None:
                 break
+            attempts.append(_attempt(result))
             if isinstance(result, NotFetched):
                 arrived.failures.append((result.url, result.text))
             else:
                 await _put(session, folder, names, result, came, arrived)
+    store_attempts(session, attempts)
     if came:
         await save_changes(session)
     _settle(session, came, arrived)
     return arrived
+
+
+def _attempt(result: Fetched | NotFetched) -> dict[str, Any]:
+    """The attempt to fetch a file, as `runs.network.checked_attempts` has attempts."""
+    from executions.capabilities.fetching.service import NotFetched
+    from executions.kernel.http import Reason
+
+    if isinstance(result, NotFetched):
+        is_refused = result.reason in (Reason.URL, Reason.HOST)
+        source, size, why = result.url, 0, str(result.reason)
+        outcome = "refused" if is_refused else "failed"
+    else:
+        source, size, why, outcome = result.source, result.size, "", "allowed"
+    try:
+        url = urlsplit(source)
+        host, port, path = url.hostname, url.port or (80 if url.scheme == "http" else 443), url.path
+    except ValueError:
+        host, port, path = None, 0, ""
+    return {
+        "at": time.time(),
+        "host": storable((host or "?")[:255]),
+        "port": port,
+        "outcome": outcome,
+        "why": why,
+        "method": "GET",
+        "path": storable(path[:256]),
+        "received": size,
+    }
 
 
 def _bounds(session: Session) -> Bounds:

@@ -7,7 +7,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -271,9 +271,14 @@ async def collect_attempts(session: Session, seconds: float = OPERATION_SECONDS)
     except SandboxError as error:
         logger.warning("attempts of session %s are not known: %s", session.pk, error.message)
         return
-    if found:
+    store_attempts(session, found)
+
+
+def store_attempts(session: Session, attempts: Sequence[Mapping[str, Any]]) -> None:
+    """Store attempts to reach hosts that are of the session and of no run."""
+    if attempts:
         for each in extensions.installed():
-            each.on_attempts(session.pk, session.tenant_id, session.tenant_slug, found)
+            each.on_attempts(session.pk, session.tenant_id, session.tenant_slug, attempts)
 
 
 def _check_attempts(answer: Any) -> list[dict[str, Any]]:

@@ -414,6 +414,7 @@ OBSERVABILITY: Group = Group(
                 "timed_out_per_hour=20",
                 "sigsys_per_hour=5",
                 "process_bursts_per_hour=5",
+                "refused_attempts_per_hour=500",
                 "queue_seconds=300",
                 "checkpoint_hours=3",
             ),

@@ -13,8 +13,10 @@ from executions.capabilities.alerts import rules
 from executions.capabilities.alerts.models import Alert
 from executions.capabilities.alerts.rules import SHARED_CODE
 from executions.capabilities.alerts.service import QUIET, watch
+from executions.capabilities.network.attempts import store
 from executions.kernel.text import first_uuid7
 from executions.runs.models import Execution, hour_of
+from executions.tenants.models import Tenant
 from providers.models import CircuitBreaker, ProviderCheckCount, ProviderConfig
 from tests.capabilities.alerts import open_alerts
 from tests.conftest import Caller
@@ -69,6 +71,30 @@ def test_each_rule_opens_beyond_its_threshold_and_names_the_tenant(
     }
     assert set(Alert.objects.values_list("severity", flat=True)) == {"warning"}
     assert not CircuitBreaker.objects.exists()
+
+
+def refuse(tenant: Tenant, host: str, number: int, outcome: str = "refused") -> None:
+    attempt = {"at": 1.5, "host": host, "port": 443, "outcome": outcome}
+    store([attempt] * number, tenant.pk, tenant.slug)
+
+
+def test_a_tenant_whose_code_asks_for_many_refused_hosts_is_named_with_the_worst(
+    alice: Caller, charlie: Caller, settings: Any
+) -> None:
+    settings.ALERT_THRESHOLDS = {**settings.ALERT_THRESHOLDS, "refused_attempts_per_hour": 10}
+    refuse(alice.tenant, "evil.example", 6)
+    refuse(alice.tenant, "other.example", 4)
+    refuse(alice.tenant, "pypi.org", 100, "allowed")
+    refuse(charlie.tenant, "evil.example", 10)
+    assert watch() == 0
+    refuse(alice.tenant, "evil.example", 1)
+    assert watch() == 1
+    assert open_alerts() == {
+        "refused_hosts wonderland": (
+            "11 attempts of wonderland to reach a host were refused within an hour, 7 of them to "
+            "evil.example."
+        )
+    }
 
 
 def test_code_of_several_tenants_is_one_alert_however_many_programs_it_is(

@@ -174,6 +174,21 @@ def test_providers_that_were_left_are_attempts_of_their_own(
     assert SECRET.encode() not in b"".join(map(body_of, collector.requests))
 
 
+def test_a_span_says_how_many_attempts_to_reach_hosts_ended_in_which_way(
+    alice: Caller, collector: Receiver, traces: Traces, scripted: object
+) -> None:
+    execution = Execution.objects.get(pk=run(alice, "pass").json()["id"])
+    spans_of(collector, traces)
+    collector.requests.clear()
+    attempts = [{"host": SECRET, "outcome": "refused"}]
+    execution.meta["network"] = {"allowed": 2, "refused": 1, "failed": 0, "attempts": attempts}
+    traces.ended(execution)
+    (whole,) = [span for span in spans_of(collector, traces) if span.name == "execution"]
+    counts = {name: n for name, n in facts(whole).items() if name.startswith("network.")}
+    assert counts == {"network.allowed": 2, "network.refused": 1, "network.failed": 0}
+    assert SECRET.encode() not in b"".join(map(body_of, collector.requests))
+
+
 def test_a_collector_that_is_away_costs_no_run(
     scripted: object, alice: Caller, collector: Receiver, traces: Traces
 ) -> None:

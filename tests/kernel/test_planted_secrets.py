@@ -17,6 +17,8 @@ from django.core.management import call_command
 from django.test import Client
 from django_q.tasks import async_task
 
+from executions.capabilities.network.credentials import revoke as revoke_credential
+from executions.capabilities.network.models import NetworkCredential
 from executions.capabilities.playground.service import replay_sync
 from executions.capabilities.search.export import export
 from executions.ledger.models import LedgerEntry
@@ -27,6 +29,7 @@ from providers.models import ProviderConfig
 from sandbox_site.logs import JsonLines
 from tests.conftest import Caller
 from tests.support.broker import payloads, queued_tasks
+from tests.support.networks import VALUE, credential
 from tests.support.running import run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.one_database]
@@ -73,12 +76,14 @@ def test_no_secret_leaves_the_service(
     caplog.set_level(logging.DEBUG)
     settings.LEDGER_CHECKPOINTS = str(tmp_path)
     ProviderConfig(pk=9, provider_id="other", config={"token": CONFIGURED}).save(force_insert=True)
+    planted = credential()
     spare, spare_text = create_api_key(alice.tenant, "spare")
     seen = Everything()
 
     _use_the_api(alice, seen)
     _use_the_admin(admin, alice, seen)
     revoke(spare)
+    assert revoke_credential(planted)
     _use_the_commands(seen)
     for file_format in ("csv", "jsonl", "xlsx"):
         seen.add(f"export {file_format}", b"".join(export(Execution.objects.all(), file_format)))
@@ -100,6 +105,7 @@ def test_no_secret_leaves_the_service(
         "another API key": spare_text,
         "the hash of a key": alice.api_key.key_hash,
         "a configured secret": CONFIGURED,
+        "a network credential": VALUE,
         "the password": PASSWORD,
         "SECRET_KEY": project.SECRET_KEY,
         "FERNET_KEYS": project.FERNET_KEYS[0],
@@ -148,6 +154,8 @@ def _use_the_admin(admin: Client, alice: Caller, seen: Everything) -> None:
         f"executions/tenant/{alice.tenant.pk}/change/",
         "executions/ledgerentry/",
         f"executions/ledgerentry/{LedgerEntry.objects.order_by('-pk')[0].pk}/change/",
+        "executions/networkcredential/",
+        f"executions/networkcredential/{NetworkCredential.objects.get().pk}/change/",
         "providers/providerconfig/",
         "auth/user/",
     ):

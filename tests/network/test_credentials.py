@@ -332,9 +332,11 @@ def test_one_that_no_key_opens_takes_no_other_away() -> None:
     lost, _ = credential("lost"), credential("there")
     put_token(lost, b"A256GCM1" + b"x" * 60)
     assert in_force() == {"there@1": VALUE}
-    assert revoke(NetworkCredential.objects.defer("value").get(pk=lost.pk))
     assert credential("lost", value=OTHER).version == 2
     assert in_force() == {"lost@2": OTHER, "there@1": VALUE}
+    put_token(lost, b"A256GCM1" + b"x" * 60)
+    assert revoke(NetworkCredential.objects.defer("value").get(pk=lost.pk))
+    assert in_force() == {"there@1": VALUE}
 
 
 def test_the_ledger_binds_the_value_and_shows_nothing_of_it() -> None:
@@ -451,6 +453,8 @@ def test_a_row_that_was_changed_outside_is_told_at_the_value(admin_client: Clien
         )
         assert "changed outside the service" in answer.content.decode()
         assert in_force() == {}
+        write(row, rules="no rule at all")
+        assert b"no rule at all" in admin_client.get(reverse(LIST)).content
 
 
 # Approval by two.

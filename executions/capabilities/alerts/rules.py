@@ -12,6 +12,7 @@ from django.db.models import Count, Q, QuerySet, Sum
 from django.utils.translation import ngettext
 
 from executions.capabilities.alerts.models import Alert
+from executions.capabilities.network.models import NetworkAttempt
 from executions.capabilities.observability.counters import (
     FAULT,
     OUTCOME,
@@ -33,6 +34,7 @@ from executions.runs.queue import WAITS_FOR_APPROVAL, queue_state
 from executions.runs.record import QUEUE_ALLOWANCE
 from executions.runs.statistics import rows_since
 from executions.tenants.models import Tenant
+from providers.hidden_characters import visible
 from providers.models import (
     CircuitBreaker,
     PendingChange,
@@ -102,6 +104,22 @@ def _of_code(rows: QuerySet[Execution], most: float, what: str) -> Iterator[Foun
         code, runs, tenants = worst
         message = f"{runs} runs of {code}, by {tenants} tenants, {what} within an hour."
         yield Found(SHARED_CODE, runs, message)
+
+
+def refused_hosts(now: datetime, most: float) -> Iterator[Found]:
+    """Tenants whose code asks for hosts that it may not reach, and the host most asked for."""
+    rows = NetworkAttempt.objects.filter(
+        pk__gte=first_uuid7(now - HOUR), outcome=NetworkAttempt.Outcome.REFUSED
+    ).order_by()
+    counted = rows.values_list("tenant_slug").annotate(n=Count("pk"))
+    for slug, number in counted.filter(n__gt=int(most)):
+        hosts_of = rows.filter(tenant_slug=slug).values_list("host").annotate(n=Count("pk"))
+        host, times = hosts_of.order_by("-n", "host")[0]
+        message = (
+            f"{number} attempts of {slug} to reach a host were refused within an hour, {times} of "
+            f"them to {visible(host)}."
+        )
+        yield Found(slug, number, message)
 
 
 OUT_OF_MEMORY = repeated(Execution.Status.OUT_OF_MEMORY, "ran out of memory")
@@ -404,6 +422,7 @@ RULES = (
     Rule("repeated_timeouts", WARNING, "timed_out_per_hour", TIMED_OUT),
     Rule("forbidden_calls", WARNING, "sigsys_per_hour", FORBIDDEN_CALLS),
     Rule("process_bursts", WARNING, "process_bursts_per_hour", PROCESS_BURSTS),
+    Rule("refused_hosts", WARNING, "refused_attempts_per_hour", refused_hosts),
     Rule("audit_export_stalled", CRITICAL, "", _export),
     Rule("provider_unhealthy", CRITICAL, "", unhealthy),
     Rule("queue_dead", CRITICAL, "queue_seconds", dead_queue),

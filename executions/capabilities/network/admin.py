@@ -403,7 +403,11 @@ class NetworkCredentialAdmin(GuardedAdmin, _CredentialAdmin):
 
     @admin.display(description="hosts")
     def hosts(self, row: NetworkCredential) -> str:
-        return row.hosts
+        try:
+            return row.hosts
+        except ValueError:
+            # Written past the service. It is not used.
+            return visible(row.rules)[:100]
 
     @admin.display(description="status")
     def state(self, row: NetworkCredential) -> str:

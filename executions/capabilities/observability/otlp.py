@@ -39,6 +39,8 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 from executions.capabilities.observability.destinations import Telemetry
 from executions.capabilities.observability.metrics import Family, collect
 from executions.runs.models import Execution
+from executions.runs.network import OUTCOMES
+from providers.network import NETWORK
 
 REQUEST, ADMISSION, EXECUTION = "request", "admission", "execution"
 QUEUE, ATTEMPT, START, RUN, CLOSE = (
@@ -192,10 +194,20 @@ def _outcome(execution: Execution) -> dict[str, Any]:
         "isolation": execution.isolation or None,
         "exit_code": execution.exit_code,
         "error_code": execution.error_code or None,
+        **_attempts(execution),
     }
     succeeded = execution.status == Execution.Status.SUCCEEDED
     error = "" if succeeded else execution.error_code or str(execution.status)
     return {**{name: value for name, value in facts.items() if value is not None}, "error": error}
+
+
+def _attempts(execution: Execution) -> dict[str, int]:
+    """How many attempts to reach hosts ended in each way, of a run that had a network."""
+    told = execution.meta.get(NETWORK)
+    if not isinstance(told, Mapping):
+        return {}
+    counts = {outcome: told.get(outcome) for outcome in OUTCOMES}
+    return {f"network.{name}": n for name, n in counts.items() if type(n) is int}
 
 
 def _trace(execution: Execution) -> int:

@@ -15,6 +15,7 @@ from django.test import Client
 from drf_spectacular.generators import SchemaGenerator
 
 from executions.capabilities import conversations as agent_sandbox
+from executions.capabilities.network.models import NetworkAttempt
 from executions.sessions.capacity import suspend
 from executions.sessions.models import Session, WorkspaceFile
 from executions.sessions.session_sandbox import borrow_sandbox
@@ -271,6 +272,32 @@ def test_where_no_file_comes_the_status_is_error(
     found = upload_urls(alice, [pages.url("/large")]).json()
     assert (found["status"], len(found["errors"])) == ("error", 1)
     assert listed(alice) == []
+
+
+def test_each_file_by_url_is_an_attempt_of_the_session_to_reach_a_host(
+    conversations: None, alice: Caller, pages: WebServer
+) -> None:
+    pages.pages["/data.csv"] = answer(b"a\n")
+    upload_urls(
+        alice,
+        [
+            pages.url("/data.csv?token=secret"),
+            pages.url("/missing"),
+            "https://metadata.google.internal/x",
+            "https://user:secret@[::1",
+        ],
+    )
+    host, port = pages.url("").removeprefix("http://").split(":")
+    rows = NetworkAttempt.objects.order_by("id")
+    assert [(row.host, row.port, row.path, row.outcome, row.why) for row in rows] == [
+        (host, int(port), "/data.csv", "allowed", ""),
+        (host, int(port), "/missing", "failed", "answer"),
+        ("metadata.google.internal", 443, "/x", "refused", "host"),
+        ("?", 0, "", "refused", "url"),
+    ]
+    assert rows[0].received == 2
+    assert rows[0].session_id is not None
+    assert {row.tenant_slug for row in rows} == {alice.tenant.slug}
 
 
 def test_without_a_provider_a_fetch_says_why_as_it_is_described(
