@@ -11,11 +11,23 @@ import asyncio
 import json
 import socket
 
+import pytest
+
 from providers.addresses import Allowed
 from providers.runtime.guest import wire
 from providers.runtime.network.proxy import Proxy
 from providers.runtime.network.resolving import Dialer
-from tests.attacks.network.proxied import ADDRESS, Proxied, allowing, error_of, get, opened
+from tests.attacks.network.proxied import (
+    ADDRESS,
+    Proxied,
+    allowing,
+    credential,
+    error_of,
+    get,
+    holding,
+    opened,
+    read_all,
+)
 
 BAD: tuple[tuple[dict[str, object], list[tuple[str, bytes]]], ...] = (
     ({}, []),
@@ -88,3 +100,53 @@ def test_commands_in_a_connection_are_not_carried_out(proxied: Proxied) -> None:
     door.talk(wire.pack({"op": "change", "gate": 1}, [("network", network)]))
     assert door.gate.network == allowing("other.example")
     assert door.only().outcome == "refused"
+
+
+async def change(changes: bytes) -> dict[str, str]:
+    """What upstreams with names are refused or fail for, when their credentials were changed."""
+    ours, theirs = socket.socketpair()
+    ours.settimeout(30)
+    proxy = Proxy(theirs, Dialer(lookup=lambda host, port: []))
+    serving = asyncio.create_task(proxy.run())
+    held = [credential("https://good.example", name=name, upstream="https://good.example")
+            for name in ("first", "second", "third")]  # fmt: skip
+    text = json.dumps(holding(*held, lines=["good.example"]).to_json()).encode()
+
+    def talk() -> dict[str, str]:
+        listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+        for number, each in enumerate(listeners):
+            header: dict[str, object] = {"gate": number, "op": "open", "owner": "a"}
+            message = wire.pack(header, [("network", text)])
+            socket.send_fds(ours, [message[:1]], [each.fileno()])
+            ours.sendall(message[1:])
+        ours.sendall(wire.pack({"op": "credentials"}, [("changes", changes)]))
+        found = {}
+        for name in ("first", "second", "third"):
+            whys = set()
+            for each in listeners:
+                with socket.create_connection(each.getsockname(), 30) as program:
+                    program.sendall(get(f"{name}.sandbox", 80))
+                    whys.add(str(error_of(read_all(program))["reason"]))
+            (found[name],) = whys
+        for each in listeners:
+            each.close()
+        ours.close()
+        return found
+
+    found = await asyncio.get_running_loop().run_in_executor(None, talk)
+    await asyncio.wait_for(serving, 30)
+    theirs.close()
+    return found
+
+
+@pytest.mark.parametrize(
+    "wrong", [5, {}, {"value": "short"}, {"rules": ["http://good.example"]}, {"rules": ["//"]}]
+)
+def test_a_version_that_cannot_be_read_takes_its_credential_away(wrong: object) -> None:
+    """And those of the same message are changed all the same."""
+    if isinstance(wrong, dict) and wrong:
+        first = credential("https://good.example", name="first", upstream="https://good.example")
+        wrong = {**first.to_json(), **wrong}
+    changes = json.dumps({"first": wrong, "second": None}).encode()
+    found = asyncio.run(change(changes))
+    assert found == {"first": "not_allowed", "second": "not_allowed", "third": "name"}
