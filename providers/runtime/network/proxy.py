@@ -30,13 +30,13 @@ import socket
 import ssl
 import sys
 from collections import Counter, deque
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from providers.addresses import Allowed
-from providers.credentials import credential_changes
-from providers.network import Attempt, Network
+from providers.credentials import Credential, credential_changes
+from providers.network import Attempt, Network, Rule, check_bound
 from providers.runtime.guest import wire
 from providers.runtime.network.authority import Authority
 from providers.runtime.network.client import POLICY_BYTES
@@ -134,7 +134,7 @@ class Proxy:
     def _carry_out(self, header: dict[str, object], parts: dict[str, bytes]) -> None:
         name = header.get("op")
         if name == "credentials":
-            changes = credential_changes(json.loads(parts["changes"]))
+            changes = _readable(json.loads(parts["changes"]))
             for each in self._gates.values():
                 each.gate.change_credentials(changes)
             return
@@ -213,6 +213,20 @@ class Proxy:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _readable(changes: Mapping[str, object]) -> dict[str, Credential | None]:
+    """Other versions of credentials. One that cannot be read takes its credential away."""
+    found: dict[str, Credential | None] = {}
+    for name, each in changes.items():
+        try:
+            (found[name],) = credential_changes({name: each}).values()
+            if (new := found[name]) is not None:
+                check_bound(map(Rule.parse, new.rules))
+        except ValueError as error:
+            logger.warning("a version of the credential %r cannot be read: %s", name, error)
+            found[name] = None
+    return found
 
 
 def give_up_privileges() -> None:
