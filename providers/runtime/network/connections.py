@@ -423,16 +423,14 @@ class Connection:
     ) -> Placed:
         """The request with its credentials, that of a named upstream alone. Raises Refusal."""
         bound = self._gate.network.credentials_for(target)
-        headers = passed_on(request.headers)
+        others = [each for each in passed_on(request.headers) if each[0].lower() != b"host"]
+        headers = [(b"Host", _host_of(target).encode()), *others]
         try:
             if named is None:
                 placed = put_in(bound, target.path, headers)
             elif named not in bound:
                 raise Misplaced(named.name, ("upstream", named.upstream))
             else:
-                host = target.host if target.port == 443 else f"{target.host}:{target.port}"
-                others = [each for each in headers if each[0].lower() != b"host"]
-                headers = [(b"Host", host.encode()), *others]
                 placed = put_in([named], target.path, headers, always=True)
         except Misplaced as error:
             raise Refusal(
@@ -678,6 +676,16 @@ def _at_upstream(credential: Credential, target: Target) -> Target:
     upstream = read_upstream(credential.upstream)
     path = upstream.path + target.path
     return Target(upstream.host, upstream.port, "https", target.method, path)
+
+
+def _host_of(target: Target) -> str:
+    """The header Host in its one form."""
+    host = f"[{target.host}]" if ":" in target.host else target.host
+    return (
+        host
+        if target.port == {"https": 443, "http": 80}[target.scheme]
+        else f"{host}:{target.port}"
+    )
 
 
 def _check_framing(request: h11.Request) -> None:

@@ -161,6 +161,19 @@ def test_requests_of_two_readings_are_refused(
     assert upstream.connections == 0
 
 
+@pytest.mark.parametrize("host", ["GOOD.example:{}", "good.example.:{}", "Good.Example.:0{}"])
+def test_the_host_is_written_in_its_one_form(door: Door, upstream: Upstream, host: str) -> None:
+    """Of another form a server could take it for another of its sites, and give that the value."""
+    said = f"GET /v1 HTTP/1.1\r\nHost: {host.format(upstream.port)}\r\nConnection: close\r\n\r\n"
+    with door.tls(GOOD, upstream.port) as sock:
+        sock.sendall(said.encode())
+        answer = read_all(sock)
+    if status_of(answer) == 200:
+        assert upstream.sent("host") == [upstream.rule]
+    else:
+        assert upstream.connections == 0
+
+
 def test_bare_line_feeds_are_written_anew(proxied: Proxied, door: Door, upstream: Upstream) -> None:
     with door.tls(GOOD, upstream.port) as sock:
         sock.sendall(f"GET /v1 HTTP/1.1\nHost: {upstream.rule}\nX: y\n\n".encode())
