@@ -51,6 +51,18 @@ def test_it_is_held_against_its_tenants_attempts(alice: Caller) -> None:
     assert dry_run(draft).refused == 0
 
 
+def test_requests_that_were_read_in_tls_are_held_against_rules_for_it(alice: Caller) -> None:
+    tried(
+        alice,
+        Attempt(6.0, "tls.test", 443, "allowed", method="GET", path="/v1/x"),
+        Attempt(7.0, "tls.test", 8443, "allowed", method="GET", path="/v1", credential="a@1"),
+        Attempt(8.0, "tls.test", 443, "allowed", method="POST", path="/v1"),
+    )
+    draft = listed("GET https://tls.test:443,8443/v1", tenant=alice.tenant.slug, draft=True)
+    assert dry_run(draft).hosts["tls.test:443"] == 1
+    assert dry_run(draft).hosts["tls.test:8443"] == 0
+
+
 def test_the_installations_is_held_against_everyones() -> None:
     run = dry_run(listed("pypi.org", draft=True))
     assert (run.attempts, run.refused) == (4, 3)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from functools import lru_cache, partial
+from typing import Any, cast
 
 from django.db import transaction
 from django.db.models import QuerySet
@@ -80,22 +80,12 @@ def _credential_of(row: NetworkCredential) -> Credential | None:
         str(row.pk),
         row.name,
         row.version,
-        _placement(row.placement),
+        cast("Placement", row.placement),
         row.field,
         tuple(row.rules.splitlines()),
         row.variable,
         Secret(value),
     )
-
-
-def _placement(text: str) -> Placement:
-    found: Mapping[str, Placement] = {
-        "bearer": "bearer",
-        "basic": "basic",
-        "header": "header",
-        "query": "query",
-    }
-    return found[text]
 
 
 _in_force = CachedQuery(_load, NetworkCredential)
@@ -126,10 +116,13 @@ def within(credentials: Iterable[Credential], layers: Sequence[Layer]) -> tuple[
     return tuple(
         each
         for each in credentials
-        if any(
-            all(_may_allow(layer, rule) for layer in layers) for rule in map(Rule.parse, each.rules)
-        )
+        if any(all(_may_allow(layer, rule) for layer in layers) for rule in _parsed(each.rules))
     )
+
+
+@lru_cache(maxsize=1000)
+def _parsed(rules: tuple[str, ...]) -> tuple[Rule, ...]:
+    return tuple(map(Rule.parse, rules))
 
 
 def _may_allow(layer: Layer, bound: Rule) -> bool:
