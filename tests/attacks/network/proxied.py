@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
@@ -130,9 +130,11 @@ class Door:
         """All that the proxy answers to some pieces of a connection."""
         with self.connect() as sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            for piece in pieces:
-                sock.sendall(piece)
-            sock.shutdown(socket.SHUT_WR)
+            # What is refused may be closed before all of it is sent.
+            with suppress(OSError):
+                for piece in pieces:
+                    sock.sendall(piece)
+                sock.shutdown(socket.SHUT_WR)
             return read_all(sock)
 
     def tunnel(self, host: str, port: int) -> socket.socket:

@@ -161,7 +161,7 @@ def test_the_lists_hold_for_it(proxied: Proxied, upstream: Upstream) -> None:
 
 
 def test_its_server_must_prove_its_name(proxied: Proxied) -> None:
-    for context in (proxied.authority.context(EVIL), ServerAuthority().context(GOOD), None):
+    for context in (proxied.authority.context(EVIL), ServerAuthority().context(GOOD)):
         upstream = Upstream(b"")
         upstream.port = proxied.server(upstream.handle, context)
         door = door_of(proxied, upstream)
