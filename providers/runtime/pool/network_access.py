@@ -192,7 +192,7 @@ class NetworkAccess:
             each.variable: each.placeholder for each in self._network.credentials if each.variable
         }
         trust = {AUTHORITY: self._authority.certificate.decode()} if self._authority else {}
-        return {**VARIABLES, **placeholders, **environment, **trust}
+        return {**placeholders, **VARIABLES, **environment, **trust}
 
     @contextmanager
     def watched(self, notice: OnAttempt | None) -> Iterator[None]:
