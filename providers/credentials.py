@@ -13,9 +13,11 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 
 from providers.remote.secret import Secret
 
-Placement = Literal["bearer", "basic", "header", "query"]
+Placement = Literal["bearer", "basic", "header", "query", "sandbox"]
 
 PLACEHOLDER = "cfd-secret:"
+# Where the value goes in a text of `SetHeader`.
+HERE = "${}"
 # The end of the names by which programs reach upstreams. No public name ends so.
 SANDBOX = ".sandbox"
 NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
@@ -54,8 +56,8 @@ def check_placement(placement: str, field: str) -> None:
     """
     if placement not in get_args(Placement):
         raise ValueError(f"Must be one of {', '.join(get_args(Placement))}.")
-    if placement == "bearer" and field:
-        raise ValueError("A bearer token has no field.")
+    if placement in ("bearer", "sandbox") and field:
+        raise ValueError("Only a header, a parameter and a user name have a field.")
     if placement == "header" and (not _HEADER.fullmatch(field) or field.lower() in _NO_CREDENTIAL):
         raise ValueError("Must be the name of a header that may carry a credential.")
     if placement == "query" and not _PARAMETER.fullmatch(field):
@@ -87,6 +89,10 @@ class Credential:
     `id` names it whatever its version. `rules` are texts of `providers.network.Rule`. `variable` is
     the environment variable that has the placeholder, "" for none. With an `upstream`, the address
     of a service, programs reach that as `http://NAME.sandbox/` too, and need no TLS for it.
+
+    One of the placement `sandbox` has no rules: the list of a sandbox says where it goes. Bound by
+    that it is a header with a `template`, in which the value stands for HERE, and the header is set
+    whatever a program says.
     """
 
     id: str
@@ -98,6 +104,7 @@ class Credential:
     variable: str
     value: Secret
     upstream: str = ""
+    template: str = ""
 
     @property
     def placeholder(self) -> str:
@@ -119,6 +126,7 @@ class Credential:
             "rules": list(self.rules),
             "variable": self.variable,
             "upstream": self.upstream,
+            "template": self.template,
             "value": self.value.reveal(),
         }
 
@@ -129,7 +137,7 @@ class Credential:
             raise ValueError("credentials: Must be a list of objects.")
         texts = {
             name: str(value.get(name, ""))
-            for name in ("id", "name", "placement", "field", "variable", "upstream")
+            for name in ("id", "name", "placement", "field", "variable", "upstream", "template")
         }
         rules, version = value.get("rules"), value.get("version")
         if not isinstance(rules, list) or not all(isinstance(each, str) for each in rules):
@@ -155,6 +163,7 @@ class Credential:
             texts["variable"],
             Secret(text),
             texts["upstream"],
+            texts["template"],
         )
 
 

@@ -22,6 +22,7 @@ Outcome = Literal["allowed", "refused", "failed"]
 PORTS = (443, 80)
 MOST_RULES = 500
 MOST_CHARACTERS = 1000
+_POLICY_KEYS = frozenset(("mode", "allow", "log_only", "headers"))
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 _RULE = re.compile(
     r"(?:(?P<methods>[A-Z]+(?:,[A-Z]+)*)\s+)?"
@@ -154,15 +155,28 @@ class Target:
 
 
 @dataclass(frozen=True)
+class SetHeader:
+    """A header that is set in requests over TLS to a host, with the value of a credential of the
+    placement `sandbox`. In `text` the value stands for HERE."""
+
+    host: str
+    name: str
+    text: str
+    credential: str
+
+
+@dataclass(frozen=True)
 class NetworkPolicy:
     """One list: nothing, the hosts of the rules, or all that is public.
 
-    With `log_only` it refuses nothing, and notes what it would have refused.
+    With `log_only` it refuses nothing, and notes what it would have refused. The innermost list may
+    have `headers`.
     """
 
     mode: Mode = "none"
     rules: tuple[Rule, ...] = ()
     log_only: bool = False
+    headers: tuple[SetHeader, ...] = ()
 
     @classmethod
     def parse(
@@ -194,22 +208,26 @@ class NetworkPolicy:
         return any(rule.covers_host(host) and port in rule.ports for rule in self.rules)
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        said: dict[str, Any] = {
             "mode": self.mode,
             "allow": [str(rule) for rule in self.rules],
             "log_only": self.log_only,
         }
+        if self.headers:
+            said["headers"] = [asdict(each) for each in self.headers]
+        return said
 
     @classmethod
     def from_json(cls, value: Any) -> NetworkPolicy:
         """Raises ValueError."""
-        if not isinstance(value, Mapping) or set(value) - {"mode", "allow", "log_only"}:
-            raise ValueError("Must be an object with mode, allow and log_only.")
+        if not isinstance(value, Mapping) or set(value) - _POLICY_KEYS:
+            raise ValueError("Must be an object with mode, allow, log_only and headers.")
         allow = value.get("allow", [])
         if not isinstance(allow, list) or not all(isinstance(line, str) for line in allow):
             raise ValueError("allow: Must be a list of rules.")
         mode = str(value.get("mode", "allowlist" if allow else "none"))
-        return cls.parse(mode, allow, log_only=value.get("log_only") is True)
+        found = cls.parse(mode, allow, log_only=value.get("log_only") is True)
+        return replace(found, headers=_headers(value.get("headers", ())))
 
 
 @dataclass(frozen=True)
@@ -440,6 +458,18 @@ class Attempts:
         return cls(listed, **{name: value[name] for name in FIGURES if name in value})
 
 
+def _headers(value: Any) -> tuple[SetHeader, ...]:
+    names = {each.name for each in fields(SetHeader)}
+    if not isinstance(value, list | tuple) or not all(
+        isinstance(each, Mapping)
+        and set(each) == names
+        and all(isinstance(text, str) for text in each.values())
+        for each in value
+    ):
+        raise ValueError(f"headers: Must be a list of objects with {', '.join(sorted(names))}.")
+    return tuple(SetHeader(**each) for each in value)
+
+
 def check_bound(rules: Iterable[Rule]) -> None:
     """Raise ValueError for a rule that no credential can be bound to."""
     for rule in rules:
@@ -449,8 +479,17 @@ def check_bound(rules: Iterable[Rule]) -> None:
 
 def with_credentials(network: Network, changes: Mapping[str, Credential | None]) -> Network:
     """Return it with other versions of its credentials, by id; None takes one away."""
-    kept = (changes.get(each.id, each) for each in network.credentials)
+    kept = (_changed(each, changes.get(each.id, each)) for each in network.credentials)
     return replace(network, credentials=tuple(each for each in kept if each is not None))
+
+
+def _changed(former: Credential, now: Credential | None) -> Credential | None:
+    """Another version of a credential. What a sandbox's own list has bound stays where it is."""
+    if now is None or not former.template or now is former:
+        return now
+    if now.placement != "sandbox":
+        return None
+    return replace(former, version=now.version, value=now.value)
 
 
 def normalized_host(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, cast
 
@@ -15,11 +15,12 @@ from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
 
 from executions.capabilities.network.models import NetworkCredential
+from executions.kernel.declarations import refuse
 from executions.ledger.append import enter_row, look_at
 from providers.credentials import Credential, Placement
 from providers.fields import DecryptionError
 from providers.guarded import Guarded
-from providers.network import Layer, Rule
+from providers.network import Layer, Rule, SetHeader
 from providers.remote.secret import Secret
 from providers.services.guarded_rows import keep_versions
 from providers.services.history import SYSTEM
@@ -85,6 +86,7 @@ def _credential_of(row: NetworkCredential) -> Credential | None:
         tuple(row.rules.splitlines()),
         row.variable,
         Secret(value),
+        row.upstream,
     )
 
 
@@ -123,6 +125,33 @@ def within(credentials: Iterable[Credential], layers: Sequence[Layer]) -> tuple[
 @lru_cache(maxsize=1000)
 def _parsed(rules: tuple[str, ...]) -> tuple[Rule, ...]:
     return tuple(map(Rule.parse, rules))
+
+
+def bound_by(headers: Iterable[SetHeader], tenant_slug: str) -> tuple[Credential, ...]:
+    """Return the tenant's credentials that these headers have. One that is gone is left out."""
+    own = {
+        each.name: each
+        for each in _in_force().by_tenant.get(tenant_slug, ())
+        if each.placement == "sandbox"
+    }
+    return tuple(
+        replace(
+            own[header.credential],
+            placement="header",
+            field=header.name,
+            rules=(f"https://{header.host}",),
+            template=header.text,
+        )
+        for header in headers
+        if header.credential in own
+    )
+
+
+def ensure_there(headers: Iterable[SetHeader], tenant_slug: str) -> None:
+    """Raises InvalidConfiguration for a header whose credential the tenant does not have."""
+    for header in headers:
+        if not bound_by((header,), tenant_slug):
+            refuse("network", f"There is no secret {header.credential!r}. Create it first.")
 
 
 def _may_allow(layer: Layer, bound: Rule) -> bool:

@@ -10,7 +10,12 @@ from typing import Any
 from django.db import transaction
 from django.db.models import Max
 
-from executions.capabilities.network.credentials import credentials_in_force, within
+from executions.capabilities.network.credentials import (
+    bound_by,
+    credentials_in_force,
+    ensure_there,
+    within,
+)
 from executions.capabilities.network.models import NetworkList
 from executions.kernel.declarations import refuse
 from providers.guarded import Change, Guarded
@@ -96,13 +101,16 @@ def network_for(tenant_slug: str, *inner: Layer) -> Network | None:
     network = Network((*outer_layers(tenant_slug), *inner), budget)
     if network.is_closed:
         return None
-    return replace(network, credentials=within(credentials_in_force(tenant_slug), network.layers))
+    own = (header for layer in inner for header in layer.policy.headers)
+    found = (*bound_by(own, tenant_slug), *credentials_in_force(tenant_slug))
+    return replace(network, credentials=within(found, network.layers))
 
 
 def ensure_within(tenant_slug: str, asked: NetworkPolicy) -> None:
     """Raise InvalidConfiguration for a list of which something cannot be allowed around it."""
     if asked.mode == "none":
         return
+    ensure_there(asked.headers, tenant_slug)
     for name, each in outer_lists(tenant_slug):
         if each is None:
             refuse(

@@ -24,6 +24,7 @@ from providers.credentials import (
     VARIABLE,
     check_placement,
     check_value,
+    read_upstream,
 )
 from providers.fields import DecryptionError, EncryptedJSONField
 from providers.network import Budget, NetworkPolicy, Rule, check_bound
@@ -151,13 +152,14 @@ class NetworkCredential(models.Model):
         BASIC = "basic", "basic: Authorization: Basic, with the value as password"
         HEADER = "header", "header: a header of its own"
         QUERY = "query", "query: a parameter of the URL"
+        SANDBOX = "sandbox", "sandbox: a header that the list of a sandbox names"
 
     tenant_slug = models.CharField("tenant", max_length=64, blank=True)
     name = models.CharField(
         max_length=63,
         help_text="Small letters, digits, _ and -. Code has the placeholder cfd-secret:NAME.",
     )
-    placement = models.CharField(max_length=6, choices=Placement.choices, default=Placement.BEARER)
+    placement = models.CharField(max_length=7, choices=Placement.choices, default=Placement.BEARER)
     field = models.CharField(
         max_length=200,
         blank=True,
@@ -165,6 +167,7 @@ class NetworkCredential(models.Model):
         help_text="The name of the header or of the parameter, or the user name of basic.",
     )
     rules = models.TextField(
+        blank=True,
         help_text="One rule per line, each with https://, such as https://api.example.com or "
         "GET,POST https://api.example.com/v1 # prices. Other requests do not get the value.",
     )
@@ -174,6 +177,13 @@ class NetworkCredential(models.Model):
         default="",
         help_text="The environment variable that has the placeholder in sandboxes, such as "
         "API_TOKEN.",
+    )
+    upstream = models.CharField(
+        max_length=300,
+        blank=True,
+        default="",
+        help_text="The address of a service, such as https://api.example.com/v1. Code can then "
+        "reach it as http://NAME.sandbox, too, without TLS and without a key.",
     )
     value = EncryptedJSONField(null=True, blank=True, editable=False)
     version = models.PositiveIntegerField(default=1, editable=False)
@@ -188,7 +198,7 @@ class NetworkCredential(models.Model):
                 fields=("tenant_slug", "name"), name="network_credential_once_per_scope"
             ),
             models.CheckConstraint(
-                condition=Q(placement__in=("bearer", "basic", "header", "query")),
+                condition=Q(placement__in=("bearer", "basic", "header", "query", "sandbox")),
                 name="network_credential_placement_is_known",
             ),
             models.CheckConstraint(
@@ -253,6 +263,7 @@ class NetworkCredential(models.Model):
             ("field", lambda: check_placement(self.placement, self.field)),
             ("rules", self._check_rules),
             ("variable", self._check_variable),
+            ("upstream", self._check_upstream),
         )
         wrong: dict[str, Any] = {}
         for name, check in checks:
@@ -284,6 +295,10 @@ class NetworkCredential(models.Model):
         rules = tuple(
             dict.fromkeys(Rule.parse(line) for line in self.rules.splitlines() if line.strip())
         )
+        if self.placement == self.Placement.SANDBOX:
+            if rules:
+                raise ValueError("Must be empty: the list of a sandbox says where it goes.")
+            return
         if not 0 < len(rules) <= MOST_BOUND:
             raise ValueError(f"Must be 1 to {MOST_BOUND} rules.")
         check_bound(rules)
@@ -293,6 +308,14 @@ class NetworkCredential(models.Model):
     def _check_variable(self) -> None:
         if self.variable and not VARIABLE.fullmatch(self.variable):
             raise ValueError("Must be the name of a variable, such as API_TOKEN.")
+
+    def _check_upstream(self) -> None:
+        if not self.upstream:
+            return
+        upstream = read_upstream(self.upstream)
+        rules = (Rule.parse(line) for line in self.rules.splitlines())
+        if not any(rule.covers_https(upstream.host, upstream.port) for rule in rules):
+            raise ValueError("Must be of a host and port that the rules have.")
 
     def _is_one_too_many(self) -> bool:
         others = NetworkCredential.objects.filter(tenant_slug=self.tenant_slug, revoked_at=None)
@@ -362,6 +385,7 @@ class NetworkCredential(models.Model):
             "field": self.field,
             "rules": self.rules,
             "variable": self.variable,
+            "upstream": self.upstream,
             "version": self.version if version is None else version,
         }
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote, unquote, unquote_plus
 
-from providers.credentials import NAME, PLACEHOLDER, Credential
+from providers.credentials import HERE, NAME, PLACEHOLDER, Credential
 from providers.runtime.network.exchange import Headers
 
 # A header by its name in small letters, a parameter of the query, or the path.
@@ -61,8 +61,9 @@ def put_in(
     for place, choice in places.items():
         names = wanted.get(place, set())
         chosen = next((each for each in choice if each.name in names), None)
-        if chosen is None and (always or not _has(path, headers, place)):
-            chosen = choice[0]
+        if chosen is None:
+            sets = (each for each in choice if always or each.template)
+            chosen = next(sets, None if _has(path, headers, place) else choice[0])
         if chosen is not None:
             used.append(chosen)
             if place[0] == "query":
@@ -108,7 +109,9 @@ def _has(path: str, headers: Headers, place: _Place) -> bool:
 def _with_header(headers: Headers, name: bytes, credential: Credential) -> Headers:
     former = [value.decode("latin-1") for each, value in headers if each.lower() == name]
     value = credential.value.reveal()
-    if credential.placement == "bearer":
+    if credential.template:
+        value = credential.template.replace(HERE, value)
+    elif credential.placement == "bearer":
         value = f"Bearer {value}"
     elif credential.placement == "basic":
         user = credential.field or next((user for user, _ in map(_basic, former) if user), "")
