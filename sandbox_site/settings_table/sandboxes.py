@@ -366,8 +366,8 @@ POOL: Group = Group(
         ),
         text(
             "NETWORK_CA_FILE",
-            "A file of certificates in PEM that servers may have besides those this machine "
-            "trusts, where TLS is opened for a rule or a credential.",
+            "A file of certificates in PEM. Where TLS is opened for a rule or a credential, servers "
+            "that have one of these are trusted, in addition to those this machine trusts.",
         ),
         addresses(
             "POOL_ALLOWED_ADDRESSES",

@@ -256,6 +256,22 @@ async function walkEnd (sandbox) {
   works('Sandbox.kill')
 }
 
+async function walkSecrets () {
+  const name = `of-${walker.toLowerCase().replace(/[^a-z0-9]/g, '-')}`
+  const made = await Secret.create(name, 'a value of it')
+  works('Secret.create')
+  assert((await Secret.list().nextItems()).some((each) => each.name === name))
+  works('Secret.list')
+  assert.equal((await Secret.getInfo(made.secretId)).name, name)
+  works('Secret.getInfo')
+  assert.equal((await Secret.update(name, 'another value')).version, made.version + 1)
+  works('Secret.update')
+  assert(await Secret.destroy(name))
+  works('Secret.destroy')
+  assert(!await Secret.exists(name))
+  works('Secret.exists')
+}
+
 async function walkOthers () {
   await refused('Volume.create', () => Volume.create('v'))
   await refused('Volume.connect', () => Volume.connect('v'))
@@ -263,12 +279,6 @@ async function walkOthers () {
   await refused('Volume.getInfo', () => Volume.getInfo('v'))
   await refused('Volume.destroy', () => Volume.destroy('v'))
   for (const name of volumes) if (!told.has(name)) tell(name, 'refused', 'There is no volume to ask it of.')
-  await refused('Secret.create', () => Secret.create('s', 'v'))
-  await refused('Secret.list', () => Secret.list().nextItems())
-  await refused('Secret.getInfo', () => Secret.getInfo('s'))
-  await refused('Secret.exists', () => Secret.exists('s'))
-  await refused('Secret.update', () => Secret.update('s', 'v'))
-  await refused('Secret.destroy', () => Secret.destroy('s'))
   await refused('Template.exists', () => Template.exists('t'))
   await refused('Template.aliasExists', () => Template.aliasExists('t'))
   await refused('Template.getTags', () => Template.getTags('t'))
@@ -304,6 +314,7 @@ try {
   await walkGit(sandbox)
   await walkCells(sandbox)
   await walkEnd(sandbox)
+  await walkSecrets()
 } finally {
   await sandbox.kill()
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import re
 import sys
 import time
 import urllib.request
@@ -352,6 +353,22 @@ async def walk_end(sandbox: Any) -> None:
     works("Sandbox.kill")
 
 
+async def walk_secrets() -> None:
+    name = "of-" + re.sub("[^a-z0-9]", "-", sys.argv[2].lower())
+    made = await got(Secret.create(name, "a value of it"))
+    works("Secret.create")
+    assert name in [each.name for each in await got(Secret.list().next_items())]
+    works("Secret.list")
+    assert (await got(Secret.get_info(made.secret_id))).name == name
+    works("Secret.get_info")
+    assert (await got(Secret.update(name, "another value"))).version == made.version + 1
+    works("Secret.update")
+    assert await got(Secret.destroy(name))
+    works("Secret.destroy")
+    assert not await got(Secret.exists(name))
+    works("Secret.exists")
+
+
 async def walk_others() -> None:
     """What is not there at all: one call for each that can be made without one of them."""
     await refused("Volume.create", lambda: Volume.create("v"))
@@ -361,12 +378,6 @@ async def walk_others() -> None:
     await refused("Volume.destroy", lambda: Volume.destroy("v"))
     for name in sorted(public(Volume, "Volume") - told):
         tell(name, "refused", "There is no volume to ask it of.")
-    await refused("Secret.create", lambda: Secret.create("s", "v"))
-    await refused("Secret.list", lambda: Secret.list().next_items())
-    await refused("Secret.get_info", lambda: Secret.get_info("s"))
-    await refused("Secret.exists", lambda: Secret.exists("s"))
-    await refused("Secret.update", lambda: Secret.update("s", "v"))
-    await refused("Secret.destroy", lambda: Secret.destroy("s"))
     await refused("Template.exists", lambda: Template.exists("t"))
     await refused("Template.alias_exists", lambda: Template.alias_exists("t"))
     await refused("Template.get_tags", lambda: Template.get_tags("t"))
@@ -405,6 +416,7 @@ async def walk() -> None:
         await walk_git(sandbox)
         await walk_cells(sandbox)
         await walk_end(sandbox)
+        await walk_secrets()
     finally:
         await got(sandbox.kill())
     await walk_others()

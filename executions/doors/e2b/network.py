@@ -12,24 +12,45 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pydantic import PrivateAttr
+
 from executions.doors.e2b.connect import invalid, unimplemented
 from executions.kernel.text import is_storable
 from executions.runs.network import NetworkRequest
 from executions.sessions.models import Session
 from executions.sessions.networks import gives_network
 from providers.addresses import literal
-from providers.network import MOST_RULES, PORTS, Rule
+from providers.credentials import HERE, check_placement
+from providers.network import MOST_RULES, PORTS, NetworkPolicy, Rule, SetHeader
 from providers.runtime.guest.names import shorten
+
 
 ALL_TRAFFIC = "0.0.0.0/0"
 NOTHING = NetworkRequest(mode="none")
 _OPEN = NetworkRequest(mode="open")
 _LONGEST = 255
 _READ = ("allowOut", "denyOut")
+# What a header of `rules` has of a secret, and the most of them.
+_SECRET = re.compile(r"\$\{e2b\.secrets\.([^{}]{1,63})\}")
+_MOST_HEADERS = 50
 # A name, or `*.` and a name: neither a port nor a user, a path, a scheme or a reason.
 _NAME = re.compile(r"(?:\*\.)?[^\s/:@#,*\[\]]+")
 # What asks for no more than holds here anyway: a sandbox's ports cannot be reached.
 _HARMLESS = ("allowPublicTraffic",)
+
+
+class _Request(NetworkRequest):
+    """A list with headers, which no other API can name."""
+
+    _headers: tuple[SetHeader, ...] = PrivateAttr(default=())
+
+    def with_headers(self, headers: tuple[SetHeader, ...]) -> _Request:
+        self._headers = headers
+        return self
+
+    @property
+    def policy(self) -> NetworkPolicy:
+        return replace(super().policy, headers=self._headers)
 
 
 def network_of_new(body: Mapping[str, Any], tenant_slug: str) -> NetworkRequest | None:
@@ -58,7 +79,8 @@ def network_of_copy(session: Session) -> NetworkRequest:
     policy = session.network_policy
     if policy is None:
         return NOTHING
-    return NetworkRequest(mode=policy.mode, allow=[str(rule) for rule in policy.rules])
+    copy = _Request(mode=policy.mode, allow=[str(rule) for rule in policy.rules])
+    return copy.with_headers(policy.headers)
 
 
 def detail(session: Session) -> dict[str, Any]:
@@ -66,10 +88,11 @@ def detail(session: Session) -> dict[str, Any]:
     policy = session.network_policy
     if policy is None:
         return {}
+    rules = _rules_of(policy.headers)
     if policy.mode == "open":
-        return {"allowInternetAccess": True, "network": {}}
+        return {"allowInternetAccess": True, "network": rules}
     allowed = [_text_of(rule) for rule in policy.rules]
-    return {"network": {"allowOut": allowed, "denyOut": [ALL_TRAFFIC]}}
+    return {"network": {"allowOut": allowed, "denyOut": [ALL_TRAFFIC], **rules}}
 
 
 def _access_in(body: Mapping[str, Any]) -> bool | None:
@@ -82,12 +105,23 @@ def _access_in(body: Mapping[str, Any]) -> bool | None:
 def _within(asked: NetworkRequest | None, tenant_slug: str) -> NetworkRequest | None:
     """All that is public is what the lists around it give. Where they give nothing, there is what
     a sandbox has that names none."""
-    return None if asked is _OPEN and not gives_network(tenant_slug) else asked
+    is_open = asked is not None and asked.mode == "open"
+    return None if is_open and not gives_network(tenant_slug) else asked
 
 
 def _asked(rules: Mapping[str, Any], where: str, *, is_denied: bool) -> NetworkRequest | None:
+    headers = _headers(rules.get("rules"), f"{where}rules")
+    asked = _hosts_asked(rules, where, is_denied=is_denied)
+    if not headers:
+        return asked
+    if asked is None or asked.mode == "none":
+        raise invalid(f"{where}rules: Name the hosts in allowOut, too.")
+    return _Request(mode=asked.mode, allow=asked.allow).with_headers(headers)
+
+
+def _hosts_asked(rules: Mapping[str, Any], where: str, *, is_denied: bool) -> NetworkRequest | None:
     for name, value in rules.items():
-        if name not in _READ and not _is_harmless(name, value):
+        if name not in (*_READ, "rules") and not _is_harmless(name, value):
             raise unimplemented(f"{where}{name[:64]}")
     allowed, denied = (_entries(rules, name, where) for name in _READ)
     hosts = [_rule_of(entry, f"{where}allowOut") for entry in allowed or ()]
@@ -114,6 +148,63 @@ def _allowlist(rules: Sequence[Rule], field: str) -> NetworkRequest:
     except ValueError as error:
         raise invalid(f"{field}: {error}") from None
     return asked
+
+
+def _headers(rules: Any, field: str) -> tuple[SetHeader, ...]:
+    """What requests to hosts have set. Raises Refused."""
+    if rules is None:
+        return ()
+    if not isinstance(rules, dict):
+        raise invalid(f"{field}: Must be an object of lists by host.")
+    found = []
+    for host, transforms in rules.items():
+        rule = _rule_of(str(host), field)
+        if rule is None or not isinstance(transforms, list):
+            raise invalid(f"{field}: Must be an object of lists by host.")
+        for each in transforms:
+            found += [
+                _header(rule.host, name, text, field)
+                for name, text in _headers_in(each, field).items()
+            ]
+    if len(found) > _MOST_HEADERS:
+        raise invalid(f"{field}: Has more than {_MOST_HEADERS} headers.")
+    return tuple(found)
+
+
+def _headers_in(each: Any, field: str) -> dict[str, Any]:
+    if not isinstance(each, dict) or set(each) - {"transform"}:
+        raise unimplemented(f"{field}: Anything but transform")
+    transform = each.get("transform") or {}
+    if not isinstance(transform, dict) or set(transform) - {"headers"}:
+        raise unimplemented(f"{field}: Anything but headers in transform")
+    headers = transform.get("headers") or {}
+    if not isinstance(headers, dict):
+        raise invalid(f"{field}: headers must be an object of texts.")
+    return headers
+
+
+def _header(host: str, name: str, text: Any, field: str) -> SetHeader:
+    try:
+        check_placement("header", name)
+    except ValueError as error:
+        raise invalid(f"{field}: {shorten(name)!r}: {error}") from None
+    if not isinstance(text, str) or len(text) > _LONGEST or not re.fullmatch(r"[ -~]+", text):
+        raise invalid(
+            f"{field}: {shorten(name)!r} must be printable ASCII of at most {_LONGEST} characters."
+        )
+    secrets = _SECRET.findall(text)
+    if len(secrets) != 1 or HERE in text or "${e2b.identity" in text:
+        raise unimplemented(f"{field}: A header without exactly one secret")
+    return SetHeader(host, name, _SECRET.sub(HERE, text), secrets[0])
+
+
+def _rules_of(headers: Sequence[SetHeader]) -> dict[str, Any]:
+    """The same in E2B's words."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for each in headers:
+        text = each.text.replace(HERE, f"${{e2b.secrets.{each.credential}}}")
+        found.setdefault(each.host, []).append({"transform": {"headers": {each.name: text}}})
+    return {"rules": found} if found else {}
 
 
 def _is_harmless(name: str, value: Any) -> bool:

@@ -26,6 +26,7 @@ from executions.doors.e2b.sandboxes import (
     TakeView,
     TimeoutView,
 )
+from executions.doors.e2b.secrets import OneSecretView, SecretsView
 
 
 class SnapshotId:
@@ -45,7 +46,7 @@ register_converter(SnapshotId, "e2b_snapshot")
 _PROCESS = ProcessView.as_view()
 _ONE = "sandboxes/<str:sandbox_id>"
 _NOT_HERE = (
-    "templates|v2/templates|v3/templates|default-templates|volumes|secrets|teams|snapshots"
+    "templates|v2/templates|v3/templates|default-templates|volumes|teams|snapshots"
     "|sandboxes/[^/]+/[a-z]+|v2/sandboxes/[^/]+/[a-z]+"
 )
 
@@ -62,6 +63,8 @@ urlpatterns = [
     path(f"{_ONE}/metrics", MetricsView.as_view(), name="e2b-metrics"),
     path(f"{_ONE}/snapshots", TakeView.as_view(), name="e2b-snapshot-take"),
     path(f"{_ONE}/fork", ForkView.as_view(), name="e2b-fork"),
+    path("secrets", SecretsView.as_view(), name="e2b-secrets"),
+    path("secrets/<str:secret>", OneSecretView.as_view(), name="e2b-secret"),
     path("snapshots", SnapshotsView.as_view(), name="e2b-snapshots"),
     # To clients a snapshot is a template.
     path("templates/<e2b_snapshot:snapshot_id>", SnapshotView.as_view(), name="e2b-snapshot"),

@@ -97,6 +97,8 @@ NEEDS: Mapping[str, Mapping[str, tuple[Scope, ...]]] = {
     "e2b-fork": {"POST": _FILES_IN_CONVERSATION},
     "e2b-process": {"POST": _RUN_IN_SESSION},
     "e2b-process-list": {"POST": _READ},
+    "e2b-secrets": {"GET": _READ, "POST": _SESSIONS},
+    "e2b-secret": {"GET": _READ, "POST": _SESSIONS, "DELETE": _SESSIONS},
     "e2b-process-connect": {"POST": _READ},
     "e2b-filesystem": {"POST": _FILES},
     "e2b-files": {"GET": _FILES, "POST": _FILES},
@@ -131,6 +133,8 @@ ENTERED: Mapping[str, tuple[str, ...]] = {
     "e2b-snapshot-take": ("POST",),
     "e2b-snapshot": ("DELETE",),
     "e2b-fork": ("POST",),
+    "e2b-secrets": ("POST",),
+    "e2b-secret": ("POST", "DELETE"),
 }
 # For anybody: what tells nothing of a tenant, and links that are their own proof.
 OPEN = frozenset(("ledger-keys", "agent-sandbox-health", "signed-artifact", "workspace-link"))

@@ -7,7 +7,6 @@ import html
 import json
 import random
 import threading
-import time
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable
 from urllib.parse import quote, quote_plus
@@ -352,27 +351,6 @@ def test_a_guess_is_not_told_by_what_is_held_back() -> None:
     ):
         held.add(len(MaskedBody(mask).feed(b"text \n" + guess)))
     assert len(held) == 1
-
-
-def test_a_long_value_costs_no_time_by_texts_that_begin_as_it() -> None:
-    """A server or a program may send such texts byte by byte, and all sandboxes share the loop."""
-    value = "eyJhbGciOiJSUzI1NiJ9" * 400
-    body = MaskedBody(Mask([value]))
-    text = value[:7990].encode() + b"x"
-    began = time.process_time()
-    for at in range(0, len(text), 10):
-        body.feed(text[at : at + 10])
-    assert time.process_time() - began < 2.0
-
-
-def test_a_big_answer_is_masked_in_little_time() -> None:
-    values = [f"sk_live_{number}_{'x' * 40}" for number in range(50)]
-    body = MaskedBody(Mask(values))
-    piece = (b"The quick brown fox jumps over 1234567890 lazy dogs.\n" * 5000)[: 256 * 1024]
-    began = time.process_time()
-    for _ in range(16):
-        body.feed(piece)
-    assert time.process_time() - began < 2.0
 
 
 def test_the_length_of_a_body_is_kept(proxied: Proxied) -> None:

@@ -1,0 +1,84 @@
+"""Secrets that a tenant's callers create themselves, and bind in the list of a sandbox.
+
+Each is a credential of the placement `sandbox`. A credential that an administrator has bound cannot
+be read, changed or replaced here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from django.core.exceptions import ValidationError
+from django.db import IntegrityError, transaction
+from django.views.decorators.debug import sensitive_variables
+
+from executions.capabilities.network.credentials import put_credential, revoke
+from executions.capabilities.network.models import NetworkCredential
+from executions.kernel.declarations import refuse
+from executions.runs.requests import Conflict
+from executions.tenants.models import Tenant
+
+_SANDBOX = NetworkCredential.Placement.SANDBOX
+
+
+def secrets_of(tenant: Tenant) -> Sequence[NetworkCredential]:
+    """Return the tenant's, by name."""
+    rows = NetworkCredential.objects.defer("value").filter(
+        tenant_slug=tenant.slug, placement=_SANDBOX, revoked_at=None
+    )
+    return list(rows.order_by("name"))
+
+
+def find_secret(tenant: Tenant, text: str) -> NetworkCredential | None:
+    """Return the tenant's secret of this name or id."""
+    found = secrets_of(tenant)
+    by_name = (each for each in found if each.name == text)
+    return next(by_name, next((each for each in found if id_of(each) == text), None))
+
+
+def id_of(secret: NetworkCredential) -> str:
+    return f"secret_{secret.pk}"
+
+
+@sensitive_variables("value")
+def create_secret(tenant: Tenant, name: str, value: str, by: str) -> NetworkCredential:
+    """Create one. Raises InvalidConfiguration, and Conflict for a name that is taken."""
+    former = NetworkCredential.objects.filter(tenant_slug=tenant.slug, name=name).defer("value")
+    if former.exclude(placement=_SANDBOX, revoked_at__isnull=False).exists():
+        raise Conflict(f"name: There is a credential {name!r} already.")
+    return _put(tenant, name, value, by)
+
+
+@sensitive_variables("value")
+def change_secret(secret: NetworkCredential, tenant: Tenant, value: str, by: str) -> None:
+    """Store another value as the next version. Raises InvalidConfiguration."""
+    _put(tenant, secret.name, value, by)
+    secret.refresh_from_db(fields=["version", "changed_at"])
+
+
+def remove_secret(secret: NetworkCredential) -> bool:
+    """Erase its value. False where that was done before."""
+    return revoke(secret)
+
+
+@sensitive_variables("value")
+def _put(tenant: Tenant, name: str, value: str, by: str) -> NetworkCredential:
+    try:
+        with transaction.atomic():
+            return put_credential(
+                name,
+                value,
+                tenant_slug=tenant.slug,
+                reason=f"by {by}",
+                placement=_SANDBOX,
+                field="",
+                rules="",
+                variable="",
+                upstream="",
+            )
+    except IntegrityError:
+        raise Conflict(f"name: There is a credential {name!r} already.") from None
+    except ValidationError as error:
+        told = error.message_dict if hasattr(error, "error_dict") else {"name": error.messages}
+        field, messages = next(iter(told.items()))
+        refuse("name" if field == "__all__" else field, " ".join(messages))
