@@ -356,7 +356,7 @@ class NetworkCredentialAdmin(GuardedAdmin, _CredentialAdmin):
                 "the value into requests over TLS to the hosts, methods and paths of the rules.",
             },
         ),
-        ("Hosts", {"fields": ("rules",), "classes": ("tab",)}),
+        ("Hosts", {"fields": ("rules", "upstream"), "classes": ("tab",)}),
         ("Version", {"fields": ("version", "changed_at"), "classes": ("tab",)}),
     )
 

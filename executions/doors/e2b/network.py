@@ -24,7 +24,6 @@ from providers.credentials import HERE, check_placement
 from providers.network import MOST_RULES, PORTS, NetworkPolicy, Rule, SetHeader
 from providers.runtime.guest.names import shorten
 
-
 ALL_TRAFFIC = "0.0.0.0/0"
 NOTHING = NetworkRequest(mode="none")
 _OPEN = NetworkRequest(mode="open")

@@ -35,6 +35,7 @@ class Command(BaseCommand):
             help="https:// rule of requests that get the value; may be repeated",
         )
         parser.add_argument("--variable", help="the variable that has the placeholder")
+        parser.add_argument("--upstream", help="the service that http://NAME.sandbox leads to")
         what = parser.add_mutually_exclusive_group()
         what.add_argument(
             "--from-file", type=Path, help="the file with the value; standard input by default"
@@ -52,7 +53,7 @@ class Command(BaseCommand):
             return
         columns = {
             column: options[column]
-            for column in ("placement", "field", "variable")
+            for column in ("placement", "field", "variable", "upstream")
             if options[column] is not None
         }
         if options["rules"]:

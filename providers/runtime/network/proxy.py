@@ -155,8 +155,14 @@ class Proxy:
                 self._open(opened, end, is_stream=header.get("stream") is True)
             )
         elif name == "change":
-            network = Network.from_json(json.loads(parts["network"]))
-            self._gates[number].gate.change(network, authority)
+            changed = self._gates[number].gate
+            try:
+                network = Network.from_json(json.loads(parts["network"]))
+            except (ValueError, KeyError, TypeError):
+                # What held before may allow more.
+                changed.close()
+                raise
+            changed.change(network, authority)
         elif name == "sync":
             self._tell({"event": "synced", "gate": number})
         elif name == "close":

@@ -83,6 +83,39 @@ def test_bad_messages_end_nothing() -> None:
     assert error_of(answer)["host"] == "evil.example"
 
 
+@pytest.mark.parametrize("network", NETWORKS)
+def test_a_change_that_cannot_be_read_closes_its_gate(network: bytes) -> None:
+    """What held before may allow more."""
+
+    async def change_and_ask() -> bytes:
+        ours, theirs = socket.socketpair()
+        ours.settimeout(30)
+        serving = asyncio.create_task(Proxy(theirs, Dialer(lookup=lambda *_: [])).run())
+        text = json.dumps(allowing("good.example").to_json()).encode()
+
+        def talk() -> bytes:
+            with ours, socket.create_server(("127.0.0.1", 0)) as listener:
+                message = wire.pack({"gate": 1, "op": "open", "owner": "a"}, [("network", text)])
+                socket.send_fds(ours, [message[:1]], [listener.fileno()])
+                ours.sendall(message[1:])
+                ours.sendall(wire.pack({"gate": 1, "op": "change"}, [("network", network)]))
+                ours.sendall(wire.pack({"gate": 1, "op": "sync"}, []))
+                assert b"synced" in ours.recv(1 << 16)
+                with socket.create_connection(listener.getsockname(), 30) as program:
+                    try:
+                        program.sendall(get("good.example", 80))
+                        return read_all(program)
+                    except ConnectionError:
+                        return b""
+
+        answer = await asyncio.get_running_loop().run_in_executor(None, talk)
+        await asyncio.wait_for(serving, 30)
+        theirs.close()
+        return answer
+
+    assert asyncio.run(change_and_ask()) == b""
+
+
 def test_a_frame_that_cannot_be_read_ends_the_process() -> None:
     async def garble() -> None:
         ours, theirs = socket.socketpair()
