@@ -366,7 +366,7 @@ POOL: Group = Group(
         ),
         text(
             "NETWORK_CA_FILE",
-            "A file of certificates in PEM. Where TLS is opened for a rule or a credential, servers "
+            "A file of certificates in PEM. Where TLS is opened for a rule or credential, servers "
             "that have one of these are trusted, in addition to those this machine trusts.",
         ),
         addresses(
