@@ -90,6 +90,10 @@ def _write(path: str, content: bytes) -> None:
     """Replace a file as a whole, whatever a program has put in its place."""
     new = f"{path}.{os.getpid()}"
     fd = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
-    with os.fdopen(fd, "wb") as file:
-        file.write(content)
-    os.rename(new, path)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(content)
+        os.rename(new, path)
+    except OSError:
+        os.unlink(new)
+        raise
