@@ -22,6 +22,7 @@ SOME: dict[str, Any] = {
     "name": "plot.txt",
     "sandbox_id": MISSING.hex,
     "method": "Update",
+    "secret": "secret_1",
 }
 ENDPOINTS = [(name, method) for name, methods in NEEDS.items() for method in methods]
 # One, whose making costs more than a request.

@@ -157,7 +157,7 @@ def test_names_of_other_alphabets_are_those_that_name_servers_know(alice: Caller
         ({"denyOut": ALL}, 400, "network.denyOut"),
         ({"denyOut": [ALL] * 501}, 400, "network.denyOut"),
         ({"allowOut": {"pypi.org": True}}, 400, "network.allowOut"),
-        ({"rules": {"a.test": [{"transform": {"headers": {}}}]}}, 501, "network.rules"),
+        ({"rules": {"a.test": [{"transform": {"headers": {"a": "b"}}}]}}, 501, "network.rules"),
         ({"egressProxy": {"address": "a.test:1080"}}, 501, "network.egressProxy"),
         ({"dnsServers": ["1.1.1.1"]}, 501, "network.dnsServers"),
         ({"maskRequestHost": "a.test"}, 501, "network.maskRequestHost"),
@@ -226,7 +226,8 @@ def test_a_network_is_replaced_shown_and_in_the_ledger(alice: Caller, bob: Calle
     ):
         assert replace(bob, session, **body).status_code == 204, body
         assert allowed(session)[0] == mode, body
-    assert replace(alice, session, rules={"a.test": []}, allowOut=["a:1"]).status_code == 501
+    rules = {"a.test": [{"transform": {"headers": {"a": "b"}}}]}
+    assert replace(alice, session, rules=rules, allowOut=["a:1"]).status_code == 501
     assert replace(alice, session, allowInternetAccess=False).status_code == 501
     assert allowed(session)[0] == "none"
     assert verify().is_intact
