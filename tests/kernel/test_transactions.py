@@ -227,6 +227,8 @@ FEW = {
     "session-process-stdin": "The bytes go to the sandbox; the session's row says that it was used.",
     "session-process-signal": "As stdin.",
     "session-process-resize": "As stdin.",
+    "e2b-secrets": "One secret.",
+    "e2b-secret": "One secret, and its version.",
     "e2b-process-list": "Reads.",
     "e2b-process-connect": "Reads.",
     "admin-config": "One configuration, as an administrator saves it.",
