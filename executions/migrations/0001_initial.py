@@ -722,6 +722,7 @@ class Migration(migrations.Migration):
                 ('field', models.CharField(blank=True, default='', help_text='The name of the header or of the parameter, or the user name of basic.', max_length=200)),
                 ('rules', models.TextField(help_text='One rule per line, each with https://, such as https://api.example.com or GET,POST https://api.example.com/v1 # prices. Other requests do not get the value.')),
                 ('variable', models.CharField(blank=True, default='', help_text='The environment variable that has the placeholder in sandboxes, such as API_TOKEN.', max_length=100)),
+                ('source', models.CharField(blank=True, default='', help_text='Where Vault has the value: mount/path#key, such as secret/openai#api_key.', max_length=500)),
                 ('value', providers.fields.EncryptedJSONField(blank=True, editable=False, null=True)),
                 ('version', models.PositiveIntegerField(default=1, editable=False)),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False)),

@@ -14,6 +14,7 @@ from django.db.models import Q
 from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
 
+from executions.capabilities.network.vault import read_place
 from executions.kernel.public_suffixes import check_rules
 from executions.kernel.text import uuid7
 from executions.runs.models import Execution
@@ -175,6 +176,12 @@ class NetworkCredential(models.Model):
         help_text="The environment variable that has the placeholder in sandboxes, such as "
         "API_TOKEN.",
     )
+    source = models.CharField(
+        max_length=500,
+        blank=True,
+        default="",
+        help_text="Where Vault has the value: mount/path#key, such as secret/openai#api_key.",
+    )
     value = EncryptedJSONField(null=True, blank=True, editable=False)
     version = models.PositiveIntegerField(default=1, editable=False)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
@@ -247,12 +254,13 @@ class NetworkCredential(models.Model):
     @sensitive_variables()
     def clean(self) -> None:
         """Give the rules their one form. Raises ValidationError, by field."""
-        checks: tuple[tuple[str, Callable[[], None]], ...] = (
+        checks: tuple[tuple[str, Callable[[], object]], ...] = (
             ("tenant_slug", self._check_tenant),
             ("name", self._check_name),
             ("field", lambda: check_placement(self.placement, self.field)),
             ("rules", self._check_rules),
             ("variable", self._check_variable),
+            ("source", lambda: self.source and read_place(self.source)),
         )
         wrong: dict[str, Any] = {}
         for name, check in checks:
@@ -340,6 +348,10 @@ class NetworkCredential(models.Model):
             raise ValidationError(
                 {"value": "The row was changed outside the service. Enter the value again."}
             )
+        if self.source != stored.source:
+            raise ValidationError(
+                {"source": "The stored value is not from there. Enter one, or have it fetched."}
+            )
         return "" if self._binding(stored.version) == given["of"] else text
 
     @sensitive_variables()
@@ -362,6 +374,7 @@ class NetworkCredential(models.Model):
             "field": self.field,
             "rules": self.rules,
             "variable": self.variable,
+            "source": self.source,
             "version": self.version if version is None else version,
         }
 
