@@ -350,7 +350,7 @@ class NetworkCredential(models.Model):
             )
         if self.source != stored.source:
             raise ValidationError(
-                {"source": "The stored value is not from there. Enter one, or have it fetched."}
+                {"source": "The stored value is not from this source. Enter one, or fetch it."}
             )
         return "" if self._binding(stored.version) == given["of"] else text
 
