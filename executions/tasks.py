@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.conf import settings
 
 from executions.capabilities.alerts import service as alerts
+from executions.capabilities.network import sources
 from executions.capabilities.observability import audit_export
 from executions.capabilities.reports import service as reports
 from executions.capabilities.retention import service
@@ -75,6 +76,10 @@ def export_metrics() -> None:
         from executions.capabilities.observability.otlp import send
 
         run_once_in_background("metrics over OTLP", send)
+
+
+def follow_credential_sources() -> None:
+    run_once_in_background("values of credentials", sources.follow_sources)
 
 
 def make_reports() -> int:

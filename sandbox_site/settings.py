@@ -26,6 +26,7 @@ from sandbox_site import (
     observability,
     storage_settings,
     task_queue,
+    vault,
 )
 from sandbox_site.database import JOURNAL_BYTES, databases, files_of
 from sandbox_site.pool_settings import *
@@ -346,6 +347,10 @@ URL_ALLOWED_NETWORKS = env.networks("URL_ALLOWED_NETWORKS")
 # Where tenants' webhooks may be sent to, beside the internet over https.
 WEBHOOK_ALLOWED_NETWORKS = env.networks("WEBHOOK_ALLOWED_NETWORKS")
 WEBHOOK_PLAIN_HTTP = env.bool("WEBHOOK_PLAIN_HTTP")
+
+# Where values of network credentials may come from.
+VAULT_ALLOWED_NETWORKS = env.networks("VAULT_ALLOWED_NETWORKS")
+VAULT_URL, VAULT_TOKEN, VAULT_NAMESPACE, VAULT_CA = vault.server(env, VAULT_ALLOWED_NETWORKS)
 
 # Metrics, alerts and the export of the ledger; see docs/observability.md.
 METRICS_TOKEN = observability.metrics_token(env)

@@ -8,9 +8,9 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 from urllib.parse import urljoin
@@ -415,10 +415,12 @@ _PROBLEMS = {
 
 @dataclass(frozen=True)
 class Answer:
-    """Why it was not taken, without the address, which may hold a secret; "" when it was."""
+    """What became of a request. `problem` says why it failed, without the address, which may hold a
+    secret; it is "" when it did not. `status` is 0 where none has come."""
 
     problem: str
-    body: bytes = b""
+    body: bytes = field(default=b"", repr=False)
+    status: int = 0
 
 
 def post(url: str, body: bytes, headers: Mapping[str, str], receiver: Receiver) -> str:
@@ -430,6 +432,46 @@ def post_json(
     url: str, body: bytes, headers: Mapping[str, str], receiver: Receiver, *, reads: bool = True
 ) -> Answer:
     """The same, with the beginning of the answer's body if it `reads` that."""
+
+    def read(answer: httpcore.Response, budget: Budget) -> Answer:
+        if not 200 <= answer.status < 300:
+            return Answer(f"HTTP {answer.status}", status=answer.status)
+        budget.allow(_RECEIVED_BYTES)
+        return Answer("", _beginning(answer, MOST_BYTES) if reads else b"", answer.status)
+
+    return _asked(url, "POST", headers, body, receiver, SECONDS, read)
+
+
+def get(
+    url: str,
+    headers: Mapping[str, str],
+    receiver: Receiver,
+    *,
+    most_bytes: int,
+    seconds: float = SECONDS,
+) -> Answer:
+    """Return the whole body whatever the status. More than `most_bytes` of it is a problem."""
+
+    def read(answer: httpcore.Response, budget: Budget) -> Answer:
+        # Frames of small pieces are larger than what is in them.
+        budget.allow(most_bytes + _RECEIVED_BYTES)
+        body = _beginning(answer, most_bytes + 1)
+        if len(body) > most_bytes:
+            return Answer(_PROBLEMS[Reason.TOO_LARGE], status=answer.status)
+        return Answer("", body, answer.status)
+
+    return _asked(url, "GET", headers, None, receiver, seconds, read)
+
+
+def _asked(
+    url: str,
+    method: str,
+    headers: Mapping[str, str],
+    content: bytes | None,
+    receiver: Receiver,
+    seconds: float,
+    read: Callable[[httpcore.Response, Budget], Answer],
+) -> Answer:
     try:
         target = httpx.URL(url)
         if not target.host:
@@ -437,21 +479,18 @@ def post_json(
         receiver.rules.check_url(str(target.copy_with(query=None, fragment=None)))
     except (ValueError, httpx.InvalidURL):
         return Answer(_REFUSED)
-    budget = Budget(time.monotonic() + SECONDS, _PAUSE_SECONDS)
+    budget = Budget(time.monotonic() + seconds, min(seconds, _PAUSE_SECONDS))
     try:
-        with exchange(target, receiver, budget, "POST", headers, body) as answer:
-            if not 200 <= answer.status < 300:
-                return Answer(f"HTTP {answer.status}")
-            budget.allow(_RECEIVED_BYTES)
-            return Answer("", _beginning(answer) if reads else b"")
+        with exchange(target, receiver, budget, method, headers, content) as answer:
+            return read(answer, budget)
     except FetchError as error:
         return Answer(_PROBLEMS.get(error.reason, error.reason.value))
 
 
-def _beginning(answer: httpcore.Response) -> bytes:
+def _beginning(answer: httpcore.Response, most: int) -> bytes:
     found = b""
     for piece in answer.iter_stream():
         found += piece
-        if len(found) >= MOST_BYTES:
+        if len(found) >= most:
             break
-    return found[:MOST_BYTES]
+    return found[:most]

@@ -723,6 +723,7 @@ class Migration(migrations.Migration):
                 ('rules', models.TextField(blank=True, help_text='One rule per line, each with https://, such as https://api.example.com or GET,POST https://api.example.com/v1 # prices. Other requests do not get the value.')),
                 ('variable', models.CharField(blank=True, default='', help_text='The environment variable that has the placeholder in sandboxes, such as API_TOKEN.', max_length=100)),
                 ('upstream', models.CharField(blank=True, default='', help_text='The address of a service, such as https://api.example.com/v1. Code can then reach it as http://NAME.sandbox, too, without TLS and without a key.', max_length=300)),
+                ('source', models.CharField(blank=True, default='', help_text='Where Vault has the value: mount/path#key, such as secret/openai#api_key.', max_length=500)),
                 ('value', providers.fields.EncryptedJSONField(blank=True, editable=False, null=True)),
                 ('version', models.PositiveIntegerField(default=1, editable=False)),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False)),

@@ -22,6 +22,7 @@ GROUPS: tuple[Group, ...] = (
     service.PROVIDERS,
     service.FETCHED_FILES,
     service.WEBHOOKS,
+    service.VAULT,
     service.OBSERVABILITY,
     sandboxes.AGENT_SANDBOX,
     sandboxes.BRIDGE,

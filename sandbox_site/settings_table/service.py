@@ -373,6 +373,35 @@ WEBHOOKS: Group = Group(
     "[as those of providers](deployment/addresses.md).",
 )
 
+VAULT: Group = Group(
+    "Values of credentials from Vault",
+    (
+        text(
+            "VAULT_URL",
+            "The address of HashiCorp Vault or OpenBao, such as `https://vault.example.com:8200`. "
+            "Redirects are not followed.",
+        ),
+        secret(
+            "VAULT_TOKEN",
+            "The token that reads the values. Its policy should read nothing else. It is read at "
+            "start.",
+        ),
+        text("VAULT_NAMESPACE", "The namespace, where the server has some."),
+        text(
+            "VAULT_CA_FILE",
+            "PEM file of the only certificate authorities that are trusted for that server.",
+            shown="the system's",
+        ),
+        networks(
+            "VAULT_ALLOWED_NETWORKS",
+            "Addresses that the server may have although they are not public, "
+            "[written as those of providers](deployment/addresses.md); for these, plain http is "
+            "allowed.",
+        ),
+    ),
+    "Credentials of the network can have [their values from Vault](network.md#values-from-vault).",
+)
+
 OBSERVABILITY: Group = Group(
     "Metrics, alerts, export of the ledger",
     (

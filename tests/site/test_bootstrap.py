@@ -223,6 +223,7 @@ def test_what_is_due_is_done_from_the_first_start_on() -> None:
         "executions.tasks.end_stale_executions",
         "executions.tasks.export_ledger",
         "executions.tasks.export_metrics",
+        "executions.tasks.follow_credential_sources",
         "executions.tasks.forget_events",
         "executions.tasks.give_space_back",
         "executions.tasks.index_new_code",

@@ -17,7 +17,7 @@ from django.utils.safestring import SafeString
 from django.utils.translation import ngettext
 from django.views.decorators.debug import sensitive_post_parameters, sensitive_variables
 from unfold.admin import ModelAdmin
-from unfold.widgets import UnfoldAdminPasswordWidget
+from unfold.widgets import UnfoldAdminPasswordWidget, UnfoldBooleanWidget
 
 from executions.admin.executions import BoundedPaginator, SessionTenantFilter
 from executions.admin.frame import tenant_choice
@@ -30,6 +30,7 @@ from executions.capabilities.network.models import (
     NetworkCredential,
     NetworkList,
 )
+from executions.capabilities.network.sources import fetch_value
 from providers.admin_pages import GuardedAdmin, ReadOnly
 from providers.credentials import MOST_CHARACTERS, check_value
 from providers.hidden_characters import visible
@@ -294,6 +295,14 @@ class CredentialForm(_CredentialForm):
         widget=UnfoldAdminPasswordWidget(attrs={"autocomplete": "new-password"}),
     )
 
+    fetch = forms.BooleanField(
+        label="Fetch the value now",
+        required=False,
+        widget=UnfoldBooleanWidget,
+        help_text="A new source is always fetched, and each other value of it within about a "
+        "minute. Fetching makes a revoked credential active again.",
+    )
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         if (field := self.fields.get("new_value")) is None:
@@ -317,15 +326,36 @@ class CredentialForm(_CredentialForm):
     @sensitive_variables()
     def clean(self) -> dict[str, Any]:
         cleaned = super().clean() or self.cleaned_data
-        if text := cleaned.get("new_value"):
+        text = cleaned.get("new_value")
+        if source := cleaned.get("source"):
+            if text:
+                raise ValidationError({"new_value": "Leave it empty: the source has the value."})
+            text = self._fetched(source)
+        elif cleaned.get("fetch"):
+            raise ValidationError({"source": "Must be where the value is fetched from."})
+        if text:
             self.instance.set_value(text)
         return cleaned
+
+    @sensitive_variables()
+    def _fetched(self, source: str) -> str:
+        """The value to store, "" for the one that is stored. Raises ValidationError."""
+        is_new = "source" in self.changed_data
+        if self.errors or not (is_new or self.cleaned_data.get("fetch")):
+            return ""
+        text = fetch_value(source)
+        if is_new:
+            return text
+        try:
+            return "" if self.instance.open_value() == text else text
+        except ValueError:
+            return text
 
     def add_error(self, field: str | None, error: Any) -> None:
         if field is None and "value" in getattr(error, "error_dict", {}):
             # One that is wrong in itself is said already.
             said = error.error_dict.pop("value")
-            if "new_value" not in self.errors:
+            if not {"new_value", "source"} & set(self.errors):
                 error.error_dict["new_value"] = said
             if not error.error_dict:
                 return
@@ -350,7 +380,7 @@ class NetworkCredentialAdmin(GuardedAdmin, _CredentialAdmin):
         (
             "Value",
             {
-                "fields": ("placement", "field", "new_value", "variable"),
+                "fields": ("placement", "field", "source", "fetch", "new_value", "variable"),
                 "classes": ("tab", "columns"),
                 "description": "Code in a sandbox has only the placeholder. The network proxy puts "
                 "the value into requests over TLS to the hosts, methods and paths of the rules.",

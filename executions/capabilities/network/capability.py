@@ -122,6 +122,7 @@ class _Cell(_Registered):
 
 class NetworkLists(Extension):
     pages = ("executions.capabilities.network.admin",)
+    tasks = {"executions.tasks.follow_credential_sources": 1}
     fields = ("network",)
     metadata_keys = (NETWORK_LISTS, NETWORK_CREDENTIALS)
 

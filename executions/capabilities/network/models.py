@@ -14,6 +14,7 @@ from django.db.models import Q
 from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
 
+from executions.capabilities.network.vault import read_place
 from executions.kernel.public_suffixes import check_rules
 from executions.kernel.text import uuid7
 from executions.runs.models import Execution
@@ -185,6 +186,12 @@ class NetworkCredential(models.Model):
         help_text="The address of a service, such as https://api.example.com/v1. Code can then "
         "reach it as http://NAME.sandbox, too, without TLS and without a key.",
     )
+    source = models.CharField(
+        max_length=500,
+        blank=True,
+        default="",
+        help_text="Where Vault has the value: mount/path#key, such as secret/openai#api_key.",
+    )
     value = EncryptedJSONField(null=True, blank=True, editable=False)
     version = models.PositiveIntegerField(default=1, editable=False)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
@@ -257,13 +264,14 @@ class NetworkCredential(models.Model):
     @sensitive_variables()
     def clean(self) -> None:
         """Give the rules their one form. Raises ValidationError, by field."""
-        checks: tuple[tuple[str, Callable[[], None]], ...] = (
+        checks: tuple[tuple[str, Callable[[], object]], ...] = (
             ("tenant_slug", self._check_tenant),
             ("name", self._check_name),
             ("field", lambda: check_placement(self.placement, self.field)),
             ("rules", self._check_rules),
             ("variable", self._check_variable),
             ("upstream", self._check_upstream),
+            ("source", lambda: self.source and read_place(self.source)),
         )
         wrong: dict[str, Any] = {}
         for name, check in checks:
@@ -363,6 +371,10 @@ class NetworkCredential(models.Model):
             raise ValidationError(
                 {"value": "The row was changed outside the service. Enter the value again."}
             )
+        if self.source != stored.source:
+            raise ValidationError(
+                {"source": "The stored value is not from this source. Enter one, or fetch it."}
+            )
         return "" if self._binding(stored.version) == given["of"] else text
 
     @sensitive_variables()
@@ -386,6 +398,7 @@ class NetworkCredential(models.Model):
             "rules": self.rules,
             "variable": self.variable,
             "upstream": self.upstream,
+            "source": self.source,
             "version": self.version if version is None else version,
         }
 

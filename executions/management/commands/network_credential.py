@@ -10,6 +10,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.views.decorators.debug import sensitive_variables
 
 from executions.capabilities.network.credentials import find_credential, put_credential, revoke
+from executions.capabilities.network.sources import fetch_value
 from providers.checks import BEFORE_WORK
 from providers.credentials import MOST_CHARACTERS
 
@@ -18,7 +19,7 @@ class Command(BaseCommand):
     requires_system_checks = BEFORE_WORK
     help = (
         "Add a network credential, give one another value, or revoke one. The value is read from a "
-        "file or from standard input. It is never printed."
+        "file, from standard input or from Vault. It is never printed."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -40,6 +41,11 @@ class Command(BaseCommand):
         what.add_argument(
             "--from-file", type=Path, help="the file with the value; standard input by default"
         )
+        what.add_argument(
+            "--from-vault",
+            metavar="MOUNT/PATH#KEY",
+            help="where Vault has the value; each later value is fetched within about a minute",
+        )
         what.add_argument("--revoke", action="store_true", help="erase the value, for good")
 
     @sensitive_variables()
@@ -58,10 +64,11 @@ class Command(BaseCommand):
         }
         if options["rules"]:
             columns["rules"] = "\n".join(options["rules"])
+        # A value that is given here takes the place of a source.
+        source = columns["source"] = options["from_vault"] or ""
         try:
-            credential = put_credential(
-                name, _value(options["from_file"]), tenant_slug=tenant, **columns
-            )
+            value = fetch_value(source) if source else _value(options["from_file"])
+            credential = put_credential(name, value, tenant_slug=tenant, **columns)
         except ValidationError as error:
             raise CommandError(_told(error)) from None
         self.stdout.write(f"{credential} is active with version {credential.version}.")
