@@ -75,6 +75,7 @@ def _put(tenant: Tenant, name: str, value: str, by: str) -> NetworkCredential:
                 rules="",
                 variable="",
                 upstream="",
+                source="",
             )
     except IntegrityError:
         raise Conflict(f"name: There is a credential {name!r} already.") from None
