@@ -22,6 +22,7 @@ from executions.capabilities.network.credentials import find_credential, put_cre
 from executions.capabilities.network.models import NetworkCredential
 from executions.capabilities.network.sources import fetch_value, follow_sources
 from executions.capabilities.network.vault import Place, fetch, read_place
+from executions.capabilities.retention.service import begin
 from executions.kernel.http import Answer
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
@@ -356,6 +357,18 @@ def test_one_place_that_fails_keeps_no_other_from_its_value(
     served.fail("GET /v1/secret/data/two", "500")
     assert follow_sources() == 2
     assert in_force() == {"one@2": OTHER, "three@2": OTHER, "two@1": VALUE}
+
+
+def test_a_tenant_that_is_being_removed_keeps_no_other_from_its_value(
+    served: OrderedVault, charlie: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
+    sourced(tenant=charlie.tenant.slug)
+    sourced()
+    begin(charlie.tenant)
+    served.has({"api_key": OTHER})
+    assert follow_sources() == 1
+    assert in_force() == {"prices@2": OTHER}
+    assert "slug of a tenant" in caplog.text
 
 
 def test_without_sources_a_turn_is_one_statement(

@@ -76,7 +76,12 @@ def follow_sources() -> int:
         except NotFetched as error:
             kept.setdefault(str(error), []).extend(map(str, rows[source]))
         else:
-            changed += sum(_put(row, found) for row in rows[source])
+            for row in rows[source]:
+                try:
+                    changed += _put(row, found)
+                except ValidationError as error:
+                    # Such as of a tenant that is being removed. The others have theirs.
+                    kept.setdefault(" ".join(error.messages), []).append(str(row))
     for why, names in kept.items():
         more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
         logger.error(
@@ -91,6 +96,7 @@ def follow_sources() -> int:
 
 @sensitive_variables()
 def _put(row: NetworkCredential, found: Secret) -> bool:
+    """Return whether it had another value. Raises ValidationError."""
     with transaction.atomic():
         locked = _locked(row)
         if locked is None or _value_of(locked) in (None, found.reveal()):
