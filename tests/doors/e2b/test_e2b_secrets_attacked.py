@@ -1,0 +1,41 @@
+"""E2B's secrets against callers of the same tenant, floods, and changes at the same time."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.utils import timezone
+
+from executions.capabilities.network import secrets
+from executions.capabilities.network.credentials import credentials_in_force, ids_of, revoke
+from executions.capabilities.network.models import NetworkCredential
+from executions.ledger.models import LedgerEntry
+from executions.ledger.verification import verify
+from executions.sessions.models import Session
+from providers.services.settings_cache import forget_all
+from tests.conftest import Caller
+from tests.support.networks import VALUE, credential, listed
+
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("lists_forgotten")]
+
+OTHER = "sk-another-9876543210"
+
+
+def create(caller: Caller, **body: Any) -> Any:
+    return caller.client.post("/secrets", json.dumps(body), content_type="application/json")
+
+
+def change(caller: Caller, name: str, value: str) -> Any:
+    body = json.dumps({"value": value})
+    return caller.client.post(f"/secrets/{name}", body, content_type="application/json")
+
+
+def test_a_secret_takes_no_credential_of_the_installation_from_its_tenant(alice: Caller) -> None:
+    credential("models", upstream="https://api.example.com")
+    assert create(alice, name="models", value=OTHER).status_code == 201
+    forget_all()
+    found = credentials_in_force(alice.tenant.slug)
+    assert [each.value.reveal() for each in found if each.rules] == [VALUE]
