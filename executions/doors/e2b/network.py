@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import PrivateAttr
 
 from executions.doors.e2b.connect import invalid, unimplemented
+from executions.kernel.public_suffixes import check_rules
 from executions.kernel.text import is_storable
 from executions.runs.network import NetworkRequest
 from executions.sessions.models import Session
@@ -160,6 +161,10 @@ def _headers(rules: Any, field: str) -> tuple[SetHeader, ...]:
         rule = _rule_of(str(host), field)
         if rule is None or not isinstance(transforms, list):
             raise invalid(f"{field}: Must be an object of lists by host.")
+        try:
+            check_rules((rule,))
+        except ValueError as error:
+            raise invalid(f"{field}: {error}") from None
         for each in transforms:
             found += [
                 _header(rule.host, name, text, field)

@@ -39,3 +39,20 @@ def test_a_secret_takes_no_credential_of_the_installation_from_its_tenant(alice:
     forget_all()
     found = credentials_in_force(alice.tenant.slug)
     assert [each.value.reveal() for each in found if each.rules] == [VALUE]
+
+
+@pytest.mark.parametrize("host", ["*.co.uk", "*.github.io"])
+def test_a_secret_goes_to_no_hosts_that_anyone_can_have(alice: Caller, host: str) -> None:
+    listed()
+    create(alice, name="key", value=VALUE)
+    headers = {"X-Key": "${e2b.secrets.key}"}
+    network = {
+        "allowOut": ["0.0.0.0/0"],
+        "rules": {host: [{"transform": {"headers": headers}}]},
+    }
+    answer = alice.client.post(
+        "/v2/sandboxes", json.dumps({"network": network}), content_type="application/json"
+    )
+    assert answer.status_code == 400
+    assert "anyone can have" in answer.json()["message"]
+    assert not Session.objects.exists()
