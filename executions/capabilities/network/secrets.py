@@ -6,6 +6,7 @@ be read, changed or replaced here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from django.core.exceptions import ValidationError
@@ -14,11 +15,13 @@ from django.views.decorators.debug import sensitive_variables
 
 from executions.capabilities.network.credentials import put_credential, revoke
 from executions.capabilities.network.models import NetworkCredential
+from executions.kernel.audit import acting_as
 from executions.kernel.declarations import refuse
 from executions.runs.requests import Conflict
 from executions.tenants.models import Tenant
 
 _SANDBOX = NetworkCredential.Placement.SANDBOX
+_ID = re.compile(r"secret_\d+")
 
 
 def secrets_of(tenant: Tenant) -> Sequence[NetworkCredential]:
@@ -43,28 +46,46 @@ def id_of(secret: NetworkCredential) -> str:
 @sensitive_variables("value")
 def create_secret(tenant: Tenant, name: str, value: str, by: str) -> NetworkCredential:
     """Create one. Raises InvalidConfiguration, and Conflict for a name that is taken."""
-    former = NetworkCredential.objects.filter(tenant_slug=tenant.slug, name=name).defer("value")
-    if former.exclude(placement=_SANDBOX, revoked_at__isnull=False).exists():
-        raise Conflict(f"name: There is a credential {name!r} already.")
+    if _ID.fullmatch(name):
+        refuse("name", "Must not have the form of an id.")
+    _ensure_free(tenant, name)
     return _put(tenant, name, value, by)
 
 
 @sensitive_variables("value")
 def change_secret(secret: NetworkCredential, tenant: Tenant, value: str, by: str) -> None:
-    """Store another value as the next version. Raises InvalidConfiguration."""
-    _put(tenant, secret.name, value, by)
+    """Store another value as the next version. Raises InvalidConfiguration, and Conflict for one
+    that was removed meanwhile."""
+    _put(tenant, secret.name, value, by, secret)
     secret.refresh_from_db(fields=["version", "changed_at"])
 
 
-def remove_secret(secret: NetworkCredential) -> bool:
+def remove_secret(secret: NetworkCredential, by: str) -> bool:
     """Erase its value. False where that was done before."""
-    return revoke(secret)
+    with acting_as(lambda: by):
+        return revoke(secret)
+
+
+def _ensure_free(tenant: Tenant, name: str) -> None:
+    former = NetworkCredential.objects.filter(tenant_slug=tenant.slug, name=name)
+    if former.exclude(placement=_SANDBOX, revoked_at__isnull=False).exists():
+        raise Conflict(f"name: There is a credential {name!r} already.")
 
 
 @sensitive_variables("value")
-def _put(tenant: Tenant, name: str, value: str, by: str) -> NetworkCredential:
+def _put(
+    tenant: Tenant, name: str, value: str, by: str, former: NetworkCredential | None = None
+) -> NetworkCredential:
+    """`former` is the secret that is changed, None to create one."""
+    rows = NetworkCredential.objects.select_for_update(no_key=True).defer("value")
     try:
-        with transaction.atomic():
+        with transaction.atomic(), acting_as(lambda: by):
+            # It stays as it is from here on.
+            list(rows.filter(tenant_slug=tenant.slug, name=name))
+            if former is None:
+                _ensure_free(tenant, name)
+            elif not rows.filter(pk=former.pk, placement=_SANDBOX, revoked_at=None).exists():
+                raise Conflict(f"The secret {name!r} was removed.")
             return put_credential(
                 name,
                 value,

@@ -41,6 +41,62 @@ def test_a_secret_takes_no_credential_of_the_installation_from_its_tenant(alice:
     assert [each.value.reveal() for each in found if each.rules] == [VALUE]
 
 
+def test_a_secret_cannot_have_the_name_that_is_the_id_of_another(alice: Caller) -> None:
+    create(alice, name="key", value=VALUE)
+    row = NetworkCredential.objects.get()
+    answer = create(alice, name=f"secret_{row.pk}", value=OTHER)
+    assert answer.status_code == 400
+    assert answer.json()["message"].startswith("name: ")
+    assert change(alice, f"secret_{row.pk}", "sk-the-next-value").json()["name"] == "key"
+
+
+@pytest.mark.parametrize("placement", ["bearer", "sandbox"])
+def test_what_is_added_while_a_secret_is_created_stays(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch, placement: str
+) -> None:
+    slug = alice.tenant.slug
+    real = secrets._put
+
+    def late(*given: Any) -> NetworkCredential:
+        monkeypatch.setattr(secrets, "_put", real)
+        if placement == "sandbox":
+            secrets.create_secret(alice.tenant, "key", VALUE, "key:other")
+        else:
+            credential("key", tenant=slug)
+        return real(*given)
+
+    monkeypatch.setattr(secrets, "_put", late)
+    assert create(alice, name="key", value=OTHER).status_code == 409
+    row = NetworkCredential.objects.get()
+    assert (row.placement, row.version, row.open_value()) == (placement, 1, VALUE)
+
+
+def test_a_secret_that_is_removed_while_it_is_changed_stays_removed(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create(alice, name="key", value=VALUE)
+    real = secrets._put
+
+    def late(*given: Any) -> NetworkCredential:
+        revoke(NetworkCredential.objects.get())
+        return real(*given)
+
+    monkeypatch.setattr(secrets, "_put", late)
+    assert change(alice, "key", OTHER).status_code == 409
+    assert NetworkCredential.objects.get().revoked_at is not None
+
+
+def test_the_ledger_says_who_created_changed_and_removed_a_secret(alice: Caller) -> None:
+    create(alice, name="key", value=VALUE)
+    change(alice, "key", OTHER)
+    alice.client.delete("/secrets/key")
+    entries = LedgerEntry.objects.filter(kind="network_credential").order_by("sequence")
+    said = [json.loads(each.statement) for each in entries]
+    assert [each["action"] for each in said] == ["created", "changed", "revoked"]
+    assert {each["actor"] for each in said} == {f"key:{alice.api_key.prefix}"}
+    assert verify().is_intact
+
+
 @pytest.mark.parametrize("host", ["*.co.uk", "*.github.io"])
 def test_a_secret_goes_to_no_hosts_that_anyone_can_have(alice: Caller, host: str) -> None:
     listed()
