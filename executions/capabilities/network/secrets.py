@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from datetime import timedelta
 
 from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
+from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
 
 from executions.capabilities.network.credentials import put_credential, revoke
@@ -19,9 +21,20 @@ from executions.kernel.audit import acting_as
 from executions.kernel.declarations import refuse
 from executions.runs.requests import Conflict
 from executions.tenants.models import Tenant
+from providers.services.guarded_rows import keep_versions
+from providers.services.history import SYSTEM
+from providers.services.row_changes import collecting
 
 _SANDBOX = NetworkCredential.Placement.SANDBOX
 _ID = re.compile(r"secret_\d+")
+
+# Of one tenant, with those of secrets that were removed. Their rows say to all processes which
+# values no sandbox may have any more: each look reads them.
+MOST_NAMES = 1000
+# How long after its removal. Every sandbox was told of it within minutes.
+KEPT = timedelta(days=1)
+# At once.
+MOST_FORGOTTEN = 20
 
 
 def secrets_of(tenant: Tenant) -> Sequence[NetworkCredential]:
@@ -49,6 +62,15 @@ def create_secret(tenant: Tenant, name: str, value: str, by: str) -> NetworkCred
     if _ID.fullmatch(name):
         refuse("name", "Must not have the form of an id.")
     _ensure_free(tenant, name)
+    with acting_as(lambda: by):
+        _forget_removed(tenant)
+        own = NetworkCredential.objects.filter(tenant_slug=tenant.slug, placement=_SANDBOX)
+        if own.exclude(name=name).count() >= MOST_NAMES:
+            refuse(
+                "name",
+                f"A tenant has at most {MOST_NAMES} names of secrets in {KEPT.days} days, with "
+                "those of removed secrets. Use such a name again.",
+            )
     return _put(tenant, name, value, by)
 
 
@@ -70,6 +92,19 @@ def _ensure_free(tenant: Tenant, name: str) -> None:
     former = NetworkCredential.objects.filter(tenant_slug=tenant.slug, name=name)
     if former.exclude(placement=_SANDBOX, revoked_at__isnull=False).exists():
         raise Conflict(f"name: There is a credential {name!r} already.")
+
+
+def _forget_removed(tenant: Tenant) -> None:
+    """Delete what was removed so long ago that no sandbox has it."""
+    removed = NetworkCredential.objects.filter(
+        tenant_slug=tenant.slug, placement=_SANDBOX, revoked_at__lt=timezone.now() - KEPT
+    )
+    for pk in list(removed.values_list("pk", flat=True)[:MOST_FORGOTTEN]):
+        with transaction.atomic(), collecting() as touched:
+            # Unless it has a value again.
+            if row := removed.defer("value").select_for_update().filter(pk=pk).first():
+                row.delete()
+            keep_versions(touched.changes(), SYSTEM, "Removed long ago.")
 
 
 @sensitive_variables("value")

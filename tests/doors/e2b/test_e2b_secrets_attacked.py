@@ -97,6 +97,29 @@ def test_the_ledger_says_who_created_changed_and_removed_a_secret(alice: Caller)
     assert verify().is_intact
 
 
+def test_names_that_come_and_go_leave_a_bounded_number_of_rows(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(secrets, "MOST_NAMES", 3)
+    for name in ("a", "b", "c"):
+        create(alice, name=name, value=VALUE)
+        alice.client.delete(f"/secrets/{name}")
+    refused = create(alice, name="d", value=VALUE)
+    assert refused.status_code == 400
+    assert "name: " in refused.json()["message"]
+    # A name that is there already can be used again.
+    assert create(alice, name="a", value=VALUE).status_code == 201
+    forget_all()
+    assert len(ids_of(alice.tenant.slug)) == 3
+    # No sandbox has those any more that were removed long ago.
+    past = timezone.now() - secrets.KEPT - timedelta(minutes=1)
+    row = NetworkCredential.objects.get(name="b")
+    NetworkCredential.objects.filter(pk=row.pk).update(revoked_at=past)
+    assert create(alice, name="d", value=VALUE).status_code == 201
+    names = NetworkCredential.objects.values_list("name", flat=True)
+    assert sorted(names) == ["a", "c", "d"]
+
+
 @pytest.mark.parametrize("host", ["*.co.uk", "*.github.io"])
 def test_a_secret_goes_to_no_hosts_that_anyone_can_have(alice: Caller, host: str) -> None:
     listed()
