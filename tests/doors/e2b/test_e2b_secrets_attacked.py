@@ -15,7 +15,9 @@ from executions.capabilities.network.models import NetworkCredential
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
 from executions.sessions.models import Session
+from executions.sessions.session_sandbox import network_in_force
 from providers.services.settings_cache import forget_all
+from tests.attacks.test_writers_records import undone
 from tests.conftest import Caller
 from tests.support.networks import VALUE, credential, listed
 
@@ -135,3 +137,74 @@ def test_a_secret_goes_to_no_hosts_that_anyone_can_have(alice: Caller, host: str
     assert answer.status_code == 400
     assert "anyone can have" in answer.json()["message"]
     assert not Session.objects.exists()
+
+
+# Who can write to the database.
+
+
+def opened(caller: Caller, host: str = "api.example.com") -> Session:
+    headers = {"X-Key": "${e2b.secrets.key}"}
+    network = {
+        "allowOut": ["0.0.0.0/0"],
+        "rules": {host: [{"transform": {"headers": headers}}]},
+    }
+    body = json.dumps({"network": network})
+    answer = caller.client.post("/v2/sandboxes", body, content_type="application/json")
+    assert answer.status_code == 201, answer.content
+    return Session.objects.get(pk=answer.json()["sandboxID"])
+
+
+def set_in(session: Session) -> list[tuple[str, ...]]:
+    """Where the network in force of a session has values set."""
+    forget_all()
+    network = network_in_force(Session.objects.get(pk=session.pk))
+    return [] if network is None else [each.rules for each in network.credentials]
+
+
+@pytest.mark.usefixtures("kept_here")
+def test_headers_that_are_written_into_a_session_are_not_set(
+    alice: Caller, charlie: Caller, caplog: pytest.LogCaptureFixture
+) -> None:
+    listed()
+    for caller in (alice, charlie):
+        create(caller, name="key", value=VALUE)
+    mine, other, theirs = opened(alice), opened(alice, "b.example.com"), opened(charlie)
+    assert set_in(mine) == [("https://api.example.com",)]
+    stored = mine.network
+    evil = {**stored["headers"][0], "host": "evil.test"}
+    without = {name: value for name, value in stored.items() if name != "seal"}
+    for written in (
+        {**stored, "headers": [evil]},
+        {**stored, "headers": [*stored["headers"], evil]},
+        {**stored, "seal": "no base64"},
+        without,
+        other.network,
+        theirs.network,
+    ):
+        with undone():
+            Session.objects.filter(pk=mine.pk).update(network=written)
+            assert set_in(mine) == []
+    assert "are not set" in caplog.text
+    with undone():
+        Session.objects.filter(pk=theirs.pk).update(tenant_slug=alice.tenant.slug)
+        assert set_in(theirs) == []
+    assert set_in(mine) == [("https://api.example.com",)]
+
+
+@pytest.mark.usefixtures("kept_here")
+def test_a_copy_and_a_changed_network_have_headers_of_their_own(alice: Caller) -> None:
+    listed()
+    create(alice, name="key", value=VALUE)
+    session = opened(alice)
+    headers = {"X-Other": "${e2b.secrets.key}"}
+    changed = alice.client.put(
+        f"/sandboxes/{session.pk.hex}/network",
+        {
+            "rules": {"b.example.com": [{"transform": {"headers": headers}}]},
+            "allowOut": ["0.0.0.0/0"],
+        },
+        content_type="application/json",
+    )
+    assert changed.status_code == 204, changed.content
+    assert set_in(session) == [("https://b.example.com",)]
+    assert verify().is_intact
