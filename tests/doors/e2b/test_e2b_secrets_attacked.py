@@ -170,7 +170,7 @@ def test_headers_that_are_written_into_a_session_are_not_set(
         create(caller, name="key", value=VALUE)
     mine, other, theirs = opened(alice), opened(alice, "b.example.com"), opened(charlie)
     assert set_in(mine) == [("https://api.example.com",)]
-    stored = mine.network
+    stored: dict[str, Any] = dict(mine.network or {})
     evil = {**stored["headers"][0], "host": "evil.test"}
     without = {name: value for name, value in stored.items() if name != "seal"}
     for written in (
