@@ -348,7 +348,6 @@ async def _reserve(
         language=request.language,
         template=request.template,
         env=dict(request.env),
-        network=None if network is None else network.to_json(),
         contexts=[{"id": DEFAULT_CONTEXT, "language": request.language, "cwd": ""}],
         idle_seconds=request.idle_seconds,
         max_seconds=request.max_seconds,
@@ -356,6 +355,7 @@ async def _reserve(
         conversation=request.conversation,
         process_id=heartbeat.current_process_id(),
     )
+    session.network = session.network_json(network)
 
     def insert() -> None:
         ensure_sleeping_bound(caller.tenant)

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import logging
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
 from django.core.files.storage import Storage, storages
 from django.db import models
 from django.db.models import Q
@@ -11,8 +18,14 @@ from executions.kernel.storage import WORKSPACES
 from executions.kernel.text import uuid7
 from executions.runs.models import Process
 from executions.tenants.models import ApiKey, Tenant
+from providers import aes_gcm, key_ring
 from providers.fields import EncryptedJSONField, EncryptedTextField
 from providers.network import NetworkPolicy
+
+logger = logging.getLogger(__name__)
+
+_SEAL = "seal"
+_SEALED_FOR = "executions_session.network"
 
 
 class Session(models.Model):
@@ -203,8 +216,42 @@ class Session(models.Model):
 
     @property
     def network_policy(self) -> NetworkPolicy | None:
-        """Its own list; None for no network."""
-        return None if self.network is None else NetworkPolicy.from_json(self.network)
+        """Its own list; None for no network. Headers that were not sealed for it are left out."""
+        if self.network is None:
+            return None
+        said = {name: value for name, value in self.network.items() if name != _SEAL}
+        policy = NetworkPolicy.from_json(said)
+        if not policy.headers or self._has_sealed(said, str(self.network.get(_SEAL))):
+            return policy
+        logger.error(
+            "The headers of the network of session %s are not set. Find out who can write to the "
+            "database, and set its network again.",
+            self.pk,
+        )
+        return replace(policy, headers=())
+
+    def network_json(self, policy: NetworkPolicy | None) -> dict[str, Any] | None:
+        """What `network` has of a list of this session. Its headers say where secrets go, so who
+        writes to the database must not be able to add one."""
+        if policy is None:
+            return None
+        said = policy.to_json()
+        if not policy.headers:
+            return said
+        seal = aes_gcm.seal(key_ring.fernet_keys(), _SEALED_FOR, self._bound(said))
+        return {**said, _SEAL: b64encode(seal).decode()}
+
+    def _has_sealed(self, said: Mapping[str, Any], seal: str) -> bool:
+        try:
+            token = b64decode(seal)
+            plain = key_ring.opened(lambda keys: aes_gcm.unseal(keys, _SEALED_FOR, token))
+        except (aes_gcm.NotOpened, ValueError):
+            return False
+        return plain == self._bound(said)
+
+    def _bound(self, said: Mapping[str, Any]) -> bytes:
+        bound = {"session": str(self.pk), "tenant": self.tenant_slug, **said}
+        return json.dumps(bound, sort_keys=True).encode()
 
     @property
     def is_living(self) -> bool:

@@ -65,7 +65,7 @@ async def change_network(session: Session, asked: NetworkRequest | None, by: str
             pk=session.pk,
         )
         before = look_at(Session, session.pk)
-        won = rows.update(network=None if policy is None else policy.to_json())
+        won = rows.update(network=session.network_json(policy))
         session.refresh_from_db()
         if won:
             enter_row(session, "changed", before, {"by": by})

@@ -38,7 +38,7 @@ FACES = {
     "executions.capabilities.alerts": "models service",
     "executions.capabilities.dashboard": "admin service",
     "executions.capabilities.fetching": "filenames service",
-    "executions.capabilities.network": "credentials lists models sources",
+    "executions.capabilities.network": "credentials lists models secrets sources",
     "executions.capabilities.observability": (
         "audit_export capability counters destinations metrics models otlp"
     ),

@@ -160,7 +160,7 @@ def test_each_other_value_or_binding_is_another_version_and_nothing_else_is() ->
     row.save()
     assert NetworkCredential.objects.get().version == 1
     for column, wanted in (
-        ("rules", "https://other.example.com"),
+        ("rules", "https://api.example.com/v2"),
         ("variable", "PRICES"),
         ("placement", "basic"),
         ("field", "user"),
@@ -176,7 +176,7 @@ def test_each_other_value_or_binding_is_another_version_and_nothing_else_is() ->
     assert in_force() == {"prices@6": OTHER}
     [found] = credentials_in_force("")
     assert (found.id, found.placement, found.field) == (str(row.pk), "basic", "user")
-    assert (found.rules, found.variable) == (("https://other.example.com",), "PRICES")
+    assert (found.rules, found.variable) == (("https://api.example.com/v2",), "PRICES")
 
 
 def test_a_credential_keeps_its_tenant_and_name(alice: Caller) -> None:
@@ -489,7 +489,7 @@ def test_a_change_waits_for_a_second_person_and_its_value_is_nowhere_in_the_clea
     approve(waiting, approver=ben)
     assert in_force() == {"prices@1": VALUE}
     # A binding alone keeps the value, and the approver is shown that.
-    waiting = asked(admin_client, new_value="", rules="https://other.example.com")
+    waiting = asked(admin_client, new_value="", rules="https://api.example.com/v2")
     assert [each["field"] for each in waiting.diff] == ["rules", "value", "version"]
     approve(waiting, approver=ben)
     assert in_force() == {"prices@2": VALUE}
@@ -538,7 +538,8 @@ def test_an_earlier_binding_that_is_restored_keeps_the_value_and_is_a_later_vers
     admin_client.post(reverse(ADD), asked_form)
     row = NetworkCredential.objects.get()
     admin_client.post(
-        reverse(CHANGE, args=[row.pk]), {**FORM, "new_value": OTHER, "rules": "https://b.test"}
+        reverse(CHANGE, args=[row.pk]),
+        {**FORM, "new_value": OTHER, "rules": "https://api.example.com"},
     )
     first = ConfigVersion.objects.earliest("version")
     restore(User.objects.get(username="admin"), first)
@@ -549,6 +550,63 @@ def test_an_earlier_binding_that_is_restored_keeps_the_value_and_is_a_later_vers
         write(row, revoked_at=None)
     restore(User.objects.get(username="admin"), first)
     assert in_force() == {}
+
+
+# Who may change a credential and does not know its value.
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"rules": "https://evil.test"},
+        {"rules": "https://api.example.com\nhttps://evil.test"},
+        {"rules": "https://*.example.com"},
+        {"rules": "https://api.example.com:8443"},
+        {"rules": "", "placement": "sandbox"},
+    ],
+)
+def test_a_value_has_to_be_entered_again_before_it_goes_to_another_server(
+    admin_client: Client, columns: dict[str, str]
+) -> None:
+    row = credential()
+    change = reverse(CHANGE, args=[row.pk])
+    sent = {**FORM, "placement": "bearer", "field": "", **columns}
+    answer = admin_client.post(change, {**sent, "new_value": ""})
+    assert answer.status_code == 200
+    [told] = answer.context["adminform"].form.errors["new_value"]
+    assert told == "Enter the value again: it would go to another server."
+    assert in_force() == {"prices@1": VALUE}
+    assert admin_client.post(change, {**sent, "new_value": OTHER}).status_code == 302
+    assert in_force() == {"prices@2": OTHER}
+
+
+def test_no_earlier_binding_to_another_server_is_restored_without_the_value(
+    admin_client: Client,
+) -> None:
+    admin_client.post(reverse(ADD), FORM)
+    row = NetworkCredential.objects.get()
+    there = {**FORM, "new_value": OTHER, "rules": "https://b.test"}
+    admin_client.post(reverse(CHANGE, args=[row.pk]), there)
+    first = ConfigVersion.objects.earliest("version")
+    with pytest.raises(InvalidConfiguration, match="Enter the value again"):
+        restore(User.objects.get(username="admin"), first)
+    assert in_force() == {"prices@2": OTHER}
+    assert credentials_in_force("")[0].rules == ("https://b.test",)
+
+
+def test_a_callers_secret_is_bound_to_no_server_without_its_value(alice: Caller) -> None:
+    slug = alice.tenant.slug
+    put_credential("key", VALUE, tenant_slug=slug, placement="sandbox")
+    row = NetworkCredential.objects.get()
+    row.placement, row.rules = "bearer", "https://evil.test"
+    with pytest.raises(ValidationError, match="Enter the value again"):
+        row.save()
+    row.rules = "https://a.test"
+    row.set_value(OTHER)
+    row.save()
+    row.rules = "https://*.a.test"
+    with pytest.raises(ValidationError, match="Enter the value again"):
+        row.save()
 
 
 # The command.

@@ -6,16 +6,19 @@ of other processes a thread looks each second, as long as there is a run that wa
 
 from __future__ import annotations
 
+import json
 import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from weakref import WeakSet
 
+from django.views.decorators.debug import sensitive_variables
+
 from executions.capabilities.network import credentials
 from providers.base import SandboxProvider
-from providers.credentials import Credential
+from providers.credentials import Credential, changes_to_json
 from providers.errors import SandboxError
 from providers.manager import loaded
 from providers.threads import Loop, NoThreadLeft, reset_after_fork, start_thread
@@ -25,6 +28,9 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 # How long an administrator, or the next look, waits for providers.
 SEND_SECONDS = 3.0
+# Of one message: services take bodies of a mebibyte, and of so many values.
+MESSAGE_BYTES = 256 * 1024
+MESSAGE_CREDENTIALS = 500
 
 
 class Holder:
@@ -130,14 +136,34 @@ def _send(
     changes: Mapping[str, Credential | None],
     took: set[SandboxProvider],
 ) -> None:
-    try:
-        provider.change_credentials(changes)
-    except SandboxError as error:
-        logger.error(
-            "The provider %r did not take changed credentials: %s", provider.id, error.message
-        )
-        return
-    took.add(provider)
+    has_all = True
+    for part in _parts(changes):
+        try:
+            provider.change_credentials(part)
+        except SandboxError as error:
+            # What it does not take must not hold up a revocation in another part.
+            has_all = False
+            logger.error(
+                "The provider %r did not take changed credentials: %s", provider.id, error.message
+            )
+    if has_all:
+        took.add(provider)
+
+
+@sensitive_variables()
+def _parts(changes: Mapping[str, Credential | None]) -> Iterator[dict[str, Credential | None]]:
+    """Changes in messages of a bounded size, those that take a credential away first."""
+    part: dict[str, Credential | None] = {}
+    room = MESSAGE_BYTES
+    for each, now in sorted(changes.items(), key=lambda change: change[1] is not None):
+        size = len(json.dumps(changes_to_json({each: now})))
+        if part and (size > room or len(part) >= MESSAGE_CREDENTIALS):
+            yield part
+            part, room = {}, MESSAGE_BYTES
+        part[each] = now
+        room -= size
+    if part:
+        yield part
 
 
 def _note_end(provider: SandboxProvider) -> None:

@@ -94,10 +94,13 @@ _in_force = CachedQuery(_load, NetworkCredential)
 
 
 def credentials_in_force(tenant_slug: str) -> tuple[Credential, ...]:
-    """Return the tenant's, then the installation's of other names. As of a second ago at most."""
+    """Return the tenant's, then the installation's of other names. As of a second ago at most.
+
+    A secret of the tenant's callers is bound by no rules, and takes no name from the others.
+    """
     rows = _in_force()
     own = rows.by_tenant.get(tenant_slug, []) if tenant_slug else []
-    names = {each.name for each in own}
+    names = {each.name for each in own if each.placement != "sandbox"}
     general = (each for each in rows.by_tenant.get("", []) if each.name not in names)
     return (*own, *general)
 

@@ -375,7 +375,22 @@ class NetworkCredential(models.Model):
             raise ValidationError(
                 {"source": "The stored value is not from this source. Enter one, or fetch it."}
             )
-        return "" if self._binding(stored.version) == given["of"] else text
+        if self._binding(stored.version) == given["of"]:
+            return ""
+        if self._reaches_more(given["of"]):
+            # Or who can change it could have it sent to a server of his own.
+            raise ValidationError(
+                {"value": "Enter the value again: it would go to another server."}
+            )
+        return text
+
+    def _reaches_more(self, former: Mapping[str, Any]) -> bool:
+        """Whether the value goes to a server that it did not go to before."""
+        if (self.placement == self.Placement.SANDBOX) != (former["placement"] == "sandbox"):
+            return True
+        known = [Rule.parse(line) for line in former["rules"].splitlines()]
+        rules = (Rule.parse(line) for line in self.rules.splitlines())
+        return not all(any(_is_within(rule, each) for each in known) for rule in rules)
 
     @sensitive_variables()
     def _sealed(self) -> dict[str, Any] | None:
@@ -401,6 +416,12 @@ class NetworkCredential(models.Model):
             "source": self.source,
             "version": self.version if version is None else version,
         }
+
+
+def _is_within(rule: Rule, around: Rule) -> bool:
+    """Whether each server of a rule is one of another rule."""
+    is_below = around.host.startswith("*.") and rule.host.endswith(around.host[1:])
+    return (is_below or rule.host == around.host) and set(rule.ports) <= set(around.ports)
 
 
 def _text(moment: datetime | None) -> str:

@@ -10,11 +10,13 @@ import ipaddress
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import PrivateAttr
 
 from executions.doors.e2b.connect import invalid, unimplemented
+from executions.kernel.declarations import Members
+from executions.kernel.public_suffixes import check_rules
 from executions.kernel.text import is_storable
 from executions.runs.network import NetworkRequest
 from executions.sessions.models import Session
@@ -41,7 +43,7 @@ _HARMLESS = ("allowPublicTraffic",)
 class _Request(NetworkRequest):
     """A list with headers, which no other API can name."""
 
-    _headers: tuple[SetHeader, ...] = PrivateAttr(default=())
+    _headers: Annotated[tuple[SetHeader, ...], Members(_MOST_HEADERS)] = PrivateAttr(default=())
 
     def with_headers(self, headers: tuple[SetHeader, ...]) -> _Request:
         self._headers = headers
@@ -160,6 +162,10 @@ def _headers(rules: Any, field: str) -> tuple[SetHeader, ...]:
         rule = _rule_of(str(host), field)
         if rule is None or not isinstance(transforms, list):
             raise invalid(f"{field}: Must be an object of lists by host.")
+        try:
+            check_rules((rule,))
+        except ValueError as error:
+            raise invalid(f"{field}: {error}") from None
         for each in transforms:
             found += [
                 _header(rule.host, name, text, field)

@@ -67,7 +67,7 @@ class OneSecretView(_SecretApiView):
         return json_response(_detail(found))
 
     def delete(self, request: Request, secret: str) -> HttpResponse:
-        remove_secret(self.secret(secret))
+        remove_secret(self.secret(secret), self.by())
         return HttpResponse(status=204)
 
 
