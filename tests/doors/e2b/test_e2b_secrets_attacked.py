@@ -139,6 +139,28 @@ def test_a_secret_goes_to_no_hosts_that_anyone_can_have(alice: Caller, host: str
     assert not Session.objects.exists()
 
 
+@pytest.mark.usefixtures("kept_here")
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("api.example.com", 201), ("x.below.test", 201), ("*.below.test", 201), ("b.test", 400)],
+)
+def test_the_host_of_a_header_has_to_be_one_that_the_sandbox_asks_for(
+    alice: Caller, host: str, status: int
+) -> None:
+    listed()
+    create(alice, name="key", value=VALUE)
+    headers = {"X-Key": "${e2b.secrets.key}"}
+    network = {
+        "allowOut": ["api.example.com", "*.below.test"],
+        "denyOut": ["0.0.0.0/0"],
+        "rules": {host: [{"transform": {"headers": headers}}]},
+    }
+    body = json.dumps({"network": network})
+    answer = alice.client.post("/v2/sandboxes", body, content_type="application/json")
+    assert answer.status_code == status, answer.content
+    assert status == 201 or host in answer.json()["message"]
+
+
 # Who can write to the database.
 
 
