@@ -7,9 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.exceptions import ValidationError
 from django.utils import timezone
 
-from executions.capabilities.network import secrets
+from executions.capabilities.network import models, secrets
 from executions.capabilities.network.credentials import credentials_in_force, ids_of, revoke
 from executions.capabilities.network.models import NetworkCredential
 from executions.ledger.models import LedgerEntry
@@ -120,6 +121,18 @@ def test_names_that_come_and_go_leave_a_bounded_number_of_rows(
     assert create(alice, name="d", value=VALUE).status_code == 201
     names = NetworkCredential.objects.values_list("name", flat=True)
     assert sorted(names) == ["a", "c", "d"]
+
+
+def test_callers_that_use_up_their_secrets_leave_room_for_administrators(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "MOST_CREDENTIALS", 2)
+    statuses = [create(alice, name=name, value=VALUE).status_code for name in ("a", "b", "c")]
+    assert statuses == [201, 201, 400]
+    for name in ("d", "e"):
+        credential(name, tenant=alice.tenant.slug)
+    with pytest.raises(ValidationError, match="2 active credentials"):
+        credential("f", tenant=alice.tenant.slug)
 
 
 @pytest.mark.parametrize("host", ["*.co.uk", "*.github.io"])
