@@ -485,6 +485,9 @@ def with_credentials(network: Network, changes: Mapping[str, Credential | None])
 
 def _changed(former: Credential, now: Credential | None) -> Credential | None:
     """Another version of a credential. What a sandbox's own list has bound stays where it is."""
+    if now is not None and now.version < former.version:
+        # Of two changes at the same time, the former can come last.
+        return former
     if now is None or not former.template or now is former:
         return now
     if now.placement != "sandbox":

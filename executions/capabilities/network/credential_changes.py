@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from django.views.decorators.debug import sensitive_variables
 
@@ -43,6 +43,8 @@ class Holder:
 
 _holders: set[Holder] = set()
 _busy: WeakSet[SandboxProvider] = WeakSet()
+# What came meanwhile for those that are busy: the newest of each credential.
+_waiting: WeakKeyDictionary[SandboxProvider, dict[str, Credential | None]] = WeakKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -103,32 +105,49 @@ def send(
     """Send changes to each provider in a thread of its own, and return those that have taken them.
 
     Waits for `seconds` at most. What fails or hangs is logged; one that hangs gets no second
-    thread.
+    thread, and the changes when it has taken the former ones.
     """
     took: set[SandboxProvider] = set()
     threads = []
     for provider, wanted in changes.items():
-        with _lock:
-            if provider in _busy:
-                logger.error("The provider %r still hangs over changed credentials.", provider.id)
-                continue
-            _busy.add(provider)
-        try:
-            threads.append(
-                start_thread(
-                    "credential-change",
-                    partial(_send, provider, wanted, took),
-                    at_end=partial(_note_end, provider),
-                )
-            )
-        except NoThreadLeft as error:
-            logger.error("%s", error.message)
+        if (thread := _start(provider, wanted, took)) is not None:
+            threads.append(thread)
     deadline = time.monotonic() + seconds
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     if any(thread.is_alive() for thread in threads):
         logger.error("A provider takes longer than %g s for changed credentials.", seconds)
     return set(took)
+
+
+def _start(
+    provider: SandboxProvider,
+    changes: Mapping[str, Credential | None],
+    took: set[SandboxProvider],
+) -> threading.Thread | None:
+    with _lock:
+        if provider in _busy:
+            _waiting.setdefault(provider, {}).update(changes)
+            logger.error("The provider %r still hangs over changed credentials.", provider.id)
+            return None
+        _busy.add(provider)
+    return _begin(provider, changes, took)
+
+
+def _begin(
+    provider: SandboxProvider,
+    changes: Mapping[str, Credential | None],
+    took: set[SandboxProvider],
+) -> threading.Thread | None:
+    try:
+        return start_thread(
+            "credential-change",
+            partial(_send, provider, changes, took),
+            at_end=partial(_note_end, provider),
+        )
+    except NoThreadLeft as error:
+        logger.error("%s", error.message)
+        return None
 
 
 def _send(
@@ -168,7 +187,11 @@ def _parts(changes: Mapping[str, Credential | None]) -> Iterator[dict[str, Crede
 
 def _note_end(provider: SandboxProvider) -> None:
     with _lock:
-        _busy.discard(provider)
+        waiting = _waiting.pop(provider, None)
+        if waiting is None:
+            _busy.discard(provider)
+            return
+    _begin(provider, waiting, set())
 
 
 def _forget() -> None:
@@ -176,6 +199,7 @@ def _forget() -> None:
     _lock = threading.Lock()
     _holders.clear()
     _busy.clear()
+    _waiting.clear()
 
 
 _loop = Loop("credential-changes", look)

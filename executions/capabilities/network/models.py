@@ -327,6 +327,11 @@ class NetworkCredential(models.Model):
 
     def _is_one_too_many(self) -> bool:
         others = NetworkCredential.objects.filter(tenant_slug=self.tenant_slug, revoked_at=None)
+        # What callers have created takes no room from what administrators bind.
+        if self.placement == self.Placement.SANDBOX:
+            others = others.filter(placement=self.Placement.SANDBOX)
+        else:
+            others = others.exclude(placement=self.Placement.SANDBOX)
         return others.exclude(pk=self.pk).count() >= MOST_CREDENTIALS
 
     def _stored(self, *, lock: bool = False) -> NetworkCredential | None:

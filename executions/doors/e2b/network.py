@@ -117,7 +117,17 @@ def _asked(rules: Mapping[str, Any], where: str, *, is_denied: bool) -> NetworkR
         return asked
     if asked is None or asked.mode == "none":
         raise invalid(f"{where}rules: Name the hosts in allowOut, too.")
+    if asked.mode != "open":
+        known = asked.policy.rules
+        for each in headers:
+            # A header that is never set would be found out by its program only.
+            if not any(_is_below(each.host, rule.host) for rule in known):
+                raise invalid(f"{where}rules: Name {each.host} in allowOut, too.")
     return _Request(mode=asked.mode, allow=asked.allow).with_headers(headers)
+
+
+def _is_below(host: str, around: str) -> bool:
+    return host == around or (around.startswith("*.") and host.endswith(around[1:]))
 
 
 def _hosts_asked(rules: Mapping[str, Any], where: str, *, is_denied: bool) -> NetworkRequest | None:

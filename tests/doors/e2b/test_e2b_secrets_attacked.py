@@ -7,9 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.core.exceptions import ValidationError
 from django.utils import timezone
 
-from executions.capabilities.network import secrets
+from executions.capabilities.network import models, secrets
 from executions.capabilities.network.credentials import credentials_in_force, ids_of, revoke
 from executions.capabilities.network.models import NetworkCredential
 from executions.ledger.models import LedgerEntry
@@ -122,6 +123,18 @@ def test_names_that_come_and_go_leave_a_bounded_number_of_rows(
     assert sorted(names) == ["a", "c", "d"]
 
 
+def test_callers_that_use_up_their_secrets_leave_room_for_administrators(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(models, "MOST_CREDENTIALS", 2)
+    statuses = [create(alice, name=name, value=VALUE).status_code for name in ("a", "b", "c")]
+    assert statuses == [201, 201, 400]
+    for name in ("d", "e"):
+        credential(name, tenant=alice.tenant.slug)
+    with pytest.raises(ValidationError, match="2 active credentials"):
+        credential("f", tenant=alice.tenant.slug)
+
+
 @pytest.mark.parametrize("host", ["*.co.uk", "*.github.io"])
 def test_a_secret_goes_to_no_hosts_that_anyone_can_have(alice: Caller, host: str) -> None:
     listed()
@@ -137,6 +150,28 @@ def test_a_secret_goes_to_no_hosts_that_anyone_can_have(alice: Caller, host: str
     assert answer.status_code == 400
     assert "anyone can have" in answer.json()["message"]
     assert not Session.objects.exists()
+
+
+@pytest.mark.usefixtures("kept_here")
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [("api.example.com", 201), ("x.below.test", 201), ("*.below.test", 201), ("b.test", 400)],
+)
+def test_the_host_of_a_header_has_to_be_one_that_the_sandbox_asks_for(
+    alice: Caller, host: str, status: int
+) -> None:
+    listed()
+    create(alice, name="key", value=VALUE)
+    headers = {"X-Key": "${e2b.secrets.key}"}
+    network = {
+        "allowOut": ["api.example.com", "*.below.test"],
+        "denyOut": ["0.0.0.0/0"],
+        "rules": {host: [{"transform": {"headers": headers}}]},
+    }
+    body = json.dumps({"network": network})
+    answer = alice.client.post("/v2/sandboxes", body, content_type="application/json")
+    assert answer.status_code == status, answer.content
+    assert status == 201 or host in answer.json()["message"]
 
 
 # Who can write to the database.
