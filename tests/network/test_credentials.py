@@ -19,7 +19,7 @@ from django.db import IntegrityError, connection, transaction
 from django.test import Client
 from django.urls import reverse
 
-from executions.capabilities.network import credential_changes
+from executions.capabilities.network import credential_changes, credentials
 from executions.capabilities.network.credential_changes import Holder, look, register, send
 from executions.capabilities.network.credentials import (
     CREDENTIALS,
@@ -801,6 +801,22 @@ def test_a_change_reaches_the_providers_of_this_process_once_it_is_committed(
     with django_capture_on_commit_callbacks(execute=True):
         revoke(row)
     assert taken.said == [{str(row.pk): "prices@1"}, {str(row.pk): None}]
+
+
+def test_a_revocation_is_sent_though_another_thread_has_just_looked_up_the_former(
+    taken: Any, monkeypatch: pytest.MonkeyPatch, django_capture_on_commit_callbacks: Any
+) -> None:
+    class Lent:
+        provider = taken
+
+    row = credential()
+    assert in_force() == {"prices@1": VALUE}
+    monkeypatch.setattr(credential_changes, "loaded", lambda: [Lent])
+    # As if its lookup had begun before the commit, and ended after all was forgotten.
+    monkeypatch.setattr(credentials._in_force, "forget", lambda **signal: None)
+    with django_capture_on_commit_callbacks(execute=True):
+        revoke(row)
+    assert taken.said == [{str(row.pk): None}]
 
 
 def test_a_run_is_registered_while_its_code_runs(
