@@ -107,6 +107,7 @@ def put_token(row: NetworkCredential, token: bytes) -> None:
         ({"rules": "\n".join(f"https://a{n}.test" for n in range(51))}, "rules"),
         ({"variable": "lower"}, "variable"),
         ({"placement": "cookie"}, "placement"),
+        ({"placement": "sandbox", "rules": ""}, "placement"),
         ({"field": "X-Key"}, "field"),
         ({"placement": "header"}, "field"),
         ({"placement": "header", "field": "Host"}, "field"),
@@ -562,7 +563,6 @@ def test_an_earlier_binding_that_is_restored_keeps_the_value_and_is_a_later_vers
         {"rules": "https://api.example.com\nhttps://evil.test"},
         {"rules": "https://*.example.com"},
         {"rules": "https://api.example.com:8443"},
-        {"rules": "", "placement": "sandbox"},
     ],
 )
 def test_a_value_has_to_be_entered_again_before_it_goes_to_another_server(
@@ -604,9 +604,10 @@ def test_a_callers_secret_is_bound_to_no_server_without_its_value(alice: Caller)
     row.rules = "https://a.test"
     row.set_value(OTHER)
     row.save()
-    row.rules = "https://*.a.test"
-    with pytest.raises(ValidationError, match="Enter the value again"):
-        row.save()
+    for rules, placement in (("https://*.a.test", "bearer"), ("", "sandbox")):
+        row.rules, row.placement = rules, placement
+        with pytest.raises(ValidationError, match="Enter the value again"):
+            row.save()
 
 
 # The command.
