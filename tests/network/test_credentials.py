@@ -19,7 +19,7 @@ from django.db import IntegrityError, connection, transaction
 from django.test import Client
 from django.urls import reverse
 
-from executions.capabilities.network import credential_changes
+from executions.capabilities.network import credential_changes, credentials
 from executions.capabilities.network.credential_changes import Holder, look, register, send
 from executions.capabilities.network.credentials import (
     CREDENTIALS,
@@ -107,6 +107,7 @@ def put_token(row: NetworkCredential, token: bytes) -> None:
         ({"rules": "\n".join(f"https://a{n}.test" for n in range(51))}, "rules"),
         ({"variable": "lower"}, "variable"),
         ({"placement": "cookie"}, "placement"),
+        ({"placement": "sandbox", "rules": ""}, "placement"),
         ({"field": "X-Key"}, "field"),
         ({"placement": "header"}, "field"),
         ({"placement": "header", "field": "Host"}, "field"),
@@ -562,7 +563,6 @@ def test_an_earlier_binding_that_is_restored_keeps_the_value_and_is_a_later_vers
         {"rules": "https://api.example.com\nhttps://evil.test"},
         {"rules": "https://*.example.com"},
         {"rules": "https://api.example.com:8443"},
-        {"rules": "", "placement": "sandbox"},
     ],
 )
 def test_a_value_has_to_be_entered_again_before_it_goes_to_another_server(
@@ -604,9 +604,10 @@ def test_a_callers_secret_is_bound_to_no_server_without_its_value(alice: Caller)
     row.rules = "https://a.test"
     row.set_value(OTHER)
     row.save()
-    row.rules = "https://*.a.test"
-    with pytest.raises(ValidationError, match="Enter the value again"):
-        row.save()
+    for rules, placement in (("https://*.a.test", "bearer"), ("", "sandbox")):
+        row.rules, row.placement = rules, placement
+        with pytest.raises(ValidationError, match="Enter the value again"):
+            row.save()
 
 
 # The command.
@@ -801,6 +802,22 @@ def test_a_change_reaches_the_providers_of_this_process_once_it_is_committed(
     with django_capture_on_commit_callbacks(execute=True):
         revoke(row)
     assert taken.said == [{str(row.pk): "prices@1"}, {str(row.pk): None}]
+
+
+def test_a_revocation_is_sent_though_another_thread_has_just_looked_up_the_former(
+    taken: Any, monkeypatch: pytest.MonkeyPatch, django_capture_on_commit_callbacks: Any
+) -> None:
+    class Lent:
+        provider = taken
+
+    row = credential()
+    assert in_force() == {"prices@1": VALUE}
+    monkeypatch.setattr(credential_changes, "loaded", lambda: [Lent])
+    # As if its lookup had begun before the commit, and ended after all was forgotten.
+    monkeypatch.setattr(credentials._in_force, "forget", lambda **signal: None)
+    with django_capture_on_commit_callbacks(execute=True):
+        revoke(row)
+    assert taken.said == [{str(row.pk): None}]
 
 
 def test_a_run_is_registered_while_its_code_runs(

@@ -65,7 +65,8 @@ def spread(credential_id: str) -> None:
 
     What fails is logged.
     """
-    change = {credential_id: credentials.all_in_force().get(credential_id)}
+    # What is kept of all may have been looked up before the commit, by another thread.
+    change = {credential_id: credentials.read_in_force(credential_id)}
     providers = {id(lease.provider): lease.provider for lease in loaded()}
     send(dict.fromkeys(providers.values(), change))
 

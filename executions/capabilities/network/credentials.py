@@ -110,6 +110,16 @@ def all_in_force() -> Mapping[str, Credential]:
     return _in_force().by_id
 
 
+@sensitive_variables()
+def read_in_force(credential_id: str) -> Credential | None:
+    """Return one as the database has it now, None where it is not in force."""
+    try:
+        row = NetworkCredential.objects.filter(pk=credential_id, revoked_at=None).first()
+    except DecryptionError:
+        return None
+    return None if row is None else _credential_of(row)
+
+
 def ids_of(tenant_slug: str) -> set[str]:
     """Return the ids of all that the tenant's sandboxes can have had, also of those revoked."""
     ids = _in_force().ids

@@ -267,6 +267,7 @@ class NetworkCredential(models.Model):
         checks: tuple[tuple[str, Callable[[], object]], ...] = (
             ("tenant_slug", self._check_tenant),
             ("name", self._check_name),
+            ("placement", self._check_placement),
             ("field", lambda: check_placement(self.placement, self.field)),
             ("rules", self._check_rules),
             ("variable", self._check_variable),
@@ -298,6 +299,10 @@ class NetworkCredential(models.Model):
     def _check_name(self) -> None:
         if not NAME.fullmatch(self.name):
             raise ValueError("Must be small letters, digits, _ and -, at most 63.")
+
+    def _check_placement(self) -> None:
+        if self.placement == self.Placement.SANDBOX and not self.tenant_slug:
+            raise ValueError("sandbox: Must be of a tenant, whose callers name it.")
 
     def _check_rules(self) -> None:
         rules = tuple(
