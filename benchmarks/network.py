@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from multiprocessing.connection import Connection
@@ -133,7 +133,12 @@ class Bench:
         process = await asyncio.create_subprocess_exec(
             *("/usr/bin/python3", "-c", CLIENT, given), cwd=folder, stdout=subprocess.PIPE
         )
-        output, _ = await process.communicate()
+        try:
+            output, _ = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
         return list(json.loads(output))
 
 
@@ -180,8 +185,9 @@ async def memory_of_many(bench: Bench, counts: tuple[int, int]) -> dict[int, int
     return found
 
 
-async def neighbours(bench: Bench, calls: int) -> tuple[float, float]:
-    """p50 of short runs, in ms: alone, and while four sandboxes download."""
+async def neighbours(bench: Bench, folder: Path, calls: int) -> tuple[float, float, float]:
+    """p50 of short runs, in ms: alone, while four sandboxes download, and while four programs
+    outside of sandboxes do."""
 
     async def short() -> float:
         taken = []
@@ -192,14 +198,18 @@ async def neighbours(bench: Bench, calls: int) -> tuple[float, float]:
             await asyncio.sleep(0.05)
         return statistics.median(taken)
 
+    async def beside(download: Callable[[], Coroutine[Any, Any, Any]]) -> float:
+        downloads = [asyncio.create_task(download()) for _ in range(4)]
+        await asyncio.sleep(2)
+        found = await short()
+        for each in downloads:
+            each.cancel()
+        await asyncio.gather(*downloads, return_exceptions=True)
+        return found
+
     alone = await short()
-    downloads = [asyncio.create_task(bench.inside("/large", 1000)) for _ in range(4)]
-    await asyncio.sleep(2)
-    beside = await short()
-    for each in downloads:
-        each.cancel()
-    await asyncio.gather(*downloads, return_exceptions=True)
-    return alone, beside
+    inside = await beside(lambda: bench.inside("/large", 1000))
+    return alone, inside, await beside(lambda: bench.outside(folder, "/large", 1000))
 
 
 async def measure(kind: str, calls: int) -> None:
@@ -224,10 +234,11 @@ async def measure(kind: str, calls: int) -> None:
                         f"{kind}: {title}, {way}: {ours * 1000:.2f} ms, direct "
                         f"{theirs * 1000:.2f} ms, ratio {ours / theirs:.2f}"
                     )
-            alone, beside = await neighbours(bench, calls)
+            alone, inside, outside = await neighbours(bench, folder, calls)
             print(
-                f"{kind}: a neighbour's run: {beside:.1f} ms beside four downloads, alone "
-                f"{alone:.1f} ms, ratio {beside / alone:.2f}"
+                f"{kind}: a neighbour's run: alone {alone:.1f} ms, during four downloads "
+                f"{inside:.1f} ms, ratio {inside / alone:.2f}; during four outside of sandboxes "
+                f"{outside:.1f} ms, ratio {outside / alone:.2f}"
             )
             for count, kib in (await memory_of_many(bench, (10, 200))).items():
                 print(f"{kind}: the proxy with {count} sandboxes connected: {kib / 1024:.1f} MiB")

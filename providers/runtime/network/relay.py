@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import socket
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import cast
 
-# What a pipe may hold, where the kernel lets its user have so much.
-PIPE_BYTES = 256 * 1024
+# What a pipe holds.
+PIPE_BYTES = 64 * 1024
 # So many bytes pass before other connections have their turn.
 TURN_BYTES = 1024 * 1024
+# What connections may have together in a second when several have turns: programs that read faster
+# would take the processors from runs that use no network.
+SHARED_BYTES = 256 * 1024 * 1024
+_RECENT_SECONDS = 0.1
 # Pipes that wait for their next use. One in use is held only while there is something in it.
 MOST_SPARE = 64
 
@@ -29,11 +31,7 @@ class Pipes:
         """An empty pipe, its end for reading first. Raises OSError."""
         if self._spare:
             return self._spare.pop()
-        ends = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        with suppress(OSError):
-            # Its user may have too many already, and then it stays small.
-            fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, PIPE_BYTES)
-        return ends
+        return os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def give_back(self, ends: tuple[int, int], *, is_empty: bool) -> None:
         if is_empty and len(self._spare) < MOST_SPARE:
@@ -44,35 +42,42 @@ class Pipes:
 
 
 _pipes = Pipes()
+# When each relay that has had a turn had its last.
+_turns: dict[object, float] = {}
 
 
 async def relay(
     source: socket.socket,
     target: socket.socket,
     count: Callable[[int], None],
-    most: int | None = None,
-) -> int:
-    """Pass on what comes until the source ends, or `most` bytes. Return how many bytes passed.
+) -> None:
+    """Pass on what comes until the source ends.
 
     Both are without blocking, and of no transport. `count` is given the size of each piece, before
     it passes; what it raises ends the relay. Raises OSError.
     """
-    passed = turn = 0
-    while most is None or passed < most:
-        size = PIPE_BYTES if most is None else min(PIPE_BYTES, most - passed)
-        piece = await _pass_piece(source, target, size, count)
-        if not piece:
-            break
-        passed += piece
-        turn += piece
-        if turn >= TURN_BYTES:
-            turn = 0
-            await asyncio.sleep(0)
-    return passed
+    own = object()
+    turn = 0
+    try:
+        while piece := await _pass_piece(source, target, count):
+            turn += piece
+            if turn >= TURN_BYTES:
+                turn = 0
+                await asyncio.sleep(_pause(own))
+    finally:
+        _turns.pop(own, None)
+
+
+def _pause(own: object) -> float:
+    """How long a relay waits after a turn: 0 where it is the only one."""
+    now = asyncio.get_running_loop().time()
+    _turns[own] = now
+    recent = sum(now - each < _RECENT_SECONDS for each in _turns.values())
+    return 0 if recent == 1 else recent * TURN_BYTES / SHARED_BYTES
 
 
 async def _pass_piece(
-    source: socket.socket, target: socket.socket, size: int, count: Callable[[int], None]
+    source: socket.socket, target: socket.socket, count: Callable[[int], None]
 ) -> int:
     loop = asyncio.get_running_loop()
     flags = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
@@ -81,7 +86,7 @@ async def _pass_piece(
         ends = _pipes.take()
         try:
             try:
-                piece = left = os.splice(source.fileno(), ends[1], size, flags=flags)
+                piece = left = os.splice(source.fileno(), ends[1], PIPE_BYTES, flags=flags)
             except BlockingIOError:
                 # Whoever waits holds no pipe.
                 piece = -1
