@@ -444,7 +444,9 @@ print(status())
         kept.change_network(reach.network("elsewhere.example"))
         assert kept.run(Job("print(status())", timeout=TIMEOUT)).stdout == "403\n"
         kept.change_network(None)
-        assert kept.run(Job("print(status())", timeout=TIMEOUT)).stdout == "URLError\n"
+        # In gVisor the guest may still listen when the host already serves nothing.
+        closed = kept.run(Job("print(status())", timeout=TIMEOUT)).stdout
+        assert closed in ("URLError\n", "RemoteDisconnected\n")
         kept.change_network(reach.network())
         again = kept.run(Job("print(status())", timeout=TIMEOUT))
         assert again.stdout == "200\n", (again.stdout, again.stderr)
