@@ -1,0 +1,193 @@
+"""The declaration of a template: what its sandboxes have beyond the programs of the machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from providers.errors import InvalidConfiguration
+from providers.network import NetworkPolicy
+from providers.runtime.guest.names import problem
+
+# Of a name, which callers write in requests: no other template of the installation or of the tenant
+# has it.
+NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+
+MOST_REQUIREMENTS = 200
+MOST_VARIABLES = 100
+MOST_FILES = 100
+FILES_BYTES = 1 << 20
+_TEXT = 1000
+
+# A package of npm: its name, with its scope, and a range of versions.
+_NPM = re.compile(r"(@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*(@[ 0-9A-Za-z.^~<>=|*+-]{1,60})?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
+# Variables that say what a sandbox is, or by which its programs are found.
+_RESERVED = ("PATH", "HOME", "TMPDIR", "NODE_PATH", "PYTHONPATH", "PYTHONHOME", "LD_PRELOAD")
+
+_FIELDS = ("python", "npm", "environment", "files", "start", "ready", "network")
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """What is asked for: packages by name and range, which a build locks to files and hashes.
+
+    `python` are requirements as pip writes them, `npm` packages such as `dayjs@^1`. `files` are
+    texts by their path in the workspace. `start` is a shell command that each session runs first,
+    and `ready` one that ends with 0 once that serves. `network` is one more list that holds for
+    every run with it: it takes away, and gives nothing.
+    """
+
+    python: tuple[str, ...] = ()
+    npm: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    start: str = ""
+    ready: str = ""
+    network: NetworkPolicy | None = None
+
+    @classmethod
+    def parse(cls, document: Mapping[str, Any]) -> Declaration:
+        """Read a declaration of an API's body or a TOML file, without its name.
+
+        Raises InvalidConfiguration naming the field.
+        """
+        unknown = sorted(set(document) - set(_FIELDS))
+        if unknown:
+            raise _refused(unknown[0], f"Unknown. The fields are {', '.join(_FIELDS)}.")
+        if document.get("ready") and not document.get("start"):
+            raise _refused("ready", "Needs a start command.")
+        read = cls(
+            python=_python(document.get("python", [])),
+            npm=_npm(document.get("npm", [])),
+            environment=_environment(document.get("environment", {})),
+            files=_files(document.get("files", {})),
+            start=_text("start", document.get("start", "")),
+            ready=_text("ready", document.get("ready", "")),
+            network=_network(document.get("network")),
+        )
+        if not (read.python or read.npm or read.environment or read.files or read.start):
+            raise _refused("python", "The template adds nothing. Name packages, files or variables.")
+        return read
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the document that `parse` reads."""
+        network = self.network
+        return {
+            "python": list(self.python),
+            "npm": list(self.npm),
+            "environment": dict(self.environment),
+            "files": dict(self.files),
+            "start": self.start,
+            "ready": self.ready,
+            "network": network
+            and {"mode": network.mode, "rules": [str(rule) for rule in network.rules]},
+        }
+
+    @property
+    def digest(self) -> str:
+        """Return the SHA-256 of the declaration, in hexadecimal."""
+        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Return what a build has to resolve."""
+        return (*self.python, *self.npm)
+
+
+def check_name(name: str) -> None:
+    """Raise InvalidConfiguration for what cannot name a template."""
+    if not NAME.fullmatch(name):
+        raise _refused(
+            "name", "Use up to 63 small letters, digits, and . _ - between them, such as science."
+        )
+
+
+def _refused(field: str, message: str) -> InvalidConfiguration:
+    return InvalidConfiguration(f"{field}: {message}", field=field)
+
+
+def _texts(field: str, value: Any, most: int) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+        raise _refused(field, "Must be a list of texts.")
+    if len(value) > most:
+        raise _refused(field, f"At most {most} may be named.")
+    return [each.strip() for each in value if each.strip()]
+
+
+def _python(value: Any) -> tuple[str, ...]:
+    """Only names and ranges: an address, a path or an option would choose where code comes from."""
+    found = []
+    for line in _texts("python", value, MOST_REQUIREMENTS):
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement:
+            raise _refused("python", f"{line[:80]!r} is no requirement such as pandas>=2.") from None
+        if requirement.url:
+            raise _refused("python", f"{line[:80]!r} names an address. Name a package of the index.")
+        found.append(str(requirement))
+    return tuple(sorted(set(found)))
+
+
+def _npm(value: Any) -> tuple[str, ...]:
+    found = []
+    for line in _texts("npm", value, MOST_REQUIREMENTS):
+        if len(line) > 280 or not _NPM.fullmatch(line):
+            raise _refused("npm", f"{line[:80]!r} is no package such as dayjs@^1.")
+        found.append(line)
+    return tuple(sorted(set(found)))
+
+
+def _mapping(field: str, value: Any, most: int) -> dict[str, str]:
+    if not isinstance(value, Mapping) or not all(
+        isinstance(part, str) for pair in value.items() for part in pair
+    ):
+        raise _refused(field, "Must be an object of texts.")
+    if len(value) > most:
+        raise _refused(field, f"At most {most} may be named.")
+    return dict(sorted(value.items()))
+
+
+def _environment(value: Any) -> dict[str, str]:
+    found = _mapping("environment", value, MOST_VARIABLES)
+    for name, text in found.items():
+        if not _VARIABLE.fullmatch(name) or name in _RESERVED or name.startswith("COFFERDAM"):
+            raise _refused("environment", f"{name[:80]!r} cannot be set. Choose another name.")
+        if len(text) > 4 * _TEXT or "\0" in text:
+            raise _refused("environment", f"{name} is too long, or has a NUL.")
+    return found
+
+
+def _files(value: Any) -> dict[str, str]:
+    found = _mapping("files", value, MOST_FILES)
+    for path in found:
+        if reason := problem(path):
+            raise _refused("files", f"{path[:80]!r}: {reason}")
+    if sum(len(text.encode(errors="replace")) for text in found.values()) > FILES_BYTES:
+        raise _refused("files", f"At most {FILES_BYTES} bytes in all.")
+    return found
+
+
+def _text(field: str, value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _TEXT or "\0" in value:
+        raise _refused(field, f"Must be a text of at most {_TEXT} characters.")
+    return value.strip()
+
+
+def _network(value: Any) -> NetworkPolicy | None:
+    if value is None:
+        return None
+    if not isinstance(value, Mapping) or set(value) - {"mode", "rules"}:
+        raise _refused("network", "Must be an object with mode and rules.")
+    rules = _texts("network", value.get("rules", []), MOST_REQUIREMENTS)
+    try:
+        return NetworkPolicy.parse(value.get("mode", "allowlist"), rules)
+    except ValueError as error:
+        raise _refused("network", str(error)) from None

@@ -1,0 +1,87 @@
+"""The program that resolves a declaration to a lock. It runs in a sandbox, as all code does.
+
+What it reads of an index may be anything: it decides which files are named, and the lock names each
+with its hash. Source distributions are refused, as even their metadata is code that runs.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from providers.templates.declaration import Declaration
+from providers.values import InputFile
+
+PYTHON_LOCK, NPM_LOCK = "pylock.toml", "package-lock.json"
+
+# The index of Python packages, and the hosts that its files lie on.
+PYPI = "https://pypi.org/simple"
+NPM = "https://registry.npmjs.org"
+_FILE_HOSTS = {"pypi.org": ("files.pythonhosted.org",)}
+
+_REQUIREMENTS, _PACKAGE = "requirements.in", "package.json"
+
+
+@dataclass(frozen=True)
+class ResolveJob:
+    """What is run: Python code, its input files, and the network rules that it needs."""
+
+    code: str
+    files: tuple[InputFile, ...]
+    rules: tuple[str, ...]
+
+
+def job_for(declaration: Declaration, index_url: str = PYPI, npm_registry: str = NPM) -> ResolveJob:
+    """Return the job whose artifacts are the locks of a declaration."""
+    files, hosts, steps = [], list[str](), []
+    if declaration.python:
+        files.append(InputFile(_REQUIREMENTS, "\n".join(declaration.python).encode()))
+        hosts += hosts_of(index_url)
+        steps.append(
+            ["uv", "pip", "compile", _REQUIREMENTS, "--format", "pylock.toml", "--no-header",
+             "--only-binary", ":all:", "--index-url", index_url, "--no-config", "--no-cache",
+             "--no-python-downloads", "--output-file", f"artifacts/{PYTHON_LOCK}"]
+        )  # fmt: skip
+    if declaration.npm:
+        wanted = dict(_npm_range(each) for each in declaration.npm)
+        described = {"name": "template", "version": "1.0.0", "dependencies": wanted}
+        files.append(InputFile(_PACKAGE, json.dumps(described).encode()))
+        hosts += hosts_of(npm_registry)
+        steps.append(
+            ["npm", "install", "--package-lock-only", "--ignore-scripts", "--no-audit", "--no-fund",
+             "--no-update-notifier", "--omit=dev", "--registry", npm_registry]
+        )  # fmt: skip
+    code = _PROGRAM.replace("STEPS", repr(steps)).replace("NPM_LOCK", repr(NPM_LOCK))
+    return ResolveJob(code, tuple(files), tuple(dict.fromkeys(hosts)))
+
+
+def hosts_of(index_url: str) -> list[str]:
+    """Return the rules of a network list that let the index and its files through."""
+    address = urlsplit(index_url)
+    host = address.hostname or ""
+    port = f":{address.port}" if address.port else ""
+    return [f"{host}{port}", *_FILE_HOSTS.get(host, ())]
+
+
+def _npm_range(package: str) -> tuple[str, str]:
+    """Return name and range of `@scope/name@range`."""
+    name, at, wanted = package[1:].partition("@")
+    return package[0] + name, wanted if at else "*"
+
+
+_PROGRAM = """\
+import os, shutil, subprocess, sys
+
+os.makedirs("artifacts", exist_ok=True)
+for command in STEPS:
+    program = shutil.which(command[0])
+    if program is None:
+        sys.exit(f"{command[0]} is not among the programs of sandboxes here.")
+    print("$", *command, flush=True)
+    done = subprocess.run([program, *command[1:]])
+    if done.returncode:
+        sys.exit(done.returncode)
+if os.path.exists(NPM_LOCK):
+    shutil.move(NPM_LOCK, "artifacts")
+"""
