@@ -1,0 +1,405 @@
+"""The store of templates on this machine: each a folder by the digest of all that is in it.
+
+A build fetches the files that a lock names, checks their hashes, unpacks and compiles them. What a
+package came to is kept as a layer, by the hash of its file: a template is made of links to the files
+of its layers, so that packages in many templates are fetched, compiled and stored once.
+"""
+
+from __future__ import annotations
+
+import email.parser
+import fcntl
+import hashlib
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from providers.errors import SandboxError
+from providers.runtime.launchers.guest_files import find_python
+from providers.templates.declaration import Declaration
+from providers.templates.lock import Lock, LockedPackage
+from providers.templates.wheels import BuildFailed, Room, unpack
+
+Fetch = Callable[[str, int], Iterator[bytes]]
+Tell = Callable[[str], None]
+
+FOLDER = "templates"
+DEFAULT_MOST_BYTES = 4 << 30
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+# The compiler reads what strangers have written.
+_COMPILE_SECONDS, _COMPILE_BYTES = 600, 4 << 30
+
+# Raised when what a layer has of the same file changes, such as what is left out of it.
+_LAYOUT = "1"
+
+
+@dataclass(frozen=True)
+class Built:
+    """A template's files. `python` is the release that they are for, such as 3.11."""
+
+    digest: str
+    size_bytes: int
+    python: str
+    licences: Mapping[str, str] = field(default_factory=dict)
+
+
+class TemplateStore:
+    """What is below `data_dir`. Several processes may use it at once."""
+
+    def __init__(self, data_dir: Path, most_bytes: int = DEFAULT_MOST_BYTES) -> None:
+        """`most_bytes` is the most that one template may take."""
+        self._root = data_dir / FOLDER
+        self._most_bytes = most_bytes
+
+    def find(self, declaration: Declaration, lock: Lock) -> Built | None:
+        """Return what was built of the same declaration and lock, None where it is not there."""
+        try:
+            found = Built(**json.loads(self._key_file(declaration, lock).read_bytes()))
+        except (OSError, ValueError, TypeError):
+            return None
+        return found if self.path(found.digest).is_dir() else None
+
+    def build(self, declaration: Declaration, lock: Lock, fetch: Fetch, tell: Tell) -> Built:
+        """Build a template, or find it. Raises BuildFailed; nothing of the template is left then.
+
+        `fetch` returns the content of an address, at most so many bytes. `tell` is given lines for
+        the log; what it raises ends the build.
+        """
+        if found := self.find(declaration, lock):
+            tell(f"Nothing to do: {found.digest[:12]} has the same packages")
+            return found
+        try:
+            return self._build(declaration, lock, fetch, tell)
+        except OSError as error:
+            raise BuildFailed(f"The template cannot be stored: {error.strerror}.") from error
+
+    def _build(self, declaration: Declaration, lock: Lock, fetch: Fetch, tell: Tell) -> Built:
+        python = python_release()
+        room = Room(self._most_bytes)
+        with self._draft() as draft:
+            folder = draft / "template"
+            for number, package in enumerate(lock.packages, 1):
+                layer = self._layer(package, python, room, fetch, draft, tell)
+                tell(f"[{number}/{len(lock.packages)}] {package.name} {package.version}")
+                _link_tree(layer, folder, package)
+            _add_programs(folder)
+            digest, size = describe(folder)
+            built = Built(digest, size, python, _licences(folder, lock))
+            final = self.path(digest)
+            _add_interpreter(folder, python)
+            try:
+                folder.rename(final)
+            except OSError:
+                # Another build may have come to the same.
+                if not final.is_dir():
+                    raise
+            key = draft / "key"
+            key.write_text(json.dumps(asdict(built)))
+            self._key_file(declaration, lock).parent.mkdir(exist_ok=True)
+            key.rename(self._key_file(declaration, lock))
+        tell(f"Built {digest}: {size >> 20} MiB")
+        return built
+
+    def path(self, digest: str) -> Path:
+        """Return the folder of a template. Raises ValueError for what is no digest."""
+        if not _DIGEST.fullmatch(digest):
+            raise ValueError("no digest")
+        return self._root / digest
+
+    def interpreter(self, digest: str) -> Path | None:
+        """Return the Python of a template, None where this machine does not have the template."""
+        try:
+            python = self.path(digest) / "bin" / "python"
+        except ValueError:
+            return None
+        return python if (self.path(digest) / "pyvenv.cfg").is_file() else None
+
+    def verify(self, digest: str) -> str:
+        """Return what is wrong with a template's files, "" where all are as they were built."""
+        folder = self.path(digest)
+        if not folder.is_dir():
+            return "The files are not on this machine."
+        found, _ = describe(folder)
+        return "" if found == digest else f"The files have changed: they are {found} now."
+
+    def digests(self) -> list[str]:
+        """Return the digests of the templates that are here."""
+        try:
+            return sorted(name for name in os.listdir(self._root) if _DIGEST.fullmatch(name))
+        except FileNotFoundError:
+            return []
+
+    def remove(self, digest: str) -> None:
+        """Remove a template, and the layers that no other template has."""
+        folder = self.path(digest)
+        with self._draft() as draft:
+            try:
+                # First out of the way: no sandbox is started from half of it.
+                folder.rename(draft / "removed")
+            except FileNotFoundError:
+                return
+        self._remove_unused_layers()
+
+    def _remove_unused_layers(self) -> None:
+        with self._alone("layers"):
+            for layer in self._layers().iterdir():
+                files = (path for path in layer.rglob("*") if path.is_file())
+                first = next(files, None)
+                if first is None or first.stat().st_nlink == 1:
+                    shutil.rmtree(layer, ignore_errors=True)
+
+    def _layers(self) -> Path:
+        folder = self._root / "layers"
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def _key_file(self, declaration: Declaration, lock: Lock) -> Path:
+        parts = (_LAYOUT, lock.digest, python_release(), declaration.digest)
+        return self._root / "keys" / hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+    def _layer(
+        self,
+        package: LockedPackage,
+        python: str,
+        room: Room,
+        fetch: Fetch,
+        draft: Path,
+        tell: Tell,
+    ) -> Path:
+        """Return the folder with the files of a package. Raises BuildFailed."""
+        place = f"{package.place}\0" if package.kind == "npm" else f"{python}\0"
+        named = f"{_LAYOUT}\0{package.kind}\0{package.name}\0{package.version}\0{place}"
+        named += f"{package.algorithm}:{package.hash}"
+        layer = self._layers() / hashlib.sha256(named.encode()).hexdigest()
+        if layer.is_dir():
+            _, size = describe(layer)
+            room.take(size, package)
+            return layer
+        tell(f"Fetching {package.file_name}")
+        new = draft / "layer"
+        new.mkdir()
+        with tempfile.TemporaryFile(dir=draft) as file:
+            _download(package, fetch, file, room.bytes)
+            file.seek(0)
+            unpack(file, package, new, python, room, tell)
+        if package.kind == "python":
+            _compile(new, python, package)
+        try:
+            new.rename(layer)
+        except OSError:
+            if not layer.is_dir():
+                raise
+            shutil.rmtree(new)
+        return layer
+
+    @contextmanager
+    def _draft(self) -> Iterator[Path]:
+        """A folder that is gone afterwards, also when this process is killed: by the next build."""
+        drafts = self._root / "drafts"
+        drafts.mkdir(parents=True, exist_ok=True)
+        for folder in (self._root, drafts):
+            # Sandboxes have another user, who reads what lies below.
+            folder.chmod(0o711)
+        with self._alone("drafts"):
+            for former in drafts.iterdir():
+                _remove_unheld(former)
+            draft = Path(tempfile.mkdtemp(dir=drafts))
+            held = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(held, fcntl.LOCK_EX)
+        former_mask = os.umask(0o022)
+        try:
+            yield draft
+        finally:
+            os.umask(former_mask)
+            shutil.rmtree(draft, ignore_errors=True)
+            os.close(held)
+
+    @contextmanager
+    def _alone(self, name: str) -> Iterator[None]:
+        fd = os.open(self._root / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
+
+
+@lru_cache(maxsize=1)
+def python_release() -> str:
+    """Return the release of the Python of sandboxes, such as 3.11."""
+    python = find_python()
+    code = "import sys; print('%d.%d' % sys.version_info[:2])"
+    return subprocess.run(
+        [python, "-I", "-S", "-c", code], capture_output=True, text=True, check=True
+    ).stdout.strip()
+
+
+def describe(folder: Path) -> tuple[str, int]:
+    """Return the digest of all files in a folder, with their names and modes, and their size."""
+    digest, size = hashlib.sha256(), 0
+    for path in sorted(_members(folder)):
+        name = path.relative_to(folder).as_posix()
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+            mode = os.fstat(file.fileno()).st_mode
+            size += os.fstat(file.fileno()).st_size
+        digest.update(f"{name}\0{'x' if mode & 0o100 else '-'}\0{content}\n".encode())
+    return digest.hexdigest(), size
+
+
+def _members(folder: Path) -> Iterator[Path]:
+    """All files but those of the interpreter, which are this machine's."""
+    for path, folders, files in os.walk(folder):
+        here = Path(path)
+        for name in (*folders, *files):
+            each = here / name
+            if each.is_symlink():
+                if here == folder / "bin" and name in _INTERPRETER:
+                    continue
+                raise BuildFailed(f"{each.relative_to(folder)} is a link.")
+            if name in files and not (here == folder and name == "pyvenv.cfg"):
+                yield each
+
+
+def _download(package: LockedPackage, fetch: Fetch, file: object, most_bytes: int) -> None:
+    """Write the content of a package's address. Raises BuildFailed where it is not the locked."""
+    digest, size = hashlib.new(package.algorithm), 0
+    most = most_bytes if package.size is None else min(package.size, most_bytes)
+    try:
+        for piece in fetch(package.url, most):
+            digest.update(piece)
+            size += len(piece)
+            if size > most:
+                raise BuildFailed(f"{package.name}: The file is larger than its lock says.")
+            file.write(piece)  # type: ignore[attr-defined]
+    except BuildFailed:
+        raise
+    except SandboxError as error:
+        raise BuildFailed(f"{package.name}: {error.message}") from error
+    if digest.hexdigest() != package.hash:
+        raise BuildFailed(
+            f"{package.name}: The file {package.file_name!r} has another hash than its lock. It was "
+            "changed since it was locked, or on the way."
+        )
+
+
+def _compile(folder: Path, python: str, package: LockedPackage) -> None:
+    """Compile the modules, as nothing can be written in a sandbox. Nothing is imported."""
+    command = [
+        *(find_python(), "-I", "-m", "compileall", "-q", "-s", str(folder), "-p", "/"),
+        *("--invalidation-mode", "unchecked-hash", "--hardlink-dupes", str(folder)),
+    ]
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (_COMPILE_BYTES, _COMPILE_BYTES))
+        resource.setrlimit(resource.RLIMIT_CPU, (_COMPILE_SECONDS, _COMPILE_SECONDS))
+
+    # A module that cannot be compiled, such as a template of code, is no reason to refuse.
+    subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=False,
+        env={"PATH": os.defpath},
+        preexec_fn=limit,
+    )
+
+
+def _link_tree(layer: Path, folder: Path, package: LockedPackage) -> None:
+    for path, _, files in os.walk(layer):
+        target = folder / Path(path).relative_to(layer)
+        target.mkdir(parents=True, exist_ok=True)
+        for name in files:
+            try:
+                os.link(Path(path) / name, target / name)
+            except FileExistsError:
+                # Packages share files such as those of a namespace. The first one keeps its own.
+                continue
+
+
+def _add_programs(folder: Path) -> None:
+    """Make the programs of npm packages, as npm does in `.bin`."""
+    modules = folder / "node_modules"
+    for described in sorted(modules.glob("*/package.json")) + sorted(modules.glob("@*/*/package.json")):
+        try:
+            document = json.loads(described.read_bytes())
+            programs = document.get("bin") or {}
+            if isinstance(programs, str):
+                programs = {str(document["name"]).rpartition("/")[2]: programs}
+            named = [(str(name), str(path)) for name, path in programs.items()]
+        except (ValueError, KeyError, AttributeError, RecursionError):
+            continue
+        for name, path in named:
+            target = (described.parent / path).resolve()
+            if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) and target.is_file():
+                if not target.is_relative_to(described.parent.resolve()):
+                    continue
+                relative = os.path.relpath(target, folder / "bin")
+                program = folder / "bin" / name
+                program.parent.mkdir(exist_ok=True)
+                if not program.exists() and not re.fullmatch(r"(python|node).*", name):
+                    text = f'#!/bin/sh\nexec node "$(dirname "$0")/{relative}" "$@"\n'
+                    if '"' not in relative and "$" not in relative and "`" not in relative:
+                        program.write_text(text)
+                        program.chmod(0o755)
+
+
+_INTERPRETER = ("python", "python3")
+
+
+def _add_interpreter(folder: Path, python: str) -> None:
+    """Make it a virtual environment of the Python that sandboxes have on this machine."""
+    real = Path(find_python())
+    (folder / "bin").mkdir(exist_ok=True)
+    (folder / "lib" / f"python{python}" / "site-packages").mkdir(parents=True, exist_ok=True)
+    for name in _INTERPRETER:
+        (folder / "bin" / name).symlink_to(real)
+    (folder / "pyvenv.cfg").write_text(
+        f"home = {real.parent}\ninclude-system-site-packages = true\nversion = {python}\n"
+    )
+
+
+def _licences(folder: Path, lock: Lock) -> dict[str, str]:
+    """Return what each package says of its licence, by name."""
+    found: dict[str, str] = {}
+    for path in sorted(folder.glob("lib/python*/site-packages/*.dist-info/METADATA")):
+        said = email.parser.HeaderParser().parsestr(path.read_text(errors="replace")[:65536])
+        name = str(said.get("Name", "")).lower().replace("_", "-")
+        classified = [
+            str(each).rpartition("::")[2].strip()
+            for each in said.get_all("Classifier", [])
+            if str(each).startswith("License ::")
+        ]
+        text = said.get("License-Expression") or ", ".join(classified) or said.get("License", "")
+        found[name] = str(text).strip().splitlines()[0][:200] if str(text).strip() else ""
+    for package in lock.packages:
+        if package.kind == "npm":
+            try:
+                document = json.loads((folder / package.place / "package.json").read_bytes())
+            except (OSError, ValueError, RecursionError):
+                continue
+            said_licence = document.get("license", "") if isinstance(document, dict) else ""
+            found[package.name] = said_licence[:200] if isinstance(said_licence, str) else ""
+    return found
+
+
+def _remove_unheld(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return
+    else:
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.close(handle)
