@@ -330,7 +330,9 @@ def _link_tree(layer: Path, folder: Path, package: LockedPackage) -> None:
 def _add_programs(folder: Path) -> None:
     """Make the programs of npm packages, as npm does in `.bin`."""
     modules = folder / "node_modules"
-    for described in sorted(modules.glob("*/package.json")) + sorted(modules.glob("@*/*/package.json")):
+    for described in sorted(modules.glob("*/package.json")) + sorted(
+        modules.glob("@*/*/package.json")
+    ):
         try:
             document = json.loads(described.read_bytes())
             programs = document.get("bin") or {}

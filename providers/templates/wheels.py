@@ -89,10 +89,17 @@ def unpack(
         else:
             _unpack_tarball(source, package, folder, room)
     except (
-        zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError,
-        UnicodeDecodeError, configparser.Error,
+        zipfile.BadZipFile,
+        tarfile.TarError,
+        zlib.error,
+        EOFError,
+        NotImplementedError,
+        UnicodeDecodeError,
+        configparser.Error,
     ) as error:
-        raise BuildFailed(f"{package.name}: The file is damaged ({type(error).__name__}).") from None
+        raise BuildFailed(
+            f"{package.name}: The file is damaged ({type(error).__name__})."
+        ) from None
 
 
 def _unpack_wheel(
