@@ -52,7 +52,7 @@ def main() -> None:
     # Before the filter, which leaves nobody else this limit to set.
     resource.setrlimit(resource.RLIMIT_CORE, (NO_CORE, NO_CORE))
     described: "dict[str, object]" = wire.loads(sys.argv[1])  # type: ignore[assignment]
-    layout = root.Layout(described)  # type: ignore[arg-type]
+    layout = root.Layout(described)
     # What it has now is in every sandbox, and it has privileges that no sandbox has.
     preload.load_common(loads_packages=described["loads_packages"] is True)
     gc.freeze()

@@ -98,9 +98,8 @@ class Pool:
 
     def has(self, template: str) -> bool:
         """Whether it is a template of the pool, or anything of it is left."""
-        return any(
-            each.template.name == template for each in (*self._shelves.values(), *self._ending)
-        )
+        names = {each.template.name for each in self._shelves.values()}
+        return template in names | {each.template.name for each in self._ending}
 
     async def release(self, sandbox: Sandbox) -> None:
         """Take back a sandbox that was handed out.
