@@ -237,6 +237,14 @@ class SandboxProvider(ABC):
         """
         return False
 
+    @property
+    def holds_templates(self) -> bool:
+        """Whether its sandboxes can have the files of a template, by `SandboxSpec.digest`.
+
+        Where False, one that is asked for with a digest is refused.
+        """
+        return False
+
     def change_credentials(self, changes: Mapping[str, Credential | None]) -> None:
         """Put in other versions of credentials from now on, by id; None takes one away.
 
@@ -315,6 +323,7 @@ class _ByName(Sandbox):
             ("kept", spec.kept),
             ("limits", spec.limits),
             ("environment", spec.environment),
+            ("digest", spec.digest),
         ):
             if value:
                 raise InvalidConfiguration(f"{name}: {provider.id!r} cannot do this.", field=name)

@@ -104,7 +104,9 @@ class SandboxSpec:
     `limits` are obeyed or refused, never dropped; None takes those the provider is configured
     with. `environment` is set for all that runs in it. `seconds` is how long one that is kept lasts
     until it is renewed for the first time, None as long as its provider likes. `network` is what
-    it may reach, None nothing; a provider without `holds_network` refuses one.
+    it may reach, None nothing; a provider without `holds_network` refuses one. `digest` is of the
+    template whose files it has (`providers.templates`), empty for none; a provider without
+    `holds_templates` refuses one.
     """
 
     template: str = "python"
@@ -113,6 +115,7 @@ class SandboxSpec:
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     seconds: float | None = None
     network: Network | None = None
+    digest: str = ""
 
 
 @dataclass(frozen=True)

@@ -151,7 +151,7 @@ class LocalProvider(SandboxProvider):
         self._service: LocalService | None = None
         self._sessions: LocalSessions | None = None
         self._runtime = ""
-        self._has_network = False
+        self._has_network = self._has_templates = False
         self._languages: list[str] = []
         self._limits = SandboxLimits()
         self._timeout: float | None = None
@@ -190,6 +190,7 @@ class LocalProvider(SandboxProvider):
         self._loop, self._service = loop, service
         self._runtime, self._languages = held["runtime"], held["languages"]
         self._has_network = held["network"] is True
+        self._has_templates = held.get("templates") is True
         self._limits = SandboxLimits(memory_bytes=MEMORY_SIZES[config["max_memory"]] << 20)
         self._timeout = config["timeout"]
         self._sessions = LocalSessions(pool, self._runtime)
@@ -226,6 +227,10 @@ class LocalProvider(SandboxProvider):
     @property
     def holds_network(self) -> bool:
         return self._has_network
+
+    @property
+    def holds_templates(self) -> bool:
+        return self._has_templates
 
     @property
     def max_timeout(self) -> float | None:

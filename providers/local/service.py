@@ -217,6 +217,8 @@ class LocalService:
         connection = self._idle.pop() if self._idle else await self._connect()
         template = normalize_language(spec.template)
         request = {"op": "take", "pool": pool, "template": template, "owner": owner}
+        if spec.digest:
+            request["digest"] = spec.digest
         parts = [("network", messages.dumps(spec.network.to_json()))] if spec.network else []
         try:
             answer = await connection.ask(operations.frame(request, parts), self._longest_wait)

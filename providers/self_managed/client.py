@@ -199,6 +199,7 @@ class PoolClient:
             "environment": dict(spec.environment),
             "limits": vars(spec.limits) if spec.limits else None,
             "pool": pool,
+            **({"digest": spec.digest} if spec.digest else {}),
             **_network_of(spec),
         }
         if spec.seconds is not None:

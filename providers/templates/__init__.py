@@ -1,1 +1,1 @@
-"""Templates: what sandboxes have beyond the programs of the machine, locked and built by content."""
+"""Templates: what sandboxes have beyond the programs of the machine, by declaration."""

@@ -26,7 +26,9 @@ FILES_BYTES = 1 << 20
 _TEXT = 1000
 
 # A package of npm: its name, with its scope, and a range of versions.
-_NPM = re.compile(r"(@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*(@[ 0-9A-Za-z.^~<>=|*+-]{1,60})?")
+_NPM = re.compile(
+    r"(@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*(@[ 0-9A-Za-z.^~<>=|*+-]{1,60})?"
+)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 # Variables that say what a sandbox is, or by which its programs are found.
 _RESERVED = ("PATH", "HOME", "TMPDIR", "NODE_PATH", "PYTHONPATH", "PYTHONHOME", "LD_PRELOAD")
@@ -73,7 +75,9 @@ class Declaration:
             network=_network(document.get("network")),
         )
         if not (read.python or read.npm or read.environment or read.files or read.start):
-            raise _refused("python", "The template adds nothing. Name packages, files or variables.")
+            raise _refused(
+                "python", "The template adds nothing. Name packages, files or variables."
+            )
         return read
 
     def to_json(self) -> dict[str, Any]:
@@ -129,9 +133,13 @@ def _python(value: Any) -> tuple[str, ...]:
         try:
             requirement = Requirement(line)
         except InvalidRequirement:
-            raise _refused("python", f"{line[:80]!r} is no requirement such as pandas>=2.") from None
+            raise _refused(
+                "python", f"{line[:80]!r} is no requirement such as pandas>=2."
+            ) from None
         if requirement.url:
-            raise _refused("python", f"{line[:80]!r} names an address. Name a package of the index.")
+            raise _refused(
+                "python", f"{line[:80]!r} names an address. Name a package of the index."
+            )
         found.append(str(requirement))
     return tuple(sorted(set(found)))
 

@@ -180,7 +180,9 @@ def _tarball(place: str, described: Mapping[str, Any]) -> LockedPackage:
         raise _refused("npm", f"{place[:80]!r} in the lock is no package of a registry.")
     name = described.get("name") or place.rpartition("node_modules/")[2]
     # Hashes of several kinds may be there, the strongest counts.
-    found = dict(part.split("-", 1) for part in str(described.get("integrity", "")).split() if "-" in part)
+    found = dict(
+        part.split("-", 1) for part in str(described.get("integrity", "")).split() if "-" in part
+    )
     algorithm = next((each for each in ("sha512", "sha384", "sha256") if each in found), "")
     try:
         digest = base64.b64decode(found.get(algorithm, ""), validate=True).hex()

@@ -1,8 +1,8 @@
 """The store of templates on this machine: each a folder by the digest of all that is in it.
 
-A build fetches the files that a lock names, checks their hashes, unpacks and compiles them. What a
-package came to is kept as a layer, by the hash of its file: a template is made of links to the files
-of its layers, so that packages in many templates are fetched, compiled and stored once.
+A build fetches the files that a lock names, checks their hashes, unpacks and compiles them. Each
+package is a layer, by the hash of its file. A template is made of links to the files of its layers,
+so that packages of many templates are fetched, compiled and stored once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -24,10 +25,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from providers.errors import SandboxError
+from providers.runtime.guest.names import problem
 from providers.runtime.launchers.guest_files import find_python
 from providers.templates.declaration import Declaration
 from providers.templates.lock import Lock, LockedPackage
-from providers.templates.wheels import BuildFailed, Room, unpack
+from providers.templates.wheels import BuildFailed, Room, no_room, unpack
 
 Fetch = Callable[[str, int], Iterator[bytes]]
 Tell = Callable[[str], None]
@@ -80,13 +82,16 @@ class TemplateStore:
             return found
         try:
             return self._build(declaration, lock, fetch, tell)
-        except OSError as error:
-            raise BuildFailed(f"The template cannot be stored: {error.strerror}.") from error
+        except BaseException as error:
+            self._remove_unused_layers()
+            if isinstance(error, OSError):
+                raise BuildFailed(f"The template cannot be stored: {error.strerror}.") from error
+            raise
 
     def _build(self, declaration: Declaration, lock: Lock, fetch: Fetch, tell: Tell) -> Built:
         python = python_release()
         room = Room(self._most_bytes)
-        with self._draft() as draft:
+        with self._draft() as draft, self._lock("layers", fcntl.LOCK_SH):
             folder = draft / "template"
             for number, package in enumerate(lock.packages, 1):
                 layer = self._layer(package, python, room, fetch, draft, tell)
@@ -129,8 +134,13 @@ class TemplateStore:
         folder = self.path(digest)
         if not folder.is_dir():
             return "The files are not on this machine."
-        found, _ = describe(folder)
-        return "" if found == digest else f"The files have changed: they are {found} now."
+        try:
+            found, _ = describe(folder)
+        except (BuildFailed, OSError) as error:
+            return f"The files have changed: {error}"
+        if found != digest:
+            return f"The files have changed: they are {found} now."
+        return "" if _has_interpreter(folder) else "The interpreter has changed."
 
     def digests(self) -> list[str]:
         """Return the digests of the templates that are here."""
@@ -151,12 +161,16 @@ class TemplateStore:
         self._remove_unused_layers()
 
     def _remove_unused_layers(self) -> None:
-        with self._alone("layers"):
-            for layer in self._layers().iterdir():
-                files = (path for path in layer.rglob("*") if path.is_file())
-                first = next(files, None)
-                if first is None or first.stat().st_nlink == 1:
-                    shutil.rmtree(layer, ignore_errors=True)
+        """Do nothing while another build may be about to use them: its end removes them."""
+        try:
+            with self._lock("layers", fcntl.LOCK_EX | fcntl.LOCK_NB):
+                for layer in self._layers().iterdir():
+                    files = (path for path in layer.rglob("*") if path.is_file())
+                    # A file that a template has too has two names.
+                    if all(path.stat().st_nlink == 1 for path in files):
+                        shutil.rmtree(layer, ignore_errors=True)
+        except BlockingIOError:
+            return
 
     def _layers(self) -> Path:
         folder = self._root / "layers"
@@ -210,7 +224,7 @@ class TemplateStore:
         for folder in (self._root, drafts):
             # Sandboxes have another user, who reads what lies below.
             folder.chmod(0o711)
-        with self._alone("drafts"):
+        with self._lock("drafts", fcntl.LOCK_EX):
             for former in drafts.iterdir():
                 _remove_unheld(former)
             draft = Path(tempfile.mkdtemp(dir=drafts))
@@ -225,10 +239,10 @@ class TemplateStore:
             os.close(held)
 
     @contextmanager
-    def _alone(self, name: str) -> Iterator[None]:
+    def _lock(self, name: str, how: int) -> Iterator[None]:
         fd = os.open(self._root / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            fcntl.flock(fd, how)
             yield
         finally:
             os.close(fd)
@@ -274,12 +288,16 @@ def _members(folder: Path) -> Iterator[Path]:
 def _download(package: LockedPackage, fetch: Fetch, file: object, most_bytes: int) -> None:
     """Write the content of a package's address. Raises BuildFailed where it is not the locked."""
     digest, size = hashlib.new(package.algorithm), 0
+    if package.size is not None and package.size > most_bytes:
+        raise no_room(package)
     most = most_bytes if package.size is None else min(package.size, most_bytes)
     try:
         for piece in fetch(package.url, most):
             digest.update(piece)
             size += len(piece)
             if size > most:
+                if package.size is None:
+                    raise no_room(package)
                 raise BuildFailed(f"{package.name}: The file is larger than its lock says.")
             file.write(piece)  # type: ignore[attr-defined]
     except BuildFailed:
@@ -288,8 +306,8 @@ def _download(package: LockedPackage, fetch: Fetch, file: object, most_bytes: in
         raise BuildFailed(f"{package.name}: {error.message}") from error
     if digest.hexdigest() != package.hash:
         raise BuildFailed(
-            f"{package.name}: The file {package.file_name!r} has another hash than its lock. It was "
-            "changed since it was locked, or on the way."
+            f"{package.name}: The file {package.file_name!r} has another hash than its lock. It "
+            "was changed after the lock was made, or on the way."
         )
 
 
@@ -297,15 +315,14 @@ def _compile(folder: Path, python: str, package: LockedPackage) -> None:
     """Compile the modules, as nothing can be written in a sandbox. Nothing is imported."""
     command = [
         *(find_python(), "-I", "-m", "compileall", "-q", "-s", str(folder), "-p", "/"),
-        *("--invalidation-mode", "unchecked-hash", "--hardlink-dupes", str(folder)),
+        *("--invalidation-mode", "unchecked-hash", str(folder)),
     ]
 
     def limit() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (_COMPILE_BYTES, _COMPILE_BYTES))
         resource.setrlimit(resource.RLIMIT_CPU, (_COMPILE_SECONDS, _COMPILE_SECONDS))
 
-    # A module that cannot be compiled, such as a template of code, is no reason to refuse.
-    subprocess.run(
+    done = subprocess.run(
         command,
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -313,6 +330,9 @@ def _compile(folder: Path, python: str, package: LockedPackage) -> None:
         env={"PATH": os.defpath},
         preexec_fn=limit,
     )
+    # 1: a module that cannot be compiled, such as one for another Python, is no reason to refuse.
+    if done.returncode not in (0, 1):
+        raise BuildFailed(f"{package.name}: The modules could not be compiled.")
 
 
 def _link_tree(layer: Path, folder: Path, package: LockedPackage) -> None:
@@ -328,32 +348,35 @@ def _link_tree(layer: Path, folder: Path, package: LockedPackage) -> None:
 
 
 def _add_programs(folder: Path) -> None:
-    """Make the programs of npm packages, as npm does in `.bin`."""
+    """Make the programs of npm packages, which npm has in `.bin` as links."""
     modules = folder / "node_modules"
-    for described in sorted(modules.glob("*/package.json")) + sorted(modules.glob("@*/*/package.json")):
-        try:
-            document = json.loads(described.read_bytes())
-            programs = document.get("bin") or {}
-            if isinstance(programs, str):
-                programs = {str(document["name"]).rpartition("/")[2]: programs}
-            named = [(str(name), str(path)) for name, path in programs.items()]
-        except (ValueError, KeyError, AttributeError, RecursionError):
-            continue
-        for name, path in named:
-            target = (described.parent / path).resolve()
-            if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", name) and target.is_file():
-                if not target.is_relative_to(described.parent.resolve()):
-                    continue
-                relative = os.path.relpath(target, folder / "bin")
-                program = folder / "bin" / name
-                program.parent.mkdir(exist_ok=True)
-                if not program.exists() and not re.fullmatch(r"(python|node).*", name):
-                    text = f'#!/bin/sh\nexec node "$(dirname "$0")/{relative}" "$@"\n'
-                    if '"' not in relative and "$" not in relative and "`" not in relative:
-                        program.write_text(text)
-                        program.chmod(0o755)
+    for described in sorted((*modules.glob("*/package.json"), *modules.glob("@*/*/package.json"))):
+        for name, path in _programs_of(described):
+            target = described.parent / path
+            program = folder / "bin" / name
+            if not _PROGRAM.fullmatch(name) or problem(path) or not target.is_file():
+                continue
+            if program.exists() or name.startswith(("python", "node")):
+                continue
+            program.parent.mkdir(exist_ok=True)
+            place = shlex.quote(os.path.relpath(target, program.parent))
+            program.write_text(f'#!/bin/sh\nexec node "$(dirname "$0")"/{place} "$@"\n')
+            program.chmod(0o755)
 
 
+def _programs_of(described: Path) -> list[tuple[str, str]]:
+    """Return name and path of each program that a package.json declares."""
+    try:
+        document = json.loads(described.read_bytes())
+        programs = document.get("bin") or {}
+        if isinstance(programs, str):
+            programs = {document["name"].rpartition("/")[2]: programs}
+        return [(name, path.removeprefix("./")) for name, path in programs.items()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return []
+
+
+_PROGRAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _INTERPRETER = ("python", "python3")
 
 
@@ -364,9 +387,21 @@ def _add_interpreter(folder: Path, python: str) -> None:
     (folder / "lib" / f"python{python}" / "site-packages").mkdir(parents=True, exist_ok=True)
     for name in _INTERPRETER:
         (folder / "bin" / name).symlink_to(real)
-    (folder / "pyvenv.cfg").write_text(
-        f"home = {real.parent}\ninclude-system-site-packages = true\nversion = {python}\n"
-    )
+    (folder / "pyvenv.cfg").write_text(_environment_of(real))
+
+
+def _environment_of(real: Path) -> str:
+    return f"home = {real.parent}\ninclude-system-site-packages = true\n"
+
+
+def _has_interpreter(folder: Path) -> bool:
+    real = Path(find_python())
+    try:
+        return (folder / "pyvenv.cfg").read_text() == _environment_of(real) and all(
+            os.readlink(folder / "bin" / name) == str(real) for name in _INTERPRETER
+        )
+    except OSError:
+        return False
 
 
 def _licences(folder: Path, lock: Lock) -> dict[str, str]:

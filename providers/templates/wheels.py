@@ -1,8 +1,8 @@
 """Unpacks the files of packages: wheels (PEP 427) and npm's tarballs. No code of theirs runs.
 
-The bytes come from strangers and only their hash is known to be right, so every name and size in
-them is checked: nothing lies outside of the folder, nothing is a link or a device, and nothing takes
-more room than is left.
+The bytes come from strangers and only their hash is known to be right. So every name and size in
+them is checked: nothing lies outside of the folder, nothing is a link or a device, and nothing
+takes more room than is left.
 """
 
 from __future__ import annotations
@@ -61,10 +61,15 @@ class Room:
     def take(self, size: int, package: LockedPackage) -> None:
         self.bytes -= size
         if self.bytes < 0:
-            raise BuildFailed(
-                f"{package.name}: The template takes more room than templates may. Name fewer "
-                "packages, or have an administrator raise TEMPLATE_MAX_MB."
-            )
+            raise no_room(package)
+
+
+def no_room(package: LockedPackage) -> BuildFailed:
+    """Return the error for a package that is too large for its template."""
+    return BuildFailed(
+        f"{package.name}: The template takes more room than templates may. Name fewer packages, or "
+        "have an administrator raise TEMPLATE_MAX_MB."
+    )
 
 
 def tags_for(python: str) -> frozenset[Tag]:
@@ -89,10 +94,17 @@ def unpack(
         else:
             _unpack_tarball(source, package, folder, room)
     except (
-        zipfile.BadZipFile, tarfile.TarError, zlib.error, EOFError, NotImplementedError,
-        UnicodeDecodeError, configparser.Error,
+        zipfile.BadZipFile,
+        tarfile.TarError,
+        zlib.error,
+        EOFError,
+        NotImplementedError,
+        UnicodeDecodeError,
+        configparser.Error,
     ) as error:
-        raise BuildFailed(f"{package.name}: The file is damaged ({type(error).__name__}).") from None
+        raise BuildFailed(
+            f"{package.name}: The file is damaged ({type(error).__name__})."
+        ) from None
 
 
 def _unpack_wheel(

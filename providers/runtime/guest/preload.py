@@ -42,9 +42,13 @@ def load(modules: "list[str]") -> None:
     find_generators()
 
 
-def load_common() -> None:
-    """Import what programs import most, and complete `sys.path`."""
-    load_site()
+def load_common(*, loads_packages: bool = True) -> None:
+    """Import what programs import most, and complete `sys.path` where that `loads_packages`.
+
+    Completing it can run code of packages.
+    """
+    if loads_packages:
+        load_site()
     for module in COMMON:
         __import__(module)
 

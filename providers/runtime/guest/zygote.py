@@ -51,8 +51,10 @@ def main() -> None:
     os.umask(0o022)
     # Before the filter, which leaves nobody else this limit to set.
     resource.setrlimit(resource.RLIMIT_CORE, (NO_CORE, NO_CORE))
-    layout = root.Layout(wire.loads(sys.argv[1]))  # type: ignore[arg-type]
-    preload.load_common()
+    described: "dict[str, object]" = wire.loads(sys.argv[1])  # type: ignore[assignment]
+    layout = root.Layout(described)
+    # What it has now is in every sandbox, and it has privileges that no sandbox has.
+    preload.load_common(loads_packages=described["loads_packages"] is True)
     gc.freeze()
     # Sandboxes that ended leave no zombies.
     _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)

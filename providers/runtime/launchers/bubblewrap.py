@@ -23,6 +23,7 @@ from providers.runtime.launchers.guest_files import (
     NOTHING,
     boot,
     interpreter_options,
+    node_path,
     program_folders,
     search_path,
 )
@@ -61,10 +62,14 @@ class BubblewrapLauncher(HostProgramsLauncher):
     sandbox.
     """
 
-    def __init__(self, data_dir: Path, python: str = "") -> None:
+    def __init__(
+        self, data_dir: Path, python: str = "", *, has_foreign_packages: bool = False
+    ) -> None:
+        """`has_foreign_packages` says that no privileged process may load packages of `python`."""
         super().__init__("bubblewrap", data_dir, python, rest_seconds=0.015)
         self._as_root = os.geteuid() == 0
         self._users: SubordinateUsers | None = None
+        self._has_foreign_packages = has_foreign_packages
         self._bwrap = ""
         self._seccomp = -1
         self._zygote: _Zygote | None = None
@@ -183,6 +188,7 @@ class BubblewrapLauncher(HostProgramsLauncher):
             ("HOME", WORKSPACE),
             ("LANG", "C.UTF-8"),
             ("TMPDIR", "/tmp"),
+            *node_path(self._python),
         ):
             arguments += ["--setenv", name, value]
         # bubblewrap makes missing parents readable to their owner only, who is not the program.
@@ -213,6 +219,7 @@ class BubblewrapLauncher(HostProgramsLauncher):
             "etc": f"{INSIDE}/etc",
             "nothing": f"{INSIDE}/{NOTHING}",
             "own_devices": self._as_root,
+            "loads_packages": not self._has_foreign_packages,
         }
         program = [*interpreter_options(self._python), boot(INSIDE, "zygote"), json.dumps(layout)]
         return killed_first([*arguments, "--chdir", "/", "--", *program])

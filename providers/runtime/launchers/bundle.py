@@ -17,6 +17,7 @@ from providers.runtime.launchers.guest_files import (
     INSIDE,
     boot,
     interpreter_options,
+    node_path,
     program_folders,
     search_path,
 )
@@ -135,7 +136,8 @@ def process_of(
     if image:
         python = image.interpreter("python") or ""
         path = f"{image.path}:{INSIDE}/bin"
-    environment = {**(image.environment if image else {}), **_ENVIRONMENT, "PATH": path}
+    environment = {**(image.environment if image else dict(node_path(python))), **_ENVIRONMENT}
+    environment["PATH"] = path
     return {
         "terminal": False,
         "cwd": "/",

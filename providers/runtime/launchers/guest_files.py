@@ -121,6 +121,12 @@ def search_path(
     return ":".join((*own, system, f"{guest}/bin"))
 
 
+def node_path(python: str) -> list[tuple[str, str]]:
+    """Return the variable by which Node.js finds the packages of an environment, if it has any."""
+    folder = Path(python).parent.parent / "node_modules"
+    return [("NODE_PATH", str(folder))] if folder.is_dir() else []
+
+
 def hidden_folders(python: str, data_dir: Path) -> list[Path]:
     """The folders that sandboxes do not see although they are among the programs.
 

@@ -92,6 +92,15 @@ class Pool:
             raise failure
         return await self._wait(shelf, self._join(shelf, owner))
 
+    def add(self, template: Template, launcher: Launcher) -> None:
+        """Have one more template, started by this launcher, for as long as it is asked for."""
+        self._shelves.add(template, launcher)
+
+    def has(self, template: str) -> bool:
+        """Whether it is a template of the pool, or anything of it is left."""
+        names = {each.template.name for each in self._shelves.values()}
+        return template in names | {each.template.name for each in self._ending}
+
     async def release(self, sandbox: Sandbox) -> None:
         """Take back a sandbox that was handed out.
 
@@ -402,7 +411,8 @@ class Pool:
             self._expire(sandbox)
         self._trim()
         used = {shelf.name for shelf in self._busy.values()}
-        self._shelves.forget_owners(used | {place.template for place in self._line.everybody()})
+        used |= {sandbox.template.name for sandbox in self._ending}
+        self._shelves.forget(used | {place.template for place in self._line.everybody()})
         if self._housekeeping:
             self._housekeeping.cancel()
         interval = min(HOUSEKEEPING_SECONDS, self._settings.max_lifetime / 4)

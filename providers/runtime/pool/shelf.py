@@ -58,7 +58,9 @@ class Shelf:
         *,
         always_warm: bool = False,
         owner: str = "",
+        most_idle: int | None = None,
     ) -> None:
+        """`most_idle` is how many are kept ready at most, whatever the settings."""
         self.name = name
         self.template = template
         self.starter = starter
@@ -75,6 +77,7 @@ class Shelf:
         self.has_code = False
         self._doubted = 0
         self._always_warm = always_warm
+        self._most_idle = most_idle
         self._last_asked = self._last_waited = float("-inf")
         self.creation_seconds: deque[float] = deque(maxlen=100)
         self._error: SandboxError | None = None
@@ -98,11 +101,12 @@ class Shelf:
         if self.owner:
             return (OWNERS_BURST if pressed else OWNERS_WARM) if self.is_asked_for else 0
         if not self._always_warm and not self.is_asked_for:
-            return settings.minimum
+            return settings.minimum if self._most_idle is None else 0
         if settings.isolation == "tenant-kernel":
             # Those of no tenant and of sessions are made here, and one shows that it can be done.
             return max(1, settings.minimum)
-        return max(settings.size, settings.minimum) + (settings.burst if pressed else 0)
+        wanted = max(settings.size, settings.minimum) + (settings.burst if pressed else 0)
+        return wanted if self._most_idle is None else min(wanted, self._most_idle)
 
     @property
     def is_asked_for(self) -> bool:
@@ -228,8 +232,16 @@ class Shelves(dict[str, Shelf]):
             (name, Shelf(name, template, launcher, always_warm=index == 0))
             for index, (name, template) in enumerate(templates.items())
         )
-        self._launcher = launcher
-        self._templates = templates
+        self._templates = dict(templates)
+        self._launchers = dict.fromkeys(templates, launcher)
+        # Templates that are there from the start, whose shelves stay.
+        self._lasting = frozenset(templates)
+
+    def add(self, template: Template, launcher: Launcher) -> None:
+        """Have one more template, whose sandboxes this launcher starts, while it is in use."""
+        self._templates[template.name], self._launchers[template.name] = template, launcher
+        if template.name not in self:
+            self[template.name] = Shelf(template.name, template, launcher, most_idle=OWNERS_WARM)
 
     def find(self, template: str, owner: str = "") -> Shelf:
         """That of a template, or of a template in the kernel of this owner. Raises SandboxError."""
@@ -240,7 +252,7 @@ class Shelves(dict[str, Shelf]):
         # No template's name has a colon.
         name = f"{template}:{owner}"
         if name not in self:
-            starter = self._launcher.for_owner(owner)
+            starter = self._launchers[template].for_owner(owner)
             shelf = Shelf(name, self._templates[template], starter, owner=owner)
             shelf.has_code = any(each.has_code for each in self._of(owner))
             self[name] = shelf
@@ -256,11 +268,20 @@ class Shelves(dict[str, Shelf]):
     def _of(self, owner: str) -> list[Shelf]:
         return [shelf for shelf in self.values() if shelf.owner == owner]
 
-    def forget_owners(self, used: Collection[str]) -> None:
-        """Keep nothing of owners who have not asked for long, beside what is `used`."""
+    def forget(self, used: Collection[str]) -> None:
+        """Keep nothing of owners and added templates that were not asked for long, unless it is
+        `used`."""
         for name, shelf in list(self.items()):
-            if shelf.owner and shelf.is_empty and not shelf.is_asked_for and name not in used:
+            if (
+                (shelf.owner or name not in self._lasting)
+                and shelf.is_empty
+                and not shelf.is_asked_for
+                and name not in used
+            ):
                 del self[name]
+        known = {shelf.template.name for shelf in self.values()}
+        for name in [each for each in self._templates if each not in known]:
+            del self._templates[name], self._launchers[name]
 
 
 def without_start(line: WaitQueue, shelves: Mapping[str, Shelf]) -> list[Waiter]:

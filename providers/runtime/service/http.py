@@ -108,15 +108,16 @@ class Service:
         if not self.knows_the_settings(request):
             return settings_unknown()
         body = await _body(request)
-        template, owner, config, network = "python", "", None, None
+        template, owner, config, network, digest = "python", "", None, None, ""
         if isinstance(body, dict):
             template, owner = body.get("template", template), body.get("owner", owner)
             config = body.get("settings")
             network = messages.network(body.get("network"))
+            digest = messages.digest(body.get("digest"))
         if not isinstance(template, str) or not isinstance(owner, str):
             raise InvalidConfiguration("template and owner must be strings.", field="template")
         if config is None:
-            instance = await self.manager.create(template, owner, network)
+            instance = await self.manager.create(template, owner, network, digest)
         else:
             settings = ServiceSettings.from_config(_as_object(config, "settings"))
             instance = await self.manager.create_apart(settings, template, owner, network)

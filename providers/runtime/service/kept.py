@@ -63,6 +63,7 @@ class KeptHandlers:
             operations.sandbox_limits(body.get("limits")),
             None if pool is None else PoolSpec.from_json(pool),
             messages.network(body.get("network")),
+            messages.digest(body.get("digest")),
         )
         answer = _json(_described(session), 201)
         try:

@@ -48,6 +48,8 @@ class LauncherChoice:
     minimum_isolation: str = NAMESPACES
     python: str = ""
     memory: StateStore | None = None
+    # Whether that Python has packages that others than the administrator have chosen.
+    has_foreign_packages: bool = False
     best_first: tuple[str, ...] = KINDS[1:]
     allow_unisolated: bool = False
     # Whether a launcher without the level of sharing is passed over for the next one.
@@ -80,7 +82,7 @@ class LauncherChoice:
         failures: list[SandboxError] = []
         for kind in self.best_first if is_auto else (self.kind,):
             try:
-                launcher = self._make(kind, settings)
+                launcher = self.make(kind, settings)
             except SandboxError as error:
                 _log_change(kind, error.message)
                 failures.append(error)
@@ -131,7 +133,8 @@ class LauncherChoice:
             )
         return await choose_level(launcher, settings.isolation)
 
-    def _make(self, kind: str, settings: ServiceSettings) -> Launcher:
+    def make(self, kind: str, settings: ServiceSettings) -> Launcher:
+        """A launcher of this kind, not prepared. Raises SandboxError."""
         if kind == "docker":
             # The docker package alone takes 0.1 s.
             from providers.runtime.launchers.docker import (
@@ -157,7 +160,9 @@ class LauncherChoice:
             return RuncLauncher(self.data_dir, kind, self.python, images)
         if kind == "none":
             return UnisolatedLauncher(self.data_dir, self.python)
-        return BubblewrapLauncher(self.data_dir, self.python)
+        return BubblewrapLauncher(
+            self.data_dir, self.python, has_foreign_packages=self.has_foreign_packages
+        )
 
     def _find_images(self, kind: str, settings: ServiceSettings) -> dict[str, Image]:
         """The imported images by template. Raises ProviderUnavailable with field and remedy."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, NoReturn, cast, get_args
@@ -228,6 +229,15 @@ def network(given: object) -> Network | None:
         return Network.from_json(given)
     except ValueError as error:
         _refuse("network", str(error))
+
+
+def digest(given: object) -> str:
+    """The template whose files a sandbox has, "" for none. Raises InvalidConfiguration."""
+    if given in (None, ""):
+        return ""
+    if not isinstance(given, str) or not re.fullmatch(r"[0-9a-f]{64}", given):
+        _refuse("template", "Is no digest.")
+    return given
 
 
 def credential_changes(given: object) -> dict[str, Credential | None]:

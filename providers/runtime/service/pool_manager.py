@@ -25,6 +25,7 @@ from providers.runtime.pool.template import Template
 from providers.runtime.service.launchers import ChosenLevel, LauncherChoice, choose_level
 from providers.runtime.service.registry import PoolSpec, SandboxRegistry
 from providers.runtime.service.settings import ServiceSettings
+from providers.runtime.service.templates import TemplateLaunchers
 from providers.values import Emit, ExecutionResult, Job
 
 
@@ -39,6 +40,7 @@ class Revision:
     pool: Pool
     templates: Mapping[str, Template]
     chosen: ChosenLevel
+    template_launchers: TemplateLaunchers
     instances: int = 0
     # How clients name it.
     name: str = field(default_factory=lambda: secrets.token_urlsafe(12))
@@ -56,7 +58,8 @@ class Revision:
 
     def commands(self, template: Template) -> dict[str, tuple[str, ...]]:
         """The interpreters of all languages in sandboxes of a template."""
-        launcher, name = self.launcher, template.name
+        name = template.name
+        launcher = self.template_launchers.launcher_of(name) or self.launcher
         return {
             language: command_of(name, language, launcher, template.limits)
             for language in OURS
@@ -102,7 +105,8 @@ def _over(
     }
     pool = Pool(launcher, templates, settings.pool_settings(chosen.level))
     pool.open()
-    return Revision(settings, choice, kind, launcher, pool, templates, chosen)
+    template_launchers = TemplateLaunchers(choice, kind, settings)
+    return Revision(settings, choice, kind, launcher, pool, templates, chosen, template_launchers)
 
 
 def why_not_opened(error: Exception) -> SandboxError:
@@ -212,10 +216,15 @@ class PoolManager:
             self._failure = None
 
     async def create(
-        self, template: str, owner: str = "", network: Network | None = None
+        self,
+        template: str,
+        owner: str = "",
+        network: Network | None = None,
+        digest: str = "",
     ) -> Instance:
         """A warm sandbox for this owner alone. Raises SandboxError; nothing has run then."""
-        return await self.create_in(await self.current(), template, owner, network)
+        revision = await self.current()
+        return await self.create_in(revision, template, owner, network, digest=digest)
 
     async def create_apart(
         self,
@@ -239,14 +248,17 @@ class PoolManager:
         owner: str,
         network: Network | None = None,
         *,
+        digest: str = "",
         alone: bool = False,
     ) -> Instance:
         """One of this pool's sandboxes, handed out, which reaches this network alone; `alone`
-        shares nothing with other runs."""
+        shares nothing with other runs. It has the files of the template of this digest."""
         name = normalize_language(template)
         revision.instances += 1
         self._creating += 1
         try:
+            if digest:
+                name = await revision.template_launchers.add(revision.pool, name, digest)
             sandbox = await revision.pool.acquire(name, owner, alone=alone)
             if network is not None:
                 await self._open_network(revision, sandbox, network, owner)
@@ -498,6 +510,8 @@ class PoolManager:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.network.close()
+        for revision in revisions:
+            revision.template_launchers.close()
         for launcher in {
             id(revision.launcher): revision.launcher for revision in revisions
         }.values():
@@ -520,12 +534,15 @@ class PoolManager:
             raise ProviderUnavailable("The pool service is shutting down.", retry_after=5)
 
     async def _end_what_the_dead_left(self) -> None:
-        """End what was lent to a process that has ended before it used it."""
+        """End what was lent to a process that has ended before it used it, and the launchers of
+        templates that have not been used for long."""
         while not self._closing:
             for instance in list(self._instances.values()):
                 if not instance.used and has_ended_here(instance.client):
                     logger.info("ending an instance: the process that had it has ended")
                     self.end(instance)
+            for revision in self._open.values():
+                revision.template_launchers.close_unused(revision.pool)
             await asyncio.sleep(CLIENTS_SECONDS)
 
     async def _open_until_it_works(self) -> None:
@@ -562,6 +579,7 @@ class PoolManager:
 
     async def _close(self, revision: Revision) -> None:
         await revision.pool.close()
+        revision.template_launchers.close()
         # One that is being opened may be about to take over its launcher.
         async with self._changing:
             if not any(other.launcher is revision.launcher for other in self._open.values()):

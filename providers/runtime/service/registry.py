@@ -71,11 +71,12 @@ class SandboxRegistry:
         limits: SandboxLimits | None,
         spec: PoolSpec | None = None,
         network: Network | None = None,
+        digest: str = "",
     ) -> Session:
         """A sandbox that stays with this owner for so long, and for longer if it is renewed.
 
-        It is of the pool of `spec`, or of the one in force, and reaches `network` alone. Raises
-        SandboxError; nothing has run then.
+        It is of the pool of `spec`, or of the one in force, reaches `network` alone, and has the
+        files of the template of this digest. Raises SandboxError; nothing has run then.
         """
         manager = self._manager
         revision = await (manager.current() if spec is None else manager.pool_of(spec))
@@ -83,7 +84,7 @@ class SandboxRegistry:
         try:
             self.sessions.reserve(revision, owner, revision.settings.most_kept)
             reserved = True
-            instance = await self._take(revision, template, owner)
+            instance = await self._take(revision, template, owner, digest)
             check_limits(limits, instance.sandbox.template.limits)
             commands = revision.commands(instance.sandbox.template)
             marker = new_marker() if self._outliving.may(instance.sandbox) else ""
@@ -190,10 +191,12 @@ class SandboxRegistry:
                 logger.exception("maintenance of persistent sandboxes failed")
             await asyncio.sleep(REAP_SECONDS)
 
-    async def _take(self, revision: Revision, template: str, owner: str) -> Instance:
+    async def _take(self, revision: Revision, template: str, owner: str, digest: str) -> Instance:
         """One in which nothing has run: what the owner's former runs have left is ended."""
         while True:
-            instance = await self._manager.create_in(revision, template, owner, alone=True)
+            instance = await self._manager.create_in(
+                revision, template, owner, digest=digest, alone=True
+            )
             instance.used = True
             if not instance.sandbox.has_run:
                 return instance

@@ -40,6 +40,7 @@ from providers.runtime.service import messages, operations
 from providers.runtime.service.pool_manager import Instance, PoolManager, Revision
 from providers.runtime.service.registry import PoolSpec
 from providers.runtime.service.relay import SEND_SECONDS, relay_run, result_text
+from providers.runtime.service.templates import WITH_TEMPLATES
 
 logger = logging.getLogger(__name__)
 
@@ -151,6 +152,7 @@ class RunConnection(asyncio.Protocol):
             "runtime": pool.launcher.runtime,
             "languages": offered_names(pool.templates),
             "network": pool.launcher.has_network,
+            "templates": pool.kind in WITH_TEMPLATES,
         }
         self._write({"event": "done", **told})
 
@@ -171,7 +173,10 @@ class RunConnection(asyncio.Protocol):
         template, owner = str(header.get("template")), str(header.get("owner"))
         given = request[1].get("network")
         network = None if given is None else messages.network(messages.loads(given))
-        instance = self._instance = await self._manager.create_in(pool, template, owner, network)
+        digest = messages.digest(header.get("digest"))
+        instance = self._instance = await self._manager.create_in(
+            pool, template, owner, network, digest=digest
+        )
         told = {
             "sandbox": f"{os.getpid()}-{instance.sandbox.number}",
             "runtime": instance.runtime,

@@ -1,0 +1,109 @@
+"""Templates of the store as templates of a pool: each with a launcher of its own, while it is used.
+
+A launcher shows its sandboxes the one template that it was made for, and nothing of the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from providers.errors import InvalidConfiguration
+from providers.runtime.pool.launcher import Launcher
+from providers.runtime.pool.pool import Pool
+from providers.runtime.pool.requests import make_template
+from providers.runtime.service.launchers import LauncherChoice
+from providers.runtime.service.settings import ServiceSettings
+from providers.templates.store import TemplateStore
+
+# Docker's sandboxes have the programs of their image.
+WITH_TEMPLATES = ("bubblewrap", "gvisor", "runc", "crun", "none")
+
+
+@dataclass(eq=False)
+class _Open:
+    launcher: Launcher
+    templates: set[str]
+
+
+class TemplateLaunchers:
+    """Those of one pool, whose launcher is of this `kind`. Lives in one event loop."""
+
+    def __init__(self, choice: LauncherChoice, kind: str, settings: ServiceSettings) -> None:
+        self._choice, self._kind, self._settings = choice, kind, settings
+        self._store = TemplateStore(choice.data_dir)
+        self._open: dict[str, _Open] = {}
+        self._opening = asyncio.Lock()
+
+    async def add(self, pool: Pool, language: str, digest: str) -> str:
+        """Have the pool know the template of this digest; return its name there.
+
+        Raises SandboxError. Nothing waits between the end of this and the caller's next step.
+        """
+        name = f"{language}@{digest}"
+        async with self._opening:
+            found = self._open.get(digest)
+            if found is None:
+                found = self._open[digest] = _Open(await self._prepare(digest), set())
+            if name not in found.templates or not pool.has(name):
+                if found.launcher.interpreter(language) is None:
+                    raise InvalidConfiguration(
+                        f"There is no interpreter of {language[:40]!r}.", field="language"
+                    )
+                limits, advise = self._settings.limits, self._settings.enable_ast_analysis
+                # None of its modules is loaded beforehand: that would be done for all sandboxes
+                # together, with privileges that no package has.
+                template = make_template(name, language, found.launcher, limits, advise=advise)
+                pool.add(template, found.launcher)
+                found.templates.add(name)
+            return name
+
+    async def _prepare(self, digest: str) -> Launcher:
+        if self._kind not in WITH_TEMPLATES:
+            raise InvalidConfiguration(
+                f"template: The launcher {self._kind} has the programs of its images alone. Use "
+                f"one of {', '.join(WITH_TEMPLATES[:-1])}.",
+                field="template",
+            )
+        python = self._store.interpreter(digest)
+        if python is None:
+            raise InvalidConfiguration(
+                f"template: The files of {digest[:12]} are not on this machine. Build the template "
+                "again.",
+                field="template",
+            )
+        choice = replace(self._choice, python=str(python), has_foreign_packages=True)
+        launcher = choice.make(self._kind, replace(self._settings, templates={}))
+        try:
+            await launcher.prepare()
+        except BaseException:
+            launcher.close()
+            raise
+        return launcher
+
+    def launcher_of(self, template: str) -> Launcher | None:
+        """Return the launcher of a template by its name in the pool, None for the pool's own."""
+        _, _, digest = template.partition("@")
+        found = self._open.get(digest)
+        return found.launcher if found else None
+
+    def close_unused(self, pool: Pool) -> None:
+        """Close the launchers of templates that the pool has forgotten."""
+        if self._opening.locked():
+            return
+        for digest, found in list(self._open.items()):
+            if not any(map(pool.has, found.templates)):
+                del self._open[digest]
+                found.launcher.close()
+
+    def close(self) -> None:
+        """Close all of them. Every sandbox is gone."""
+        for found in self._open.values():
+            found.launcher.close()
+        self._open.clear()
+
+    @property
+    def digests(self) -> Sequence[str]:
+        """Return the digests of the templates that are in use."""
+        return list(self._open)
