@@ -193,10 +193,10 @@ def _ensure_room(tenant: Tenant | None, built: Built | None = None) -> None:
     """Raises RateLimited for a tenant whose templates take more than they may."""
     if tenant is None:
         return
-    files = TemplateVersion.objects.filter(template__tenant=tenant).exclude(digest="")
-    files = files.order_by().values("digest", "size_bytes").distinct()
+    versions = TemplateVersion.objects.filter(template__tenant=tenant).exclude(digest="")
+    files = versions.order_by().values("digest", "size_bytes").distinct()
     used = files.aggregate(used=Sum("size_bytes"))["used"] or 0
-    if built is not None and not files.filter(digest=built.digest).exists():
+    if built is not None and not versions.filter(digest=built.digest).exists():
         used += built.size_bytes
     most = settings.TEMPLATES_MB_PER_TENANT << 20
     if used > most or (built is None and used >= most):
@@ -225,7 +225,10 @@ async def cancel_build(version: TemplateVersion, by: str) -> TemplateVersion:
     if not _end(rows, State.CANCELLED, f"Cancelled by {by}."):
         raise NoActiveBuild("The build has ended.")
     version.refresh_from_db()
-    execution = Execution.objects.filter(pk=version.execution_id, finished_at=None).first()
+    resolved_by = version.execution_id
+    execution = None
+    if resolved_by is not None:
+        execution = Execution.objects.filter(pk=resolved_by, finished_at=None).first()
     if execution is not None:
         try:
             await cancel(execution, by)
