@@ -27,7 +27,7 @@ _TEXT = 1000
 
 # A package of npm: its name, with its scope, and a range of versions.
 _NPM = re.compile(
-    r"(@[a-z0-9~-][a-z0-9._~-]*/)?[a-z0-9~-][a-z0-9._~-]*(@[ 0-9A-Za-z.^~<>=|*+-]{1,60})?"
+    r"(@[a-z0-9][a-z0-9._~-]*/)?[a-z0-9][a-z0-9._~-]*(@[ 0-9A-Za-z.^~<>=|*+-]{1,60})?"
 )
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 # Variables that say what a sandbox is, or by which its programs are found.

@@ -28,7 +28,7 @@ MOST_LOCK_BYTES = 4 << 20
 _HASH_BYTES = {"sha256": 32, "sha384": 48, "sha512": 64}
 _VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,100}")
 # A folder of node_modules, and those of packages below it.
-_PLACE = re.compile(r"node_modules/(@[a-z0-9~-][a-z0-9._~-]*/)?[A-Za-z0-9~-][A-Za-z0-9._~-]*")
+_PLACE = re.compile(r"node_modules/(@[a-z0-9][a-z0-9._~-]*/)?[A-Za-z0-9][A-Za-z0-9._~-]*")
 
 
 @dataclass(frozen=True)

@@ -71,15 +71,18 @@ def _npm_range(package: str) -> tuple[str, str]:
 
 
 _PROGRAM = """\
-import os, shutil, subprocess, sys
+import importlib.util, os, shutil, subprocess, sys
 
 os.makedirs("artifacts", exist_ok=True)
-for command in STEPS:
-    program = shutil.which(command[0])
-    if program is None:
-        sys.exit(f"{command[0]} is not among the programs of sandboxes here.")
-    print("$", *command, flush=True)
-    done = subprocess.run([program, *command[1:]])
+# A sandbox has few threads.
+os.environ.update(TOKIO_WORKER_THREADS="2", RAYON_NUM_THREADS="2")
+for name, *options in STEPS:
+    program = shutil.which(name)
+    if program is None and not importlib.util.find_spec(name):
+        sys.exit(f"The sandbox has no {name}: `manage.py packages` installs it.")
+    print("$", name, *options, flush=True)
+    command = [program] if program else [sys.executable, "-m", name]
+    done = subprocess.run([*command, *options])
     if done.returncode:
         sys.exit(done.returncode)
 if os.path.exists(NPM_LOCK):

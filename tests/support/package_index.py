@@ -133,13 +133,17 @@ def package_index() -> Iterator[PackageIndex]:
             self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
-            self.wfile.write(content)
+            if self.command == "GET":
+                self.wfile.write(content)
+
+        do_HEAD = do_GET
 
         def log_message(self, *args: Any) -> None:
             """Nothing: tests look at `requests`."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    index = PackageIndex(f"http://127.0.0.1:{server.server_port}")
+    # Programs in sandboxes take 127.0.0.1 for their own.
+    server = ThreadingHTTPServer(("127.77.0.1", 0), Handler)
+    index = PackageIndex(f"http://127.77.0.1:{server.server_port}")
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

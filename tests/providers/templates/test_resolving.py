@@ -1,0 +1,166 @@
+"""Resolving a declaration in a sandbox: what the index may say, and what comes to the lock."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.test import override_settings
+
+from providers.errors import InvalidConfiguration
+from providers.local import packages
+from providers.network import Layer, Network, NetworkPolicy
+from providers.templates.declaration import Declaration
+from providers.templates.lock import Lock
+from providers.templates.resolve import NPM_LOCK, PYTHON_LOCK, job_for
+from providers.values import ExecutionResult, Job, SandboxSpec
+from tests.conftest import require
+from tests.support.package_index import PackageIndex, package_index
+from tests.support.sandboxes import Local
+
+
+@pytest.fixture(scope="module")
+def index() -> Iterator[PackageIndex]:
+    with package_index() as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[Local]:
+    """A provider whose sandboxes have uv."""
+    require("bwrap")
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    folder.chmod(0o755)
+    try:
+        python = packages.create(folder / "environment")
+        program = python.with_name("uv")
+        shutil.copyfile(Path(sys.executable).with_name("uv"), program)
+        program.chmod(0o755)
+        chosen = {
+            "SANDBOX_LOCAL_PYTHON": str(python),
+            "DATA_DIR": folder,
+            "NETWORK_ALLOWED_ADDRESSES": ["127.0.0.0/8"],
+        }
+        with override_settings(**chosen):
+            opened = Local("bubblewrap", pool_size=1)
+            try:
+                yield opened
+            finally:
+                opened.close()
+    finally:
+        shutil.rmtree(folder)
+
+
+def resolve(local: Local, index: PackageIndex, wanted: Declaration) -> ExecutionResult:
+    job = job_for(wanted, index.simple, index.url)
+    policy = NetworkPolicy.parse("allowlist", job.rules)
+    spec = SandboxSpec("python", network=Network((Layer("tenant", policy),)))
+    sandbox = local.provider.open(spec, "alice")
+    try:
+        return sandbox.run(Job(job.code, "python", 60, files=job.files))
+    finally:
+        sandbox.close()
+
+
+def lock_of(result: ExecutionResult) -> Lock:
+    found = {each.name: each.content.decode() for each in result.artifacts}
+    return Lock.parse(found.get(PYTHON_LOCK, ""), found.get(NPM_LOCK, ""))
+
+
+def test_requirements_come_to_files_with_hashes(local: Local, index: PackageIndex) -> None:
+    index.add("alpha", requires=("beta>=2",))
+    index.add("beta", "1.0")
+    index.add("beta", "2.0")
+    result = resolve(local, index, Declaration(python=("alpha",)))
+    assert result.exit_code == 0, result.stderr
+    assert [(each.name, each.version) for each in lock_of(result).packages] == [
+        ("alpha", "1.0"),
+        ("beta", "2.0"),
+    ]
+    for package in lock_of(result).packages:
+        assert package.hash == index.hashes[package.file_name]
+        assert package.url == f"{index.url}/files/{package.file_name}"
+
+
+def test_a_source_distribution_is_never_looked_into(local: Local, index: PackageIndex) -> None:
+    index.add_file("evil-1.0.tar.gz", b"code that would run")
+    result = resolve(local, index, Declaration(python=("evil",)))
+    assert result.exit_code != 0
+    assert result.artifacts == []
+    assert not any(path.endswith("evil-1.0.tar.gz") for path in index.requests)
+
+
+def test_an_unknown_package_fails_with_its_name(local: Local, index: PackageIndex) -> None:
+    result = resolve(local, index, Declaration(python=("no-such-package",)))
+    assert result.exit_code != 0
+    assert "no-such-package" in result.stderr
+
+
+def test_npm_packages_come_to_files_with_hashes(local: Local, index: PackageIndex) -> None:
+    require("npm")
+    index.add_npm("gamma", "1.2.0", {"index.js": "module.exports = 1;\n"})
+    result = resolve(local, index, Declaration(npm=("gamma@^1",)))
+    assert result.exit_code == 0, result.stderr
+    ((package),) = lock_of(result).packages
+    assert (package.name, package.version, package.place) == (
+        "gamma",
+        "1.2.0",
+        "node_modules/gamma",
+    )
+    assert package.algorithm == "sha512"
+
+
+def test_it_reaches_no_other_host_than_the_index(local: Local, index: PackageIndex) -> None:
+    with package_index() as other:
+        address = other.add("zeta")
+        index.add("alpha", "3.0", requires=(f"zeta @ {address}",))
+        result = resolve(local, index, Declaration(python=("alpha==3.0",)))
+        assert result.exit_code != 0
+        assert other.requests == []
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ({"python": ["alpha @ https://evil.example/alpha.whl"]}, "python"),
+        ({"python": ["--index-url=https://evil.example"]}, "python"),
+        ({"python": ["-r /etc/passwd"]}, "python"),
+        ({"python": ["./folder"]}, "python"),
+        ({"npm": ["git+https://evil.example/x"]}, "npm"),
+        ({"npm": ["alpha@https://evil.example/x.tgz"]}, "npm"),
+        ({"npm": ["alpha@file:../x"]}, "npm"),
+        ({"npm": ["--registry"]}, "npm"),
+        ({"environment": {"LD_PRELOAD": "x"}}, "environment"),
+        ({"environment": {"A B": "x"}}, "environment"),
+        ({"files": {"../evil": "x"}}, "files"),
+        ({"files": {"/etc/passwd": "x"}}, "files"),
+        ({"ready": "true"}, "ready"),
+        ({"network": {"mode": "allowlist", "rules": ["not a rule"]}}, "network"),
+        ({"apt": ["curl"]}, "apt"),
+        ({}, "python"),
+        ({"python": "pandas"}, "python"),
+    ],
+)
+def test_a_declaration_names_what_is_refused(document: dict[str, object], field: str) -> None:
+    with pytest.raises(InvalidConfiguration) as caught:
+        Declaration.parse(document)
+    assert caught.value.field == field
+
+
+def test_a_declaration_is_read_as_it_was_written() -> None:
+    document = {
+        "python": ["pandas>=2", "NumPy"],
+        "npm": ["@scope/name@^1", "dayjs"],
+        "environment": {"MODE": "x"},
+        "files": {"lib/a.py": "A = 1\n"},
+        "start": "python -m http.server",
+        "ready": "true",
+        "network": {"mode": "allowlist", "rules": ["GET https://api.example.com/v1"]},
+    }
+    read = Declaration.parse(document)
+    assert Declaration.parse(read.to_json()) == read
+    assert Declaration.parse({**document, "python": ["NumPy", "pandas>=2"]}).digest == read.digest
