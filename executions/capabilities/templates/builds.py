@@ -262,7 +262,7 @@ async def remove(template: Template, by: str) -> None:
         if not rows.update(removed_at=timezone.now()):
             raise Conflict("The template was removed already.")
         template.refresh_from_db()
-        enter_row(template, "removed", before)
+        enter_row(template, "removed", before, {"by": by})
     for version in template.versions.filter(state__in=TemplateVersion.ACTIVE).defer("log"):
         try:
             await cancel_build(version, by)

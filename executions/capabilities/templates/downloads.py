@@ -19,7 +19,7 @@ from executions.kernel.http import (
     read_url,
     redirected,
 )
-from providers.errors import InvalidConfiguration
+from providers.errors import CreationFailed, InvalidConfiguration
 from providers.network import Layer, Network, NetworkPolicy, Target, normalized_host
 from providers.remote.receiver import Receiver
 from providers.templates.wheels import BuildFailed
@@ -35,7 +35,7 @@ Fetch = Callable[[str, int], Iterator[bytes]]
 def network_of_build(tenant_slug: str, rules: Sequence[str]) -> Network:
     """Return what a build of the tenant may reach: the hosts of these rules, within its lists.
 
-    Raises InvalidConfiguration where the lists do not allow one of them.
+    Raises BuildFailed where the lists do not allow one of them.
     """
     policy = NetworkPolicy.parse("allowlist", rules)
     try:
@@ -57,7 +57,7 @@ def fetcher(network: Network, keep_on: Callable[[], None] = lambda: None) -> Fet
         try:
             yield from _content(address, most_bytes, network, receiver, keep_on)
         except FetchError as error:
-            raise BuildFailed(f"It cannot be fetched: {error.text}") from None
+            raise CreationFailed(f"It cannot be fetched: {error.text}") from None
 
     return fetch
 
@@ -69,7 +69,7 @@ def _content(
     receiver: Receiver,
     keep_on: Callable[[], None],
 ) -> Iterator[bytes]:
-    """Raises FetchError, and SandboxError for an address that the lists do not allow."""
+    """Raises FetchError, and CreationFailed for an address that the lists do not allow."""
     url = read_url(address, receiver.rules)
     budget = Budget(time.monotonic() + FILE_SECONDS, _PAUSE_SECONDS)
     for _ in range(MOST_REDIRECTS + 1):
@@ -79,7 +79,7 @@ def _content(
                 url = redirected(url, _location(answer), receiver.rules)
                 continue
             if answer.status != 200:
-                raise BuildFailed(f"The server answers with the status {answer.status}.")
+                raise CreationFailed(f"The server answers with the status {answer.status}.")
             # Frames of small pieces are larger than what is in them.
             budget.allow(2 * most_bytes + HEAD_BYTES)
             left = most_bytes
@@ -87,22 +87,22 @@ def _content(
                 keep_on()
                 left -= len(piece)
                 if left < 0:
-                    raise BuildFailed(f"The file has more than {most_bytes} bytes.")
+                    raise CreationFailed(f"The file has more than {most_bytes} bytes.")
                 yield piece
             return
-    raise BuildFailed(f"The server redirects more than {MOST_REDIRECTS} times.")
+    raise CreationFailed(f"The server redirects more than {MOST_REDIRECTS} times.")
 
 
 def _ensure_allowed(url: httpx.URL, network: Network) -> None:
     try:
         host = normalized_host(url.raw_host.decode("ascii"))
     except ValueError as error:
-        raise BuildFailed(str(error)) from None
+        raise CreationFailed(str(error)) from None
     target = Target(host, port_of(url), url.scheme, "GET", url.path or "/")
     verdict = network.judge(target)
     if not verdict.is_allowed:
         whose = "of the package index" if verdict.layer == "template" else f"of the {verdict.layer}"
-        raise BuildFailed(f"{host}:{port_of(url)} is not on the network list {whose}.")
+        raise CreationFailed(f"{host}:{port_of(url)} is not on the network list {whose}.")
 
 
 def _location(answer: httpcore.Response) -> str:
