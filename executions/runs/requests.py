@@ -64,7 +64,7 @@ MAX_PATH_PARTS = 10
 MAX_PATH_BYTES = 512
 
 _PART = r"(?!\.{1,2}(/|$))[^/\u0000-\u001f\u007f-\u009f]{1,255}"
-_PATH = rf"^{_PART}(/{_PART}){{0,{MAX_PATH_PARTS - 1}}}{END}"
+PATH_PATTERN = rf"^{_PART}(/{_PART}){{0,{MAX_PATH_PARTS - 1}}}{END}"
 # Line breaks do not count.
 _SIGN = r"[A-Za-z0-9+/][\r\n]*"
 _BASE64 = (
@@ -91,7 +91,7 @@ class _SentFile(BaseModel):
 
     path: Annotated[
         str,
-        WithJsonSchema({"type": "string", "maxLength": MAX_PATH_BYTES, "pattern": _PATH}),
+        WithJsonSchema({"type": "string", "maxLength": MAX_PATH_BYTES, "pattern": PATH_PATTERN}),
         Field(description="Relative to the workspace, without '..'."),
     ]
     content_base64: Annotated[

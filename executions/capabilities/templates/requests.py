@@ -6,31 +6,35 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypedDict
 
 from django.db.models import QuerySet
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.capabilities.templates.names import templates_for
 from executions.kernel.bodies import Choices, Time
 from executions.kernel.declarations import (
+    END,
     STORABLE,
     STRICT,
     Body,
     Environment,
     Members,
     Query,
+    Rule,
     declared,
     newest_first,
-    refuse,
 )
-from executions.runs.network import Allow, ModeName
+from executions.runs.network import NetworkField
+from executions.runs.requests import PATH_PATTERN
 from executions.runs.results import DEFAULT_LIMIT, Cursor, Limit
 from executions.sessions.requests import NOT_FOUND
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration, SandboxError
+from providers.runtime.guest.names import MOST_CHARACTERS, problem
 from providers.templates.declaration import (
     FILES_BYTES,
     MOST_FILES,
     MOST_REQUIREMENTS,
+    NAME,
     Declaration,
     check_name,
 )
@@ -38,43 +42,87 @@ from providers.templates.declaration import (
 _LONGEST = 1000
 MOST_VERSIONS_SHOWN = 20
 
-Packages = Annotated[
-    Sequence[Annotated[str, Field(min_length=1, max_length=_LONGEST), STORABLE]],
-    Members(MOST_REQUIREMENTS),
-]
-Command = Annotated[str, Field(max_length=_LONGEST), STORABLE]
+def _text(form: str) -> dict[str, Any]:
+    """What JSON Schema can say of a package: its form has a name."""
+    return {"type": "string", "minLength": 1, "maxLength": _LONGEST, "format": form}
 
 
-class TemplateNetwork(BaseModel):
-    """One more network list for every run with the template. It takes away, and gives nothing."""
+def _name(text: str) -> str:
+    if not NAME.fullmatch(text):
+        raise ValueError("Use small letters, digits, and . _ - between them, such as science.")
+    return text
 
-    model_config = STRICT
 
-    mode: ModeName = None
-    allow: Allow = ()
+def _path(text: str) -> str:
+    if why := problem(text):
+        raise ValueError(f"Cannot be a path in the workspace: {why}.")
+    return text
+
+
+_ADDS = {"python": "minItems", "npm": "minItems", "environment": "minProperties", "files": "minProperties"}
+_TYPES = {"minItems": "array", "minProperties": "object"}
+# It adds something.
+_SAYS = {
+    "anyOf": [
+        {"required": [name], "properties": {name: {"type": _TYPES[bound], bound: 1}}}
+        for name, bound in _ADDS.items()
+    ]
+}
+
+
 
 
 class DeclaredTemplate(BaseModel):
     """What a template adds to a sandbox."""
 
-    model_config = STRICT
+    model_config = ConfigDict(**STRICT, json_schema_extra={**_SAYS})
 
     python: Annotated[
-        Packages, Field(description="Python packages as pip writes them, such as `pandas>=2`.")
+        Sequence[
+            Annotated[
+                str,
+                Field(min_length=1, max_length=_LONGEST),
+                STORABLE,
+                WithJsonSchema(_text("requirement")),
+            ]
+        ],
+        Members(MOST_REQUIREMENTS),
+        Field(description="Python packages as pip writes them, such as `pandas>=2`."),
     ] = ()
-    npm: Annotated[Packages, Field(description="npm packages, such as `dayjs@^1`.")] = ()
+    npm: Annotated[
+        Sequence[
+            Annotated[
+                str,
+                Field(min_length=1, max_length=_LONGEST),
+                STORABLE,
+                WithJsonSchema(_text("npm-package")),
+            ]
+        ],
+        Members(MOST_REQUIREMENTS),
+        Field(description="npm packages, such as `dayjs@^1`."),
+    ] = ()
     environment: Annotated[
         Environment, Field(description="Environment variables. Those of a request win.")
     ] = {}
     files: Annotated[
         Mapping[
-            Annotated[str, Field(min_length=1, max_length=512), STORABLE],
+            Annotated[
+                str,
+                Field(min_length=1, max_length=MOST_CHARACTERS),
+                Rule(_path, {"pattern": PATH_PATTERN}),
+            ],
             Annotated[str, Field(max_length=FILES_BYTES), STORABLE],
         ],
         Members(MOST_FILES),
         Field(description="Texts by their path in the workspace. Files of a request win."),
     ] = {}
-    network: TemplateNetwork | None = None
+    network: Annotated[
+        NetworkField | None,
+        Field(
+            description="One more network list for every run with it. It takes away, and gives "
+            "nothing."
+        ),
+    ] = None
 
     def declaration(self) -> Declaration:
         """Raises InvalidConfiguration with field declaration."""
@@ -86,8 +134,9 @@ class DeclaredTemplate(BaseModel):
             "files": dict(self.files),
         }
         if network is not None:
-            mode = network.mode or ("allowlist" if network.allow else "none")
-            document["network"] = {"mode": mode, "rules": list(network.allow)}
+            policy = network.policy
+            rules = [str(rule) for rule in policy.rules]
+            document["network"] = {"mode": policy.mode, "rules": rules}
         try:
             return Declaration.parse(document)
         except InvalidConfiguration as error:
@@ -107,16 +156,12 @@ class TemplateRequest:
             max_length=63,
             description="Small letters, digits, and `.`, `_` and `-` between them.",
         ),
-        STORABLE,
+        Rule(_name, {"pattern": f"^{NAME.pattern}{END}"}),
     ]
     declaration: DeclaredTemplate
     description: Annotated[str, Field(max_length=300), STORABLE] = ""
 
     def __post_init__(self) -> None:
-        try:
-            check_name(self.name)
-        except InvalidConfiguration as error:
-            refuse("name", error.message.removeprefix("name: "))
         self.declaration.declaration()
 
 
