@@ -11,7 +11,7 @@ from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from executions.capabilities.network.models import NetworkList
-from executions.capabilities.templates import builds
+from executions.capabilities.templates import builds, downloads
 from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.capabilities.templates.names import store
 from executions.kernel.coroutines import run_sync
@@ -29,7 +29,7 @@ from tests.support.templates import again, built, finished, resolves
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("lists_forgotten")]
 
-SCIENCE = {"python": ["tinymath"]}
+SCIENCE: dict[str, Any] = {"python": ["tinymath"]}
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,8 @@ def test_a_build_is_an_execution_of_the_tenant_and_its_files_have_a_digest(alice
     assert store().verify(version.digest) == ""
     assert [each.name for each in version.locked.packages] == ["tinymath"]
     assert version.licences == {"tinymath": "MIT"}
-    execution = Execution.objects.get(pk=version.execution_id)
+    execution = Execution.objects.get(request_id=f"template:{version.pk}")
+    assert execution.pk == version.execution_id
     assert (execution.tenant_slug, execution.status) == (alice.tenant.slug, "succeeded")
     assert "Resolved" in version.log
     assert "tinymath 1.0" in version.log
@@ -164,10 +165,9 @@ def test_a_build_that_is_cancelled_while_it_fetches_leaves_nothing(
 ) -> None:
     version = request(alice.tenant)
     monkeypatch.setattr(builds, "_SAY_EVERY", 0.0)
-    fetcher = builds.fetcher
 
     def cancelling(network: Any, keep_on: Callable[[], None]) -> Any:
-        fetch = fetcher(network, keep_on)
+        fetch = downloads.fetcher(network, keep_on)
 
         def fetch_and_cancel(address: str, most: int) -> Iterator[bytes]:
             run_sync(builds.cancel_build(TemplateVersion.objects.get(pk=version.pk), "key:test"))

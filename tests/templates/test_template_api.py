@@ -92,7 +92,7 @@ def test_the_installations_template_is_there_for_all_and_changed_by_none(alice: 
 def test_a_colleague_may_build_cancel_and_remove(alice: Caller, bob: Caller) -> None:
     built(alice.tenant)
     colleague = builder(bob).client
-    declaration = {"environment": {"COLOUR": "red"}}
+    declaration = {"python": ["tinymath"], "environment": {"COLOUR": "red"}}
     again = colleague.post(f"{URL}/science/builds", {"declaration": declaration})
     assert again.status_code == 202, again.content
     refused(colleague.post(f"{URL}/science/builds", {}), 409)
@@ -148,9 +148,7 @@ def test_a_key_that_is_held_to_a_template_does_not_change_what_it_is(alice: Call
         ({"unknown": 1}, "unknown"),
     ],
 )
-def test_what_is_no_template_is_refused(
-    change: dict[str, Any], field: str, alice: Caller
-) -> None:
+def test_what_is_no_template_is_refused(change: dict[str, Any], field: str, alice: Caller) -> None:
     refused(builder(alice).client.post(URL, {**BODY, **change}), 400, field)
     assert not Template.objects.exists()
 

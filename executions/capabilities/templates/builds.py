@@ -127,8 +127,33 @@ def request_build(
             lock = None if refresh else _lock_known(template, declaration)
             version = _add_version(template, declaration, by, lock)
     except IntegrityError as error:
-        raise Conflict("A build of the template is under way. Wait for it, or cancel it.") from error
+        raise Conflict(
+            "A build of the template is under way. Wait for it, or cancel it."
+        ) from error
     _start(version)
+    return version
+
+
+def build_now(
+    tenant: Tenant | None,
+    name: str,
+    declaration: Declaration,
+    by: str,
+    description: str = "",
+    *,
+    refresh: bool = False,
+) -> TemplateVersion:
+    """Build the next version of a template here, and create the template where it is not there.
+
+    Raises what `create` and `request_build` do; how the build ended is in its row.
+    """
+    template = Template.objects.filter(tenant=tenant, name=name, removed_at=None).first()
+    if template is None:
+        version = create(tenant, name, declaration, by, description)
+    else:
+        version = request_build(template, by, declaration, refresh=refresh)
+    build_one(version.pk)
+    version.refresh_from_db()
     return version
 
 
@@ -212,7 +237,8 @@ def _start(version: TemplateVersion) -> None:
     worker."""
     if version.state != State.QUEUED:
         return
-    if version.lock is not None and store().find(version.declared, version.locked) is not None:
+    is_at_hand = version.lock is not None and store().find(version.declared, version.locked)
+    if is_at_hand or not version.declared.packages:
         build_one(version.pk)
         version.refresh_from_db()
         return

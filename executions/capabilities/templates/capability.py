@@ -26,7 +26,6 @@ from providers.network import Layer, Network, NetworkPolicy
 from providers.sandbox import Sandbox
 from providers.values import Emit, InputFile, Job, SandboxSpec
 
-
 _OF_THE_REQUEST = ("run", "session")
 
 

@@ -110,5 +110,3 @@ def _location(answer: httpcore.Response) -> str:
         (value.decode("latin-1") for name, value in answer.headers if name.lower() == b"location"),
         "",
     )
-
-

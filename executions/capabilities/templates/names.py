@@ -147,9 +147,7 @@ _lock = Lock()
 def _trusted(row: TemplateVersion) -> Chosen:
     ensure_as_entered(row)
     ensure_as_entered(row.template)
-    found = Chosen(
-        row.pk, row.template.name, row.number, row.digest, row.declared, bool(row.lock)
-    )
+    found = Chosen(row.pk, row.template.name, row.number, row.digest, row.declared, bool(row.lock))
     with _lock:
         _kept[found.id] = found
         while len(_kept) > _MOST_KEPT:

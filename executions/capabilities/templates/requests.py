@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypedDict
 
 from django.db.models import QuerySet
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic.config import JsonDict
 
 from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.capabilities.templates.names import templates_for
@@ -36,11 +37,11 @@ from providers.templates.declaration import (
     MOST_REQUIREMENTS,
     NAME,
     Declaration,
-    check_name,
 )
 
 _LONGEST = 1000
 MOST_VERSIONS_SHOWN = 20
+
 
 def _text(form: str) -> dict[str, Any]:
     """What JSON Schema can say of a package: its form has a name."""
@@ -59,17 +60,20 @@ def _path(text: str) -> str:
     return text
 
 
-_ADDS = {"python": "minItems", "npm": "minItems", "environment": "minProperties", "files": "minProperties"}
+_ADDS = {
+    "python": "minItems",
+    "npm": "minItems",
+    "environment": "minProperties",
+    "files": "minProperties",
+}
 _TYPES = {"minItems": "array", "minProperties": "object"}
 # It adds something.
-_SAYS = {
+_SAYS: JsonDict = {
     "anyOf": [
         {"required": [name], "properties": {name: {"type": _TYPES[bound], bound: 1}}}
         for name, bound in _ADDS.items()
     ]
 }
-
-
 
 
 class DeclaredTemplate(BaseModel):
@@ -326,5 +330,3 @@ def version_detail(version: TemplateVersion) -> TemplateVersionShape:
 
 def _no_such() -> NoSuchTemplate:
     return NoSuchTemplate("Template not found.")
-
-
