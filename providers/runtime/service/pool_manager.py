@@ -25,7 +25,8 @@ from providers.runtime.pool.template import Template
 from providers.runtime.service.launchers import ChosenLevel, LauncherChoice, choose_level
 from providers.runtime.service.registry import PoolSpec, SandboxRegistry
 from providers.runtime.service.settings import ServiceSettings
-from providers.runtime.service.templates import TemplateLaunchers
+from providers.runtime.service.templates import WITH_TEMPLATES, TemplateLaunchers
+from providers.templates.store import TemplateStore
 from providers.values import Emit, ExecutionResult, Job
 
 
@@ -170,6 +171,8 @@ class PoolManager:
         """`network_allowed` are the addresses that sandboxes may reach although they are not
         public, as NETWORK_ALLOWED_ADDRESSES has them, `network_ca_file` is NETWORK_CA_FILE."""
         self._choice = choice
+        self.data_dir = choice.data_dir
+        self.store = TemplateStore(choice.data_dir)
         self.network = NetworkProxy(network_allowed, network_ca_file)
         self._settings = settings
         # The one of the settings in force, which holds itself.
@@ -462,6 +465,7 @@ class PoolManager:
             "launcher": revision.kind if revision else "",
             "runtime": revision.launcher.runtime if revision else "",
             "languages": self.languages(),
+            "has_templates": bool(revision and revision.kind in WITH_TEMPLATES),
             "instances": len(self._instances),
             "sessions": len(self.registry.sessions.all()),
             "retired_pools": len(self._open) - bool(revision),
