@@ -98,10 +98,10 @@ def describe(folder: Path) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
-def pack(folder: Path) -> Iterator[bytes]:
-    """Yield a tar archive of the files in a folder."""
+def pack(folder: Path, prefix: str = "") -> Iterator[bytes]:
+    """Yield a tar archive of the files in a folder, with `prefix` before their names."""
     for path in sorted(members(folder)):
-        entry = tarfile.TarInfo(path.relative_to(folder).as_posix())
+        entry = tarfile.TarInfo(prefix + path.relative_to(folder).as_posix())
         with path.open("rb") as file:
             about = os.fstat(file.fileno())
             entry.size, entry.mode = about.st_size, 0o755 if about.st_mode & 0o100 else 0o644
@@ -109,6 +109,34 @@ def pack(folder: Path) -> Iterator[bytes]:
             yield from pieces(file)
         yield bytes(-entry.size % tarfile.BLOCKSIZE)
     yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+def image_archive(folder: Path, place: str, release: str) -> Iterator[bytes]:
+    """Yield the tar archive that puts a template's files below `place` of an image.
+
+    The image's own Python, of this release, finds the packages by a file in its folders for them.
+    Those of the template come first.
+    """
+    parts = place.split("/")
+    for number in range(len(parts)):
+        yield _directory("/".join(parts[: number + 1]))
+    for path in sorted(each for each in folder.rglob("*") if each.is_dir()):
+        yield _directory(f"{place}/{path.relative_to(folder).as_posix()}")
+    line = (
+        "import sys; sys.path.insert(next((at for at, each in enumerate(sys.path) if each.endswith("
+        f"'-packages')), len(sys.path)), '/{place}/lib/python{release}/site-packages')\n"
+    )
+    for name in ("site-packages", "dist-packages") if release else ():
+        entry = tarfile.TarInfo(f"usr/local/lib/python{release}/{name}/cofferdam-template.pth")
+        entry.size = len(line)
+        yield entry.tobuf(tarfile.PAX_FORMAT) + line.encode().ljust(tarfile.BLOCKSIZE, b"\0")
+    yield from pack(folder, f"{place}/")
+
+
+def _directory(name: str) -> bytes:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+    return entry.tobuf(tarfile.PAX_FORMAT)
 
 
 def unpack(archive: IO[bytes], folder: Path, room: Room) -> None:

@@ -100,8 +100,10 @@ class Service:
 
     async def find_template(self, request: web.Request) -> web.Response:
         digest = messages.digest(request.match_info["digest"])
-        is_here = await asyncio.to_thread(self.manager.store.interpreter, digest)
-        return _json({}, 200 if is_here else 404)
+        if not await asyncio.to_thread(self.manager.store.interpreter, digest):
+            error = InvalidConfiguration("template: It is not here.", field="template")
+            return _json(messages.error_to_json(error), 404)
+        return _json({})
 
     async def store_template(self, request: web.Request) -> web.Response:
         """The body is what `TemplateStore.pack` yields. Its digest says whether it is that."""
