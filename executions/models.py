@@ -12,6 +12,7 @@ from executions.capabilities.reports.models import Report
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.search.models import CodeSearchProgress, CodeText, SavedFilter
 from executions.capabilities.spending.models import Budget, Spending, SpendingAlert
+from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.capabilities.tools.models import ToolCall
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.ledger.models import LedgerCheck, LedgerEntry, LegalHold
@@ -72,6 +73,8 @@ __all__ = (
     "SpendingAlert",
     "Statistic",
     "StoredTotal",
+    "Template",
+    "TemplateVersion",
     "Tenant",
     "ToolCall",
     "WebhookDelivery",

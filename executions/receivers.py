@@ -14,6 +14,7 @@ from django.db.models.signals import m2m_changed, post_delete, post_save, pre_de
 from executions.capabilities.retention.capability import keep_held_tenant
 from executions.capabilities.retention.service import check_mark
 from executions.capabilities.schedules.models import Schedule
+from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.capabilities.webhooks.models import WebhookSecret
 from executions.kernel.text import storable_value
 from executions.ledger.append import (
@@ -182,6 +183,14 @@ def _of_log_entry(row: Any) -> dict[str, Any]:
     }
 
 
+def _of_template(row: Any) -> dict[str, Any]:
+    return {"tenant": row.tenant.slug if row.tenant else None}
+
+
+def _of_version(row: Any) -> dict[str, Any]:
+    return {"template": row.template.name, **_of_template(row.template)}
+
+
 def _of_legal_hold(row: Any) -> dict[str, Any]:
     return {"execution": None if row.execution_id is None else str(row.execution_id)}
 
@@ -191,6 +200,8 @@ _SAID: Mapping[type[Model], Callable[[Any], dict[str, Any]]] = {
     WebhookSecret: _of_tenants_own,
     Schedule: _of_tenants_own,
     LegalHold: _of_legal_hold,
+    Template: _of_template,
+    TemplateVersion: _of_version,
     LogEntry: _of_log_entry,
 }
 

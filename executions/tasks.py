@@ -13,6 +13,7 @@ from executions.capabilities.retention import service as retention
 from executions.capabilities.schedules import service as schedules
 from executions.capabilities.search import service as search
 from executions.capabilities.spending import service as spending
+from executions.capabilities.templates import builds as templates
 from executions.capabilities.webhooks import service as webhooks
 from executions.kernel.background import run_once_in_background
 from executions.ledger import checkpoints
@@ -85,6 +86,14 @@ def follow_credential_sources() -> None:
 def make_reports() -> int:
     run_once_in_background("audit reports", reports.make_waiting)
     return reports.remove_old()
+
+
+def build_templates() -> None:
+    templates.build_in_background()
+
+
+def remove_unused_templates() -> int:
+    return templates.remove_unused()
 
 
 def tend_webhooks() -> int:

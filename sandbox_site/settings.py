@@ -113,6 +113,7 @@ INSTALLED_CAPABILITIES = [
     "executions.capabilities.tools",
     "executions.capabilities.policies",
     "executions.capabilities.network",
+    "executions.capabilities.templates",
     "executions.capabilities.webhooks",
     "executions.capabilities.search",
     "executions.capabilities.observability",
@@ -341,6 +342,14 @@ WEB_SPOOL_MB = env.number(
 # After SIGTERM: how long /readyz says so before the listener closes. Then begin the
 # SHUTDOWN_GRACE_SECONDS of pool_settings.
 SHUTDOWN_DELAY_SECONDS = env.number("SHUTDOWN_DELAY_SECONDS")
+# Templates: where their packages come from, and what they may take.
+PACKAGE_INDEX_URL = env.str("PACKAGE_INDEX_URL")
+NPM_REGISTRY_URL = env.str("NPM_REGISTRY_URL")
+TEMPLATES_PER_TENANT = env.number("TEMPLATES_PER_TENANT")
+TEMPLATE_MAX_MB = env.number("TEMPLATE_MAX_MB")
+TEMPLATES_MB_PER_TENANT = env.number("TEMPLATES_MB_PER_TENANT")
+TEMPLATE_KEEP_DAYS = env.number("TEMPLATE_KEEP_DAYS")
+
 # Where tenants' files may be fetched from by URL, beside the internet.
 ALLOW_PRIVATE_URLS = env.bool("ALLOW_PRIVATE_URLS")
 URL_ALLOWED_NETWORKS = env.networks("URL_ALLOWED_NETWORKS")

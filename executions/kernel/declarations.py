@@ -545,6 +545,7 @@ Script = Annotated[
 ]
 LanguageName = Annotated[str, Field(min_length=1, max_length=32), STORABLE]
 ShortName = Annotated[str, Field(max_length=64), STORABLE]
+TemplateName = Annotated[str, Field(max_length=80), STORABLE]
 ContextId = ShortName
 Directory = Annotated[str, Field(max_length=512), STORABLE, Rule(_path, {"pattern": f"^{_PLACE}"})]
 UserName = Annotated[str, Field(max_length=32), STORABLE]

@@ -122,6 +122,11 @@ BINDINGS: dict[str, Binding] = {
         shown=("tenant_slug", "placement", "version", "revoked_at"),
     ),
     "executions.networklist": Binding("network_list", shown=("tenant_slug", "draft", "mode")),
+    "executions.template": Binding("template", "name", shown=("tenant_id", "created_by", "removed_at")),
+    "executions.templateversion": Binding(
+        "template_version",
+        shown=("number", "digest", "size_bytes", "python", "requested_by", "approved_by"),
+    ),
     "providers.route": Binding("setting"),
     "providers.routestep": Binding("setting"),
     "providers.providerprice": Binding("setting"),
@@ -190,6 +195,11 @@ NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
     "executions.snapshot": {
         "tenant_id": "Null after deletion; the slug is covered.",
         "workspace_id": "Null after the tenant and its files are deleted.",
+    },
+    "executions.templateversion": {
+        "state": "Progress. A version is ready exactly when it has a digest, which is covered.",
+        **dict.fromkeys(("log", "problem", "execution_id"), "Progress of the build."),
+        **dict.fromkeys(("claimed_until", "claims", "tries", "ended_at"), _NOW),
     },
     "executions.workspace": {"*": _SAVED},
     "executions.workspacefile": {"*": _SAVED},

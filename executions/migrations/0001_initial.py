@@ -67,7 +67,7 @@ class Migration(migrations.Migration):
                 ('scopes', models.CharField(blank=True, db_default='execute files read sessions', default='execute files read sessions', help_text='What the key can do. A key without scopes can do nothing.', max_length=64, validators=[executions.tenants.models.check_scopes])),
                 ('languages', models.CharField(blank=True, db_default='', default='', help_text='Allowed languages. Session commands count as bash and command. Separate with spaces. Empty: no restriction.', max_length=1000, verbose_name='languages')),
                 ('providers', models.CharField(blank=True, db_default='', default='', help_text='Allowed providers. Separate with spaces. Empty: no restriction.', max_length=1000, verbose_name='providers')),
-                ('templates', models.CharField(blank=True, db_default='', default='', help_text='Allowed session templates. Separate with spaces. Empty: no restriction.', max_length=1000, verbose_name='templates')),
+                ('templates', models.CharField(blank=True, db_default='', default='', help_text='Allowed templates of runs and sessions. Separate with spaces. Empty: no restriction.', max_length=1000, verbose_name='templates')),
                 ('addresses', models.CharField(blank=True, db_default='', default='', help_text='Allowed client addresses and networks. Separate with spaces. Empty: no restriction.', max_length=1000, validators=[executions.tenants.models.check_networks], verbose_name='addresses')),
                 ('minimum_isolation', models.CharField(blank=True, choices=[('microvm', 'microvm: a virtual machine per sandbox'), ('gvisor', 'gvisor: user-space kernel, or stronger'), ('namespaces', 'namespaces: runc or bubblewrap, or stronger'), ('none', 'none: no minimum')], db_default='', default='', help_text='Weaker sandboxes are not used for requests with this key.', max_length=16)),
                 ('key_hash', models.CharField(editable=False, max_length=64, unique=True)),
@@ -224,7 +224,8 @@ class Migration(migrations.Migration):
                 ('name', models.CharField(blank=True, help_text='Unique while open.', max_length=128)),
                 ('metadata', models.JSONField(default=dict, help_text='Set by the caller.')),
                 ('language', models.CharField(max_length=32)),
-                ('template', models.CharField(blank=True, max_length=64)),
+                ('template', models.CharField(blank=True, help_text="Its template as name@version, or a provider's image.", max_length=80)),
+                ('template_version', models.UUIDField(editable=False, help_text='The version of a template that it has.', null=True)),
                 ('env', providers.fields.EncryptedJSONField(editable=False, help_text='Environment variables.', null=True)),
                 ('network', models.JSONField(editable=False, help_text='Its list, within those of installation and tenant. Null: no network.', null=True)),
                 ('provider', models.CharField(blank=True, max_length=64)),
@@ -713,6 +714,54 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='Template',
+            fields=[
+                ('id', models.UUIDField(default=executions.kernel.text.uuid7, editable=False, primary_key=True, serialize=False)),
+                ('tenant', models.ForeignKey(blank=True, help_text='Empty: of the installation, for all tenants.', null=True, on_delete=django.db.models.deletion.CASCADE, related_name='templates', to='executions.tenant')),
+                ('name', models.CharField(max_length=63)),
+                ('description', models.CharField(blank=True, default='', max_length=300)),
+                ('created_by', models.CharField(editable=False, max_length=200)),
+                ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False)),
+                ('removed_at', models.DateTimeField(editable=False, null=True)),
+            ],
+            options={
+                'ordering': ('tenant', 'name', '-id'),
+                'permissions': (('build_template', 'Can build, cancel and remove templates'),),
+                'constraints': [models.UniqueConstraint(condition=models.Q(('removed_at', None), ('tenant__isnull', False)), fields=('tenant', 'name'), name='template_name_once_per_tenant'), models.UniqueConstraint(condition=models.Q(('removed_at', None), ('tenant__isnull', True)), fields=('name',), name='template_name_once_for_installation')],
+            },
+        ),
+        migrations.CreateModel(
+            name='TemplateVersion',
+            fields=[
+                ('claimed_until', models.DateTimeField(editable=False, null=True)),
+                ('claims', models.PositiveBigIntegerField(db_default=0, default=0, editable=False)),
+                ('tries', models.PositiveIntegerField(default=0, editable=False, verbose_name='attempts')),
+                ('problem', models.CharField(blank=True, default='', editable=False, max_length=500, verbose_name='last error')),
+                ('id', models.UUIDField(default=executions.kernel.text.uuid7, editable=False, primary_key=True, serialize=False)),
+                ('template', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='versions', to='executions.template')),
+                ('number', models.PositiveIntegerField()),
+                ('declaration', models.JSONField(help_text='What was asked for.')),
+                ('lock', models.JSONField(help_text='The files that it came to, each with its hash. Null: not resolved.', null=True)),
+                ('state', models.CharField(choices=[('pending', 'Waits for approval'), ('queued', 'Queued'), ('resolving', 'Resolving packages'), ('building', 'Building'), ('ready', 'Ready'), ('failed', 'Failed'), ('cancelled', 'Cancelled')], default='queued', max_length=9)),
+                ('log', models.TextField(blank=True, default='')),
+                ('digest', models.CharField(blank=True, default='', help_text='Of all its files.', max_length=64)),
+                ('size_bytes', models.PositiveBigIntegerField(default=0, verbose_name='size (bytes)')),
+                ('python', models.CharField(blank=True, default='', max_length=16)),
+                ('licences', models.JSONField(default=dict, help_text='The licence of each package.')),
+                ('execution_id', models.UUIDField(help_text='The execution that resolved the packages.', null=True, verbose_name='execution')),
+                ('requested_by', models.CharField(max_length=200)),
+                ('approved_by', models.CharField(blank=True, default='', max_length=200)),
+                ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False)),
+                ('ended_at', models.DateTimeField(null=True)),
+            ],
+            options={
+                'ordering': ('-id',),
+                'default_permissions': ('view',),
+                'indexes': [models.Index(condition=models.Q(('state__in', ('queued', 'resolving', 'building'))), fields=['id'], name='template_version_to_build'), models.Index(condition=models.Q(('digest', ''), _negated=True), fields=['digest'], name='template_version_digest')],
+                'constraints': [models.UniqueConstraint(fields=('template', 'number'), name='template_version_number_once'), models.UniqueConstraint(condition=models.Q(('state__in', ('pending', 'queued', 'resolving', 'building'))), fields=('template',), name='template_version_one_active'), models.CheckConstraint(condition=models.Q(('state__in', ('pending', 'queued', 'resolving', 'building', 'ready', 'failed', 'cancelled'))), name='template_version_state_is_known'), models.CheckConstraint(condition=models.Q(models.Q(('lock__isnull', False), ('state', 'ready'), models.Q(('digest', ''), _negated=True)), models.Q(models.Q(('state', 'ready'), _negated=True), ('digest', '')), _connector='OR'), name='template_version_ready_has_a_digest'), models.CheckConstraint(condition=models.Q(models.Q(('ended_at__isnull', False), ('state__in', ('ready', 'failed', 'cancelled'))), models.Q(models.Q(('state__in', ('ready', 'failed', 'cancelled')), _negated=True), ('ended_at', None)), _connector='OR'), name='template_version_ended_has_a_time')],
+            },
+        ),
+        migrations.CreateModel(
             name='NetworkCredential',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -1051,7 +1100,7 @@ class Migration(migrations.Migration):
         ),
         migrations.AddConstraint(
             model_name='apikey',
-            constraint=models.CheckConstraint(condition=models.Q(('scopes__in', ('', 'execute', 'files', 'sessions', 'read', 'admin', 'execute files', 'execute sessions', 'execute read', 'admin execute', 'files sessions', 'files read', 'admin files', 'read sessions', 'admin sessions', 'admin read', 'execute files sessions', 'execute files read', 'admin execute files', 'execute read sessions', 'admin execute sessions', 'admin execute read', 'files read sessions', 'admin files sessions', 'admin files read', 'admin read sessions', 'execute files read sessions', 'admin execute files sessions', 'admin execute files read', 'admin execute read sessions', 'admin files read sessions', 'admin execute files read sessions'))), name='api_key_scopes_are_known'),
+            constraint=models.CheckConstraint(condition=models.Q(('scopes__in', ('', 'execute', 'files', 'sessions', 'read', 'templates', 'admin', 'execute files', 'execute sessions', 'execute read', 'execute templates', 'admin execute', 'files sessions', 'files read', 'files templates', 'admin files', 'read sessions', 'sessions templates', 'admin sessions', 'read templates', 'admin read', 'admin templates', 'execute files sessions', 'execute files read', 'execute files templates', 'admin execute files', 'execute read sessions', 'execute sessions templates', 'admin execute sessions', 'execute read templates', 'admin execute read', 'admin execute templates', 'files read sessions', 'files sessions templates', 'admin files sessions', 'files read templates', 'admin files read', 'admin files templates', 'read sessions templates', 'admin read sessions', 'admin sessions templates', 'admin read templates', 'execute files read sessions', 'execute files sessions templates', 'admin execute files sessions', 'execute files read templates', 'admin execute files read', 'admin execute files templates', 'execute read sessions templates', 'admin execute read sessions', 'admin execute sessions templates', 'admin execute read templates', 'files read sessions templates', 'admin files read sessions', 'admin files sessions templates', 'admin files read templates', 'admin read sessions templates', 'execute files read sessions templates', 'admin execute files read sessions', 'admin execute files sessions templates', 'admin execute files read templates', 'admin execute read sessions templates', 'admin files read sessions templates', 'admin execute files read sessions templates'))), name='api_key_scopes_are_known'),
         ),
         migrations.AddConstraint(
             model_name='apikey',
@@ -1096,6 +1145,10 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='session',
             index=models.Index(condition=models.Q(('closed_at', None), ('unsaved_since__isnull', False)), fields=['unsaved_since'], name='session_to_save'),
+        ),
+        migrations.AddIndex(
+            model_name='session',
+            index=models.Index(condition=models.Q(('closed_at', None), ('template_version__isnull', False)), fields=['template_version'], name='session_of_template'),
         ),
         migrations.AddIndex(
             model_name='session',

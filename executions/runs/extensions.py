@@ -31,7 +31,7 @@ from providers.errors import SandboxError
 from providers.manager import Lease
 from providers.network import NetworkPolicy
 from providers.sandbox import Sandbox
-from providers.values import Emit, Job, SandboxSpec
+from providers.values import Emit, InputFile, Job, SandboxSpec
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +52,13 @@ class Review(NamedTuple):
 
     request: ExecutionRequest
     on_insert: OnInsert
+
+
+class SessionTemplate(NamedTuple):
+    """The template of a session: its name with the version, and the version's id."""
+
+    label: str
+    version: UUID
 
 
 class RunPart:
@@ -94,6 +101,10 @@ class RunPart:
     def prepare(self, job: Job, sandbox: Sandbox, emit: Emit | None) -> tuple[Job, Emit | None]:
         """Return the job as it is sent, and the receiver of its events."""
         return job, emit
+
+    def session_files(self) -> Sequence[InputFile]:
+        """Return the files that a new session begins with."""
+        return ()
 
     def close(self) -> None:
         """Give back what `prepare` took. Called once the run has ended."""
@@ -162,6 +173,9 @@ class RunParts(RunPart):
         for part in self._parts:
             job, emit = part.prepare(job, sandbox, emit)
         return job, emit
+
+    def session_files(self) -> Sequence[InputFile]:
+        return [file for part in self._parts for file in part.session_files()]
 
     def close(self) -> None:
         for part in self._parts:
@@ -241,11 +255,23 @@ class Extension:
         network. Raises InvalidConfiguration for what is not allowed."""
         return None
 
+    def session_template(self, tenant_slug: str, asked: str) -> SessionTemplate | None:
+        """Return the template that a name means for a new session, None for one that it does not
+        know. Raises InvalidConfiguration for one that cannot be used."""
+        return None
+
+    def template_names(self, tenant_slug: str) -> Sequence[str]:
+        """Return the names of the templates that the tenant can use."""
+        return ()
+
     def begin_session(
-        self, tenant_slug: str, network: NetworkPolicy | None = None
+        self,
+        tenant_slug: str,
+        network: NetworkPolicy | None = None,
+        template: UUID | None = None,
     ) -> RunPart | None:
         """Return the part in the opening of a session or of its sandbox. `network` is the list of
-        the session."""
+        the session, and `template` the version of its template."""
         return None
 
     def on_attempts(
@@ -326,10 +352,24 @@ def begin(execution: Execution, request: ExecutionRequest, log: EventLog | None)
     return RunParts([part for part in found if part is not None])
 
 
-def begin_session(tenant_slug: str, network: NetworkPolicy | None = None) -> RunParts:
+def begin_session(
+    tenant_slug: str, network: NetworkPolicy | None = None, template: UUID | None = None
+) -> RunParts:
     """Return the parts of all extensions in the opening of a session, whose list is `network`."""
-    found = (each.begin_session(tenant_slug, network) for each in _installed)
+    found = (each.begin_session(tenant_slug, network, template) for each in _installed)
     return RunParts([part for part in found if part is not None])
+
+
+def session_template(tenant_slug: str, asked: str) -> SessionTemplate | None:
+    """Return the template of a session; None for a name that only a provider may know. Raises
+    InvalidConfiguration for one that cannot be used."""
+    found = (each.session_template(tenant_slug, asked) for each in _installed)
+    return next((template for template in found if template is not None), None)
+
+
+def template_names(tenant_slug: str) -> list[str]:
+    """Return the names of the templates that the tenant can use."""
+    return [name for each in _installed for name in each.template_names(tenant_slug)]
 
 
 def session_network(tenant_slug: str, asked: NetworkRequest | None) -> NetworkPolicy | None:
@@ -362,7 +402,7 @@ def ensure_allowance(tenant_slug: str) -> None:
 
 def ensure_served(request: ExecutionRequest) -> None:
     """Raises InvalidConfiguration for a field whose capability is not installed."""
-    for name in ("webhook", "tools", "network"):
+    for name in ("webhook", "tools", "network", "template"):
         if getattr(request, name):
             _ensure_field(name)
 

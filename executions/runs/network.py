@@ -238,6 +238,7 @@ def attempt_shape(stored: Mapping[str, Any]) -> NetworkAttemptShape:
 _WHOM = {
     "installation": "ask an administrator to add the host to the installation's network list",
     "tenant": "ask an administrator to add the host to the tenant's network list",
+    "template": "run it with another template, or without one",
     "session": "name the host with PUT /api/v1/sessions/{id}/network",
     "run": "name the host in the field network of the request",
 }

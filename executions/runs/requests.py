@@ -34,6 +34,7 @@ from executions.kernel.declarations import (
     Rule,
     ShortName,
     Subject,
+    TemplateName,
     Timeout,
     check_storable,
     declared,
@@ -63,7 +64,7 @@ MAX_PATH_PARTS = 10
 MAX_PATH_BYTES = 512
 
 _PART = r"(?!\.{1,2}(/|$))[^/\u0000-\u001f\u007f-\u009f]{1,255}"
-_PATH = rf"^{_PART}(/{_PART}){{0,{MAX_PATH_PARTS - 1}}}{END}"
+PATH_PATTERN = rf"^{_PART}(/{_PART}){{0,{MAX_PATH_PARTS - 1}}}{END}"
 # Line breaks do not count.
 _SIGN = r"[A-Za-z0-9+/][\r\n]*"
 _BASE64 = (
@@ -90,7 +91,7 @@ class _SentFile(BaseModel):
 
     path: Annotated[
         str,
-        WithJsonSchema({"type": "string", "maxLength": MAX_PATH_BYTES, "pattern": _PATH}),
+        WithJsonSchema({"type": "string", "maxLength": MAX_PATH_BYTES, "pattern": PATH_PATTERN}),
         Field(description="Relative to the workspace, without '..'."),
     ]
     content_base64: Annotated[
@@ -381,6 +382,13 @@ class ExecutionRequest:
             "mode async."
         ),
     ] = None
+    template: Annotated[
+        TemplateName,
+        Field(
+            description="The template that gives the sandbox its packages, as `name` or `name@3`; "
+            "not in a session, which has its own."
+        ),
+    ] = ""
     tools: Annotated[
         Tools,
         Field(description="Functions of the caller that Python and JavaScript code can call."),
@@ -402,6 +410,8 @@ class ExecutionRequest:
                 "Not supported in a session, whose network it uses. Set that with "
                 "PUT /api/v1/sessions/{id}/network.",
             )
+        if self.session is not None and self.template:
+            refuse("template", "Not supported in a session: a session keeps its template.")
         if self.tools and self.language and normalize_language(self.language) not in _CALLS_TOOLS:
             refuse("tools", "Only Python and JavaScript code can call tools.")
         if self.tools and self.entrypoint != "auto":
@@ -482,6 +492,8 @@ class ExecutionRequest:
             parts.append(f"tools {to_json(to_stored(self.tools))}")
         if self.provider:
             parts.append(f"provider {self.provider}")
+        if self.template:
+            parts.append(f"template {self.template}")
         return parts
 
     def to_stored(self) -> dict[str, Any]:
@@ -514,6 +526,7 @@ class ExecutionRequest:
             **({} if self.run_at is None else {"run_at": self.run_at.isoformat()}),
             **({"provider": self.provider} if self.provider else {}),
             **({"tools": to_stored(self.tools)} if self.tools else {}),
+            **({"template": self.template} if self.template else {}),
             **self._place(),
         }
 
@@ -573,6 +586,7 @@ RUN = Body(
                 "properties": {
                     "session": {"type": "string"},
                     "network": {"type": "null"},
+                    "template": {"maxLength": 0},
                     "priority": {"pattern": "^normal$"},
                     "run_at": {"type": "null"},
                 },
@@ -592,7 +606,7 @@ CELL = Body(
     "Cell",
     ours=(
         *("session", "language", "entrypoint", "subject", "background", "usual_timeout"),
-        *("traceparent", "priority", "run_at", "provider", "network"),
+        *("traceparent", "priority", "run_at", "provider", "network", "template"),
     ),
     says=_only_async(_NO_WEBHOOK),
 )

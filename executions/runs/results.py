@@ -29,6 +29,7 @@ from executions.runs.shapes import (
     OmissionShape,
     PlaceShape,
     PolicyShape,
+    TemplateUseShape,
     TimingsShape,
     VerdictShape,
 )
@@ -516,14 +517,26 @@ POLICY = "policy"
 
 # The same, how often its code called tools.
 TOOL_CALLS = "tool_calls"
+# The same, which template the sandbox had: name, version and digest.
+TEMPLATE = "template"
 # What no provider may say, whichever capabilities are installed: answers and the ledger show it.
-RESERVED_METADATA = frozenset((POLICY, TOOL_CALLS, NETWORK_LISTS, NETWORK_CREDENTIALS))
+RESERVED_METADATA = frozenset(
+    (POLICY, TOOL_CALLS, NETWORK_LISTS, NETWORK_CREDENTIALS, TEMPLATE)
+)
 
 
 class BlockedByPolicy(SandboxError):
     """A policy does not allow it. Nothing ran."""
 
     entry = BLOCKED
+
+
+def template_of(execution: Execution) -> TemplateUseShape | None:
+    """Return the template that a run had; None where it had none."""
+    said = execution.meta.get(TEMPLATE)
+    if not isinstance(said, Mapping):
+        return None
+    return {"name": said["name"], "version": said["version"], "digest": said["digest"]}
 
 
 def policy_of(execution: Execution) -> PolicyShape | None:

@@ -581,12 +581,40 @@ def allowed_languages(key: ApiKey, languages: Sequence[str]) -> list[str]:
 
 
 def ensure_template(caller: Caller, template: str) -> None:
-    """Raises BeyondKey for a session of another template, or of none."""
+    """Raises BeyondKey for a run or session of another template, or of none. A key that names a
+    template may use each version of it."""
     key = caller.api_key
-    if key is not None and not key.allows("templates", template):
+    names = (template, template.partition("@")[0])
+    if key is not None and not any(key.allows("templates", name) for name in names):
         raise _beyond(
-            key, "template", f"The key may open sessions of {key.templates}.", caller.client_address
-        )
+            key, "template", f"The key may use the templates {key.templates}.",
+            caller.client_address,
+        )  # fmt: skip
+
+
+def ensure_unbound(caller: Caller) -> None:
+    """Raises BeyondKey for a key that is held to some templates: it may not change what they are."""
+    key = caller.api_key
+    if key is not None and key.templates:
+        raise _beyond(
+            key, "template", f"The key may use the templates {key.templates}, and change none.",
+            caller.client_address,
+        )  # fmt: skip
+
+
+def ensure_image(template: str, steps: Iterable[Step], names: Sequence[str]) -> None:
+    """Raise InvalidConfiguration for a template that none of the providers has as a named image.
+
+    `names` are those that there are. A provider that cannot be asked is no reason to refuse.
+    """
+    for step in steps:
+        try:
+            with step.route(wait=False) as lease:
+                if template in supported_languages(lease):
+                    return
+        except SandboxError:
+            return
+    refuse("template", none_of_this_name(template, names))
 
 
 def ensure_provider_allowed(execution: Execution, lease: Lease) -> None:

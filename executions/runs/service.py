@@ -69,6 +69,7 @@ from executions.runs.routing import (
     ensure_provider_isolation,
     ensure_sandbox_isolation,
     ensure_supported,
+    ensure_template,
     give_back_claim,
     required_isolation,
     seconds_at,
@@ -508,6 +509,7 @@ async def execute(
         steps = steps_for(request.language, caller.tenant.slug, route, chosen=request.provider)
     steps = allowed_steps(caller, request.language, steps)
     if step is None and request.session is None:
+        ensure_template(caller, request.template)
         ensure_supported(request.language, steps)
     ensure_ledger()
     review = None

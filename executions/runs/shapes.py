@@ -137,6 +137,14 @@ class ProgramExceptionShape(TypedDict):
     ]
 
 
+class TemplateUseShape(TypedDict):
+    """The template that gave the sandbox its packages."""
+
+    name: str
+    version: int
+    digest: Annotated[str, "The SHA-256 of all its files."]
+
+
 class PlaceShape(TypedDict):
     """The execution, with its session and its caller."""
 
@@ -232,6 +240,7 @@ class ExecutionShape(PlaceShape):
         NetworkShape | None,
         "What the run could reach and tried to; null for a run without network.",
     ]
+    template: TemplateUseShape | None
 
 
 class ExecutionSummaryShape(PlaceShape):

@@ -52,8 +52,8 @@ from executions.sessions.session_sandbox import (
     check_pid,
     check_processes,
     lender_of,
-    network_lists,
     route_in,
+    session_metadata,
 )
 from executions.sessions.storage.wake import (
     RESTORED,
@@ -174,7 +174,7 @@ class SessionHost:
 
     def result_metadata(self, execution: Execution) -> Mapping[str, Any]:
         restored = {RESTORED: True} if is_first_after_wake(self._session, execution) else {}
-        return {**restored, **network_lists(self._session)}
+        return {**restored, **session_metadata(self._session)}
 
     def note_recorded(self, metadata: Mapping[str, Any]) -> None:
         if RESTORED in metadata:

@@ -21,7 +21,7 @@ from executions.kernel.text import storable
 from executions.ledger.append import enter_row, look_at
 from executions.runs import event_log, extensions, heartbeat
 from executions.runs.admission import ensure_ready
-from executions.runs.extensions import RunParts
+from executions.runs.extensions import RunParts, SessionTemplate
 from executions.runs.network import NetworkRequest
 from executions.runs.provider_calls import Step, borrow_lease, lender
 from executions.runs.requests import Caller, Conflict, ExecutionRequest
@@ -30,6 +30,7 @@ from executions.runs.routing import (
     RouteWalk,
     Served,
     allowed_steps,
+    ensure_image,
     ensure_provider_isolation,
     ensure_sandbox_isolation,
     ensure_supported,
@@ -56,6 +57,7 @@ from executions.sessions.session_sandbox import (
     SHARING,
     call_sandbox,
     extend_lease,
+    put_files,
 )
 from executions.sessions.storage.archives import Restored
 from executions.sessions.storage.carry_over import ended_session_with_files, inherit
@@ -274,10 +276,13 @@ async def open_session(
     steps = allowed_steps(caller, request.language, steps)
     asked = NetworkRequest(mode="none") if request.offline else request.network
     network = extensions.session_network(slug, asked)
-    parts = extensions.begin_session(slug, network)
+    template = extensions.session_template(slug, request.template) if request.template else None
+    parts = extensions.begin_session(slug, network, template.version if template else None)
     parts.check_language(request.language)
     steps = parts.select(steps)
     ensure_supported(request.language, steps)
+    if request.template and template is None:
+        ensure_image(request.template, steps, extensions.template_names(slug))
     former = ended_session_with_files(caller.tenant, request.source) if request.source else None
     snapshot = None
     if request.source and former is None:
@@ -285,7 +290,7 @@ async def open_session(
     ensure_ready(slug)
     if request.offline:
         steps = await _offline_steps(steps)
-    session = await _reserve(request, caller, network, beside)
+    session = await _reserve(request, caller, network, template, beside)
     try:
         if snapshot:
             members = await copy_snapshot(session, snapshot)
@@ -332,6 +337,7 @@ async def _reserve(
     request: SessionRequest,
     caller: Caller,
     network: NetworkPolicy | None,
+    template: SessionTemplate | None,
     beside: Callable[[Session], None],
 ) -> Session:
     """The row, so that name and room are its own before anything is started."""
@@ -346,7 +352,8 @@ async def _reserve(
         name=request.name,
         metadata=dict(request.metadata),
         language=request.language,
-        template=request.template,
+        template=template.label if template else request.template,
+        template_version=template.version if template else None,
         env=dict(request.env),
         contexts=[{"id": DEFAULT_CONTEXT, "language": request.language, "cwd": ""}],
         idle_seconds=request.idle_seconds,
@@ -400,6 +407,8 @@ async def _place(
             mark = ""
             if members:
                 mark = await restore_files(session, lease, sandbox, members)
+            elif files := parts.session_files():
+                await put_files(session, lease, sandbox, files)
             _put(session, lease, sandbox, isolation, mark, request.source)
             await extend_lease(lease, session, sandbox)
         except BaseException:

@@ -67,7 +67,12 @@ class Session(models.Model):
     metadata = models.JSONField(default=dict, help_text="Set by the caller.")
 
     language = models.CharField(max_length=32)
-    template = models.CharField(max_length=64, blank=True)
+    template = models.CharField(
+        max_length=80, blank=True, help_text="Its template as name@version, or a provider's image."
+    )
+    template_version = models.UUIDField(
+        null=True, editable=False, help_text="The version of a template that it has."
+    )
     env = EncryptedJSONField(null=True, editable=False, help_text="Environment variables.")
 
     network = models.JSONField(
@@ -178,6 +183,12 @@ class Session(models.Model):
                 name="session_to_save",
                 condition=Q(closed_at=None, unsaved_since__isnull=False),
             ),
+            # What a version of a template is still needed for is found in it.
+            models.Index(
+                fields=("template_version",),
+                name="session_of_template",
+                condition=Q(closed_at=None, template_version__isnull=False),
+            ),
             models.Index(
                 fields=("id",),
                 name="session_to_release",
@@ -252,6 +263,12 @@ class Session(models.Model):
     def _bound(self, said: Mapping[str, Any]) -> bytes:
         bound = {"session": str(self.pk), "tenant": self.tenant_slug, **said}
         return json.dumps(bound, sort_keys=True).encode()
+
+    @property
+    def image(self) -> str:
+        """Return what it is opened of at its provider: a named image, or else its language."""
+        named = self.template if self.template_version is None else ""
+        return named or self.language
 
     @property
     def is_living(self) -> bool:

@@ -10,6 +10,7 @@ from django.db.models import Q
 
 from executions.ledger.append import enter_row, look_at
 from executions.runs import extensions
+from executions.runs.extensions import RunParts
 from executions.runs.network import NetworkRequest
 from executions.runs.provider_calls import Step, borrow_lease
 from executions.runs.requests import Conflict
@@ -33,7 +34,8 @@ NO_NETWORK = "none"
 
 def gives_network(tenant_slug: str) -> bool:
     """Whether the lists around the tenant's sessions allow anything. Raises BlockedByPolicy."""
-    return _network(tenant_slug, "python", NetworkPolicy("open")) is not None
+    parts = extensions.begin_session(tenant_slug, NetworkPolicy("open"))
+    return _specified(parts, "python") is not None
 
 
 async def promises_no_network(session: Session) -> bool:
@@ -94,12 +96,12 @@ async def _close(session: Session) -> None:
 
 
 async def _ensure_possible(session: Session, policy: NetworkPolicy) -> None:
-    network = _network(session.tenant_slug, session.language, policy)
+    parts = extensions.begin_session(session.tenant_slug, policy, session.template_version)
+    network = _specified(parts, session.language)
     with ExitStack() as held:
         lease = await borrow_lease(Step(lender_of(session)), held)
         ensure_network(lease, network)
 
 
-def _network(tenant_slug: str, language: str, policy: NetworkPolicy) -> Network | None:
-    parts = extensions.begin_session(tenant_slug, policy)
+def _specified(parts: RunParts, language: str) -> Network | None:
     return parts.specify(SandboxSpec(language), seconds=NEW_SECONDS).network

@@ -12,7 +12,7 @@ from uuid import UUID
 from django.contrib.admin.models import ADDITION, LogEntry
 from django.contrib.contenttypes.models import ContentType
 from django.db import connection
-from django.db.models import BooleanField, ExpressionWrapper, Model, QuerySet, Value
+from django.db.models import BooleanField, ExpressionWrapper, Model, Q, QuerySet, Value
 from django.db.models.fields.json import KeyTextTransform
 from django.db.models.lookups import Exact
 
@@ -149,9 +149,17 @@ def living_sessions(tenant: Tenant, wanted: LivingFilter, cursor: UUID | None, l
         # compared with.
         found = found.filter(created_at__gt=wanted.opened_after - timedelta(milliseconds=1))
     if wanted.templates is not None:
-        found = found.filter(template__in=list(wanted.templates))
+        found = found.filter(_of_template(wanted.templates))
     order = oldest_first if wanted.is_oldest_first else newest_first
     return Page(*order(found, cursor, limit))
+
+
+def _of_template(names: Sequence[str]) -> Q:
+    """Of these templates, whatever version."""
+    found = Q(template__in=list(names))
+    for name in filter(None, names):
+        found |= Q(template__startswith=f"{name}@")
+    return found
 
 
 def sessions_with_keys(session_id: UUID | None, most: int) -> Iterable[tuple[UUID, int, str]]:

@@ -33,6 +33,7 @@ from executions.kernel.declarations import (
     Script,
     ShortName,
     Subject,
+    TemplateName,
     Timeout,
     UserName,
     at_most,
@@ -113,7 +114,10 @@ class SessionRequest:
 
     name: Annotated[SessionName, Field(description="Unique among the tenant's open sessions.")] = ""
     language: LanguageName = "python"
-    template: ShortName = ""
+    template: Annotated[
+        TemplateName,
+        Field(description="A template, as `name` or `name@3`, or a named image of the provider."),
+    ] = ""
     provider: Annotated[ShortName, Field(description="A configuration on the tenant's route.")] = ""
     idle_seconds: Idle = IDLE_SECONDS
     max_seconds: Age = MAX_SECONDS

@@ -18,9 +18,10 @@ from weakref import WeakKeyDictionary
 from django.conf import settings
 
 from executions.runs import extensions
+from executions.runs.extensions import RunParts
 from executions.runs.network import NETWORK_KEYS, checked_attempts
 from executions.runs.provider_calls import CREATE_SECONDS, Route, Step, borrow_lease, call_provider
-from executions.runs.results import BlockedByPolicy
+from executions.runs.results import TEMPLATE, BlockedByPolicy
 from executions.runs.routing import ensure_network
 from executions.sessions.models import Session
 from providers.base import Health, SandboxProvider
@@ -36,7 +37,7 @@ from providers.leases import lease_of_version
 from providers.manager import Lease
 from providers.network import Attempts, Network
 from providers.sandbox import KeptSandbox, Process, Sandbox
-from providers.values import Emit, ExecutionResult, Job, SandboxSpec
+from providers.values import Emit, ExecutionResult, InputFile, Job, SandboxSpec
 from providers.waiting import RETRY_AFTER_SECONDS, submit
 
 logger = logging.getLogger(__name__)
@@ -213,9 +214,9 @@ def route_in(session: Session, context: str, runs: SandboxRunner | None) -> Rout
 
 async def open_sandbox(lease: Lease, session: Session) -> KeptSandbox:
     """Open a new sandbox for a session, which nobody knows of yet. Raises SandboxError."""
-    parts = extensions.begin_session(session.tenant_slug, session.network_policy)
+    parts = parts_of(session)
     wanted = SandboxSpec(
-        session.template or session.language,
+        session.image,
         kept=True,
         environment=dict(session.env or {}),
         seconds=NEW_SECONDS,
@@ -248,16 +249,27 @@ async def apply_network(session: Session, seconds: float = OPERATION_SECONDS) ->
 
 def network_in_force(session: Session) -> Network | None:
     """The session's list within those around it, None for no network. Raises BlockedByPolicy."""
-    parts = extensions.begin_session(session.tenant_slug, session.network_policy)
+    parts = parts_of(session)
     return parts.specify(SandboxSpec(session.language), seconds=NEW_SECONDS).network
 
 
-def network_lists(session: Session) -> Mapping[str, Any]:
-    """What the metadata of a run in the session says of the lists that hold for it."""
-    if session.network is None:
+def session_metadata(session: Session) -> Mapping[str, Any]:
+    """What the metadata of a run in the session says of its template, and of the lists that hold
+    for it."""
+    names = NETWORK_KEYS if session.network is not None else frozenset()
+    if session.template_version is not None:
+        names |= {TEMPLATE}
+    if not names:
         return {}
-    said = extensions.begin_session(session.tenant_slug, session.network_policy).metadata()
-    return {name: value for name, value in said.items() if name in NETWORK_KEYS}
+    said = parts_of(session).metadata()
+    return {name: value for name, value in said.items() if name in names}
+
+
+def parts_of(session: Session) -> RunParts:
+    """Return the parts of all extensions in the session, as it is now."""
+    return extensions.begin_session(
+        session.tenant_slug, session.network_policy, session.template_version
+    )
 
 
 async def collect_attempts(session: Session, seconds: float = OPERATION_SECONDS) -> None:
@@ -286,6 +298,25 @@ def _check_attempts(answer: Any) -> list[dict[str, Any]]:
         raise ProviderUnavailable("The provider did not return attempts.")
     checked = checked_attempts(answer.to_json())
     return checked["attempts"] if checked else []
+
+
+async def put_files(
+    session: Session, lease: Lease, sandbox: KeptSandbox, files: Sequence[InputFile]
+) -> None:
+    """Put files into the workspace of a new sandbox. Raises SandboxError."""
+
+    def write() -> None:
+        for file in files:
+            sandbox.files.write(file.path, [file.content])
+
+    await call_provider(
+        lease.provider_id,
+        lambda: submit(write, may_refuse=True),
+        lambda answer: answer,
+        OPERATION_SECONDS,
+        owner=session.tenant_slug,
+        may_refuse=True,
+    )
 
 
 async def extend_lease(lease: Lease, session: Session, sandbox: KeptSandbox) -> None:

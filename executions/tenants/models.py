@@ -145,6 +145,7 @@ class Scope(models.TextChoices):
     FILES = "files", "Read and write session files"
     SESSIONS = "sessions", "Open, change and close sessions"
     READ = "read", "Read records, results and artifacts"
+    TEMPLATES = "templates", "Build and remove templates"
     ADMIN = "admin", "Configure providers"
 
 
@@ -153,7 +154,8 @@ def as_words(words: Collection[str]) -> str:
     return " ".join(sorted(set(words)))
 
 
-USUAL_SCOPES = as_words(set(Scope.values) - {Scope.ADMIN})
+# A template decides what the code of other keys is given: who builds them is chosen on purpose.
+USUAL_SCOPES = as_words(set(Scope.values) - {Scope.ADMIN, Scope.TEMPLATES})
 SCOPES = tuple(
     as_words(each) for n in range(len(Scope.values) + 1) for each in combinations(Scope.values, n)
 )
@@ -211,7 +213,7 @@ class ApiKey(models.Model):
         "languages", "Allowed languages. Session commands count as bash and command."
     )
     providers = _bounds_field("providers", "Allowed providers.")
-    templates = _bounds_field("templates", "Allowed session templates.")
+    templates = _bounds_field("templates", "Allowed templates of runs and sessions.")
     addresses = _bounds_field("addresses", "Allowed client addresses and networks.", check_networks)
     minimum_isolation = models.CharField(
         max_length=16,

@@ -104,6 +104,7 @@ class TemplateStore:
         room = Room(self._most_bytes)
         with self._draft() as draft, self._lock("layers", fcntl.LOCK_SH):
             folder = draft / "template"
+            folder.mkdir()
             for number, package in enumerate(lock.packages, 1):
                 layer = self._layer(package, python, room, fetch, draft, tell)
                 tell(f"[{number}/{len(lock.packages)}] {package.name} {package.version}")

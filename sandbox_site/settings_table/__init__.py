@@ -21,6 +21,7 @@ GROUPS: tuple[Group, ...] = (
     sandboxes.POOL,
     service.PROVIDERS,
     service.FETCHED_FILES,
+    service.TEMPLATES,
     service.WEBHOOKS,
     service.VAULT,
     service.OBSERVABILITY,
@@ -51,6 +52,8 @@ PREFIXES = (
     "SANDBOX_",
     "SESSIONS_",
     "SESSION_STORAGE_",
+    "TEMPLATE_",
+    "TEMPLATES_",
     "TENANT_STORAGE_",
 )
 # RAGFlow's names for its own parts, which may be in the same environment.

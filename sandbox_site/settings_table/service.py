@@ -355,6 +355,56 @@ FETCHED_FILES: Group = Group(
     "(deployment/addresses.md#addresses-of-fetched-files)",
 )
 
+TEMPLATES: Group = Group(
+    "Templates",
+    (
+        text(
+            "PACKAGE_INDEX_URL",
+            "The index of Python packages, or a mirror of it.",
+            "https://pypi.org/simple",
+        ),
+        text(
+            "NPM_REGISTRY_URL",
+            "The registry of npm packages, or a mirror of it.",
+            "https://registry.npmjs.org",
+        ),
+        number(
+            "TEMPLATES_PER_TENANT",
+            20,
+            0,
+            10_000,
+            "Templates that a tenant may have of its own; 0 for none.",
+        ),
+        number(
+            "TEMPLATE_MAX_MB",
+            4096,
+            1,
+            1_000_000,
+            "The most that one template may take, unpacked.",
+            unit="MiB",
+        ),
+        number(
+            "TEMPLATES_MB_PER_TENANT",
+            8192,
+            1,
+            10_000_000,
+            "The most that all templates of a tenant may take.",
+            unit="MiB",
+        ),
+        number(
+            "TEMPLATE_KEEP_DAYS",
+            30,
+            1,
+            3650,
+            "After this time, a version that nothing uses is removed with its files.",
+            unit="days",
+        ),
+    ),
+    "[Templates](templates.md) give sandboxes packages. A build reaches the index and the registry "
+    "through the\n[network lists](network.md). A mirror with a private address also needs "
+    "`URL_ALLOWED_NETWORKS`.",
+)
+
 WEBHOOKS: Group = Group(
     "Addresses of webhooks",
     (

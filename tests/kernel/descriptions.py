@@ -13,6 +13,7 @@ from drf_spectacular.generators import SchemaGenerator
 from executions.capabilities.network import attempts as network_attempts
 from executions.capabilities.network import sessions as session_networks
 from executions.capabilities.schedules import service as recurring_requests
+from executions.capabilities.templates import requests as template_requests
 from executions.doors import agent_sandbox
 from executions.doors.native import admin_sandbox, executions, frame
 from executions.kernel.declarations import Body
@@ -34,6 +35,7 @@ MODULES: tuple[ModuleType, ...] = (
     executions,
     snapshots,
     recurring_requests,
+    template_requests,
     agent_sandbox,
     admin_sandbox,
 )
@@ -45,7 +47,13 @@ BODIES = {
     if isinstance(found, Body) and found is not recurring_requests.SCHEDULED
 }
 # Texts that a schema can only name the form of, and one of each.
-FORMS = {"cron": "30 6 * * mon-fri", "network-rule": "pypi.org", "time-zone": "Europe/Berlin"}
+FORMS = {
+    "cron": "30 6 * * mon-fri",
+    "network-rule": "pypi.org",
+    "time-zone": "Europe/Berlin",
+    "requirement": "pandas>=2",
+    "npm-package": "dayjs@^1",
+}
 WRONG = {
     "string": (1, True, [], {}),
     "integer": ("1", True, 1.5, []),
@@ -106,6 +114,8 @@ def least(schema: dict[str, Any]) -> Any:
     if "type" not in schema:
         return least(next(each for each in schema["anyOf"] if each != {"type": "null"}))
     kind = schema["type"]
+    if kind == "object" and schema.get("minProperties"):
+        return {"a": least(next(iter(schema["patternProperties"].values())))}
     if kind == "object":
         several = alternatives(schema) if "properties" in schema else [{"required": ()}]
         found = [

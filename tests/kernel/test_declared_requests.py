@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from executions.doors import agent_sandbox
 from executions.kernel.declarations import Query
 from providers.errors import InvalidConfiguration
+from executions.tenants.keys import create_api_key
+from executions.tenants.models import Scope
 from tests.conftest import Caller
 from tests.kernel.descriptions import (
     BODIES,
@@ -42,6 +44,7 @@ UNSAID = (
     *("schema for a tool", "not a valid schema"),
     *("cannot be the name of a tool", "Two tools have the same name"),
     *("Must be a time with its zone", "cron expression", "Unknown time zone"),
+    *("cannot be set. Choose another name", "is too long, or has a NUL", "path in the workspace"),
 )
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 ANY_JSON = st.recursive(
@@ -237,6 +240,7 @@ def test_a_value_just_outside_is_refused_by_its_field(operation: str, alice: Cal
     # What is read before it is looked up.
     for unknown in ("{execution_id}", "{call_id}"):
         path = path.replace(unknown, session["id"])
+    alice = Caller(*create_api_key(alice.tenant, "all", None, " ".join(Scope.values)))
     valid = least({**schema, "type": "object"})
     wrong: list[tuple[str, dict[str, Any]]] = [("nobody_knows_it", {"nobody_knows_it": 1})]
     for name, each in schema["properties"].items():

@@ -17,10 +17,11 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test.client import BOUNDARY, MULTIPART_CONTENT, encode_multipart
 
 from executions.tenants.keys import create_api_key
-from executions.tenants.models import Scope
+from executions.tenants.models import Scope, Tenant
 from tests.conftest import Caller
 from tests.kernel.descriptions import least, operations, outside, resolved
 from tests.support.sessions import URL, cell, opened
+from tests.support.templates import built
 
 pytestmark = pytest.mark.one_database
 
@@ -41,7 +42,7 @@ GIVEN = {
 }
 NIGHTLY = {"name": "nightly", "cron": "0 3 * * *", "request": {"code": "print(1)"}}
 # They end what the others need, as does what administration changes.
-LAST = ("remove_session_file", "end_context", "delete_snapshot", "close_session", "delete_schedule")
+LAST = ("remove_session_file", "end_context", "delete_snapshot", "close_session", "delete_schedule", "delete_template")
 
 Operation = tuple[str, str, dict[str, Any]]
 
@@ -139,10 +140,21 @@ def ids(kept_here: None, alice: Caller) -> dict[str, Any]:
         "pid": started.json()["pid"],
         "context_id": "default",
         "name": "a",
+        "template": build_at(alice.tenant),
+        "number": 1,
     }
 
 
-@pytest.fixture(params=["execute files read sessions", "execute files read sessions admin"])
+def build_at(tenant: Tenant) -> str:
+    return built(tenant).template.name
+
+
+@pytest.fixture(
+    params=[
+        "execute files read sessions templates",
+        "execute files read sessions templates admin",
+    ]
+)
 def caller(request: pytest.FixtureRequest, alice: Caller) -> Caller:
     return Caller(*create_api_key(alice.tenant, "any", None, request.param))
 
@@ -151,7 +163,11 @@ def test_what_is_asked_rightly_is_answered_as_described(
     caller: Caller, ids: dict[str, Any]
 ) -> None:
     is_administrator = caller.api_key.has_scope(Scope.ADMIN)
-    nothing = {name: uuid4() for name in ids} | {"pid": 2**31, "name": "\n"}
+    nothing = {name: uuid4() for name in ids} | {
+        "pid": 2**31,
+        "name": "\n",
+        "number": 2**31,
+    }
     for each in described():
         for query in queries(each[2]):
             assert_described(each[2], send(caller, each, ids, query=query))

@@ -223,6 +223,10 @@ DOORS = {
 }
 # What writes a few rows, of which none is one of many.
 FEW = {
+    "templates": "One template and its first version.",
+    "template": "One template, and the build that is under way.",
+    "template-builds": "One version.",
+    "template-version-cancel": "One version.",
     "execution-tool-call": "One call of one run.",
     "session-process-stdin": "The bytes go to the sandbox; the session's row says that it was used.",
     "session-process-signal": "As stdin.",

@@ -174,6 +174,7 @@ def test_every_row_that_belongs_to_a_guarded_one_is_carried_with_it() -> None:
         "admin.LogEntry",
         "executions.SavedFilter",
         "executions.Schedule",
+        "executions.Template",
         "executions.Workspace",
         "executions.WebhookSecret",
         "sandbox_site.RecoveryCode",

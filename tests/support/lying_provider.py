@@ -63,6 +63,10 @@ class Liar(SandboxProvider):
     def holds_network(self):
         return behaviour["holds_network"]() if "holds_network" in behaviour else False
 
+    @property
+    def holds_templates(self):
+        return behaviour["holds_templates"]() if "holds_templates" in behaviour else False
+
     def open(self, spec, owner):
         specs.append(spec)
         return _do("open", LiarsSandbox())

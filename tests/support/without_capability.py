@@ -33,6 +33,7 @@ PAGES = {
     "retention": "legalhold",
     "schedules": "schedule",
     "spending": "budget",
+    "templates": "template",
     "tools": "toolcall",
     "webhooks": "webhookdelivery",
 }
@@ -44,11 +45,13 @@ TASKS = {
     "schedules": "begin_schedules",
     "search": "index_new_code",
     "spending": "watch_spending",
+    "templates": "build_templates",
     "webhooks": "tend_webhooks",
 }
 ENDPOINTS = {
     "network": "network-attempts",
     "schedules": "schedules",
+    "templates": "templates",
     "tools": "execution-tool-calls",
 }
 

@@ -23,6 +23,8 @@ SOME: dict[str, Any] = {
     "sandbox_id": MISSING.hex,
     "method": "Update",
     "secret": "secret_1",
+    "template": "nothing",
+    "number": 1,
 }
 ENDPOINTS = [(name, method) for name, methods in NEEDS.items() for method in methods]
 # One, whose making costs more than a request.

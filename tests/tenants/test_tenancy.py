@@ -12,6 +12,7 @@ from django.db.models import ForeignKey, Model, QuerySet
 
 from executions.capabilities.network.attempts import attempts_of
 from executions.capabilities.schedules.service import schedules_of
+from executions.capabilities.templates.names import templates_for
 from executions.capabilities.tools.calls import tool_calls_of
 from executions.runs.models import Execution
 from executions.runs.results import artifacts_of, executions_of
@@ -22,12 +23,13 @@ from executions.tenants.models import Tenant
 from tests.conftest import Caller
 from tests.support.processes import ROOT
 from tests.support.sessions import cell, opened
+from tests.support.templates import builder, built
 from tests.tenants.endpoints import ENDPOINTS, ask, parameters_of
 
 # These look at the body before they look the object up.
 BODY_FIRST = ("session-executions",)
 STREAMS = ("session-file-events", "session-process-events")
-LISTS = ("executions", "schedules", "sessions", "snapshots")
+LISTS = ("executions", "schedules", "sessions", "snapshots", "templates")
 
 # Each model whose rows are a tenant's, with the function that looks them up for a caller, or the
 # reason why no caller names a row of it.
@@ -38,12 +40,14 @@ ASKED_BY: dict[str, Callable[[Tenant], QuerySet[Any]]] = {
     "Session": sessions_of,
     "Snapshot": snapshots_of,
     "Schedule": schedules_of,
+    "Template": templates_for,
     "NetworkAttempt": attempts_of,
 }
 NOT_NAMED: dict[str, str] = {
     "ApiKey": "It is who calls.",
     "ExecutionEvent": "They are read by the execution that they are of.",
     "RunSignal": "It is left for the execution that the caller named.",
+    "TemplateVersion": "It is reached by its template.",
     "WebhookSecret": "It is shown in the admin alone.",
     "WebhookDelivery": "It is shown in the admin alone.",
     "Workspace": "It is reached by its session or snapshot.",
@@ -71,12 +75,14 @@ def ids(kept_here: None, alice: Caller) -> dict[str, Any]:
         "execution_id": ran,
         "snapshot_id": taken,
         "schedule_id": often,
+        "template": built(alice.tenant).template.name,
     }
 
 
 def test_an_object_of_another_tenant_is_answered_as_one_that_does_not_exist(
     ids: dict[str, Any], alice: Caller, bob: Caller, charlie: Caller
 ) -> None:
+    alice, bob, charlie = map(builder, (alice, bob, charlie))
     with_id = [(name, method) for name, method in ENDPOINTS if parameters_of(name) & ids.keys()]
     assert len(with_id) > 30
     rows = state_of_rows()

@@ -161,7 +161,10 @@ class NetworkLists(Extension):
         return None if policy.mode == "none" else policy
 
     def begin_session(
-        self, tenant_slug: str, network: NetworkPolicy | None = None
+        self,
+        tenant_slug: str,
+        network: NetworkPolicy | None = None,
+        template: UUID | None = None,
     ) -> RunPart | None:
         return None if network is None else _WithNetwork(tenant_slug, Layer("session", network))
 

@@ -23,6 +23,7 @@ from executions.runs.models import Execution
 from executions.runs.provider_calls import Route
 from executions.runs.record import Outcome
 from executions.runs.requests import Caller, ExecutionRequest
+from executions.runs.results import template_of
 from executions.runs.routing import choices_for, ensure_choice
 from executions.runs.service import execute
 from executions.sessions import queries
@@ -153,10 +154,17 @@ def recorded_request(execution: Execution) -> ExecutionRequest:
         timeout=None if is_usual else seconds,
         usual_timeout=seconds if is_usual else None,
         subject=f"replay by {current_actor()}"[:255],
+        template=_template_of(execution),
     )
     if request.code_hash != execution.code_hash:
         refuse("code", "Differs from the code that ran: its hash is not the recorded one.")
     return request
+
+
+def _template_of(execution: Execution) -> str:
+    """The version of the template that it ran with. In a session that is the session's."""
+    used = None if execution.session_id else template_of(execution)
+    return f"{used['name']}@{used['version']}" if used else ""
 
 
 def providers_for(execution: Execution) -> list[str]:

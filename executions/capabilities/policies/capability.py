@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
+from uuid import UUID
 
 from django.db.models import Max
 
@@ -447,7 +448,10 @@ class Policies(Extension):
         return PolicyCheck(rules, execution.tenant_slug) if rules is not None else None
 
     def begin_session(
-        self, tenant_slug: str, network: NetworkPolicy | None = None
+        self,
+        tenant_slug: str,
+        network: NetworkPolicy | None = None,
+        template: UUID | None = None,
     ) -> RunPart | None:
         rules = rules_for(tenant_slug)
         return PolicyCheck(rules, tenant_slug) if rules is not None else None

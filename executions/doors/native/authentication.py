@@ -29,6 +29,8 @@ _FILES = (Scope.FILES,)
 _SESSIONS = (Scope.SESSIONS,)
 _READ = (Scope.READ,)
 _ADMIN = (Scope.ADMIN,)
+# A build runs code of the tenant.
+_BUILD = (Scope.TEMPLATES, Scope.EXECUTE)
 _RUN_IN_SESSION = (Scope.EXECUTE, Scope.SESSIONS)
 # A conversation is opened by whatever comes first.
 _FILES_IN_CONVERSATION = (Scope.FILES, Scope.SESSIONS)
@@ -51,6 +53,12 @@ NEEDS: Mapping[str, Mapping[str, tuple[Scope, ...]]] = {
     "session-reset": {"POST": _SESSIONS},
     "session-network": {"GET": _READ, "PUT": _SESSIONS},
     "network-attempts": {"GET": _READ},
+    "templates": {"GET": _READ, "POST": _BUILD},
+    "template": {"GET": _READ, "DELETE": _BUILD},
+    "template-builds": {"POST": _BUILD},
+    "template-version": {"GET": _READ},
+    "template-version-log": {"GET": _READ},
+    "template-version-cancel": {"POST": _BUILD},
     "session-contexts": {"GET": _READ, "POST": _SESSIONS},
     "session-context": {"DELETE": _SESSIONS},
     "session-context-restart": {"POST": _SESSIONS},
@@ -117,6 +125,9 @@ ENTERED: Mapping[str, tuple[str, ...]] = {
     "schedule": ("PATCH", "DELETE"),
     "session": ("PATCH",),
     "session-network": ("PUT",),
+    "templates": ("POST",),
+    "template": ("DELETE",),
+    "template-builds": ("POST",),
     "session-reset": ("POST",),
     "session-snapshot": ("POST",),
     "snapshot": ("DELETE",),

@@ -22,6 +22,7 @@ from executions.runs.results import (
     omissions_of,
     place_of,
     policy_of,
+    template_of,
     timings_of,
 )
 from executions.runs.shapes import ArtifactShape, ExecutionShape, LateResultShape
@@ -176,6 +177,7 @@ def execution_detail(
         "policy": policy_of(execution),
         "observations": observations_of(execution),
         "network": network_of(execution) if NETWORK_KEYS & execution.meta.keys() else None,
+        "template": template_of(execution),
     }
 
 

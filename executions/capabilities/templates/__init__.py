@@ -1,0 +1,1 @@
+"""Templates: what sandboxes have beyond the programs of the machine, built by content."""

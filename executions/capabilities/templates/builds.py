@@ -1,0 +1,519 @@
+"""Builds of templates: requested, approved, carried out by one process, cancelled, and removed.
+
+A build resolves its packages in an execution of the tenant, and of the internal tenant for the
+installation. No package's code runs outside of it: what the lock names is fetched, checked and
+unpacked by `TemplateStore`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from django.conf import settings
+from django.db import IntegrityError, transaction
+from django.db.models import F, Max, QuerySet, Sum
+from django.db.models.functions import Now
+from django.utils import timezone
+from django_q.tasks import async_task
+
+from executions.capabilities.templates.downloads import fetcher, network_of_build
+from executions.capabilities.templates.models import (
+    MOST_LOG_CHARACTERS,
+    Template,
+    TemplateVersion,
+)
+from executions.capabilities.templates.names import ensure_as_entered, store
+from executions.kernel.audit import acting_as
+from executions.kernel.background import run_once_in_background
+from executions.kernel.claims import by_claim, claim, is_free
+from executions.kernel.coroutines import run_sync
+from executions.kernel.declarations import refuse
+from executions.kernel.text import storable
+from executions.ledger.append import enter_row, look_at
+from executions.runs.models import Execution
+from executions.runs.network import NetworkRequest
+from executions.runs.requests import CONFLICT, Caller, Conflict, ExecutionRequest
+from executions.runs.service import HasEnded, cancel, execute
+from executions.sessions.models import Session
+from executions.tenants.models import Tenant
+from executions.tenants.quotas import tenant_lock
+from executions.tenants.service import internal_tenant
+from providers.errors import InvalidConfiguration, RateLimited, SandboxError
+from providers.guarded import two_person_rule
+from providers.templates.declaration import Declaration
+from providers.templates.lock import Lock
+from providers.templates.resolve import NPM_LOCK, PYTHON_LOCK, ResolveJob, job_for
+from providers.templates.store import Built
+from providers.templates.wheels import BuildFailed
+
+logger = logging.getLogger(__name__)
+
+TASK = "executions.tasks.build_templates"
+RESOLVE_SECONDS = 300.0
+MOST_LOCK_BYTES = 1 << 20
+# Of one template. What nothing uses is removed after some days.
+MOST_VERSIONS = 100
+# How long a process may be silent: while the packages are resolved, and after that.
+_RESOLVING = timedelta(minutes=15)
+_BUILDING = timedelta(minutes=5)
+_SAY_EVERY = 1.0
+_MOST_LINE = 1000
+
+State = TemplateVersion.State
+
+
+class Superseded(Exception):
+    """The build was cancelled, or another process has it by now."""
+
+
+class NoActiveBuild(Conflict):
+    """There is nothing left to be cancelled or approved."""
+
+    entry = CONFLICT
+
+
+def create(
+    tenant: Tenant | None, name: str, declaration: Declaration, by: str, description: str = ""
+) -> TemplateVersion:
+    """Create a template and request its first build. `by` is who wants it.
+
+    Raises InvalidConfiguration for a name that is none, Conflict for one that is taken, RateLimited
+    beyond the tenant's bounds.
+    """
+    template = Template(tenant=tenant, name=name, description=description, created_by=by)
+    try:
+        template.full_clean(validate_unique=False, validate_constraints=False)
+    except ValueError as error:
+        refuse("name", str(error))
+    try:
+        with _lock_of(tenant):
+            _ensure_one_more(tenant)
+            template.save(force_insert=True)
+            version = _add_version(template, declaration, by, None)
+    except IntegrityError as error:
+        raise Conflict(f"name: There is a template {name} already.", field="name") from error
+    _start(version)
+    return version
+
+
+def request_build(
+    template: Template,
+    by: str,
+    declaration: Declaration | None = None,
+    *,
+    refresh: bool = False,
+) -> TemplateVersion:
+    """Request the next version of a template: of the newest declaration without another one.
+
+    The same declaration keeps its lock, unless `refresh` asks for the newest packages. Raises
+    Conflict while a build is under way, RateLimited beyond the tenant's bounds.
+    """
+    former = template.versions.defer("log").order_by("-number").first()
+    if declaration is None:
+        if former is None:
+            refuse("declaration", "The template has none yet. Send one.")
+        declaration = former.declared
+    try:
+        with _lock_of(template.tenant):
+            if not Template.objects.filter(pk=template.pk, removed_at=None).exists():
+                raise NoActiveBuild("The template was removed.")
+            _ensure_room(template.tenant)
+            lock = None if refresh else _lock_known(template, declaration)
+            version = _add_version(template, declaration, by, lock)
+    except IntegrityError as error:
+        raise Conflict("A build of the template is under way. Wait for it, or cancel it.") from error
+    _start(version)
+    return version
+
+
+def needs_approval(template: Template) -> bool:
+    """Whether a second administrator has to approve its builds."""
+    return template.tenant_id is None and two_person_rule()
+
+
+def _add_version(
+    template: Template, declaration: Declaration, by: str, lock: list[dict[str, Any]] | None
+) -> TemplateVersion:
+    """Add the next version, in the caller's transaction. Raises IntegrityError where one is under
+    way, and RateLimited for one too many."""
+    if template.versions.count() >= MOST_VERSIONS:
+        raise RateLimited(
+            f"The template has {MOST_VERSIONS} versions. Remove it, or wait until old ones are "
+            "removed.",
+            field="templates",
+        )
+    last = template.versions.aggregate(last=Max("number"))["last"] or 0
+    version = TemplateVersion(
+        template=template,
+        number=last + 1,
+        declaration=declaration.to_json(),
+        lock=lock,
+        state=State.PENDING if needs_approval(template) else State.QUEUED,
+        requested_by=by,
+    )
+    version.save(force_insert=True)
+    return version
+
+
+def _lock_known(template: Template, declaration: Declaration) -> list[dict[str, Any]] | None:
+    """The lock of the newest version that is ready, where that was declared alike."""
+    former = template.versions.filter(state=State.READY).defer("log").order_by("-number").first()
+    if former is None or former.declaration != declaration.to_json():
+        return None
+    ensure_as_entered(former)
+    lock: list[dict[str, Any]] | None = former.lock
+    return lock
+
+
+def _lock_of(tenant: Tenant | None) -> AbstractContextManager[Any]:
+    return transaction.atomic() if tenant is None else tenant_lock(tenant.slug)
+
+
+def _ensure_one_more(tenant: Tenant | None) -> None:
+    """Raises RateLimited for a tenant with as many templates as it may have."""
+    if tenant is None:
+        return
+    most = settings.TEMPLATES_PER_TENANT
+    has = Template.objects.filter(tenant=tenant, removed_at=None).count()
+    if has >= most:
+        raise RateLimited(
+            f"The tenant has {has} templates, and the limit is {most}. Remove one.",
+            field="templates",
+        )
+    _ensure_room(tenant)
+
+
+def _ensure_room(tenant: Tenant | None, built: Built | None = None) -> None:
+    """Raises RateLimited for a tenant whose templates take more than they may."""
+    if tenant is None:
+        return
+    versions = TemplateVersion.objects.filter(template__tenant=tenant).exclude(digest="")
+    files = versions.order_by().values("digest", "size_bytes").distinct()
+    used = files.aggregate(used=Sum("size_bytes"))["used"] or 0
+    if built is not None and not versions.filter(digest=built.digest).exists():
+        used += built.size_bytes
+    most = settings.TEMPLATES_MB_PER_TENANT << 20
+    if used > most or (built is None and used >= most):
+        raise RateLimited(
+            f"The templates of the tenant take {used >> 20} MiB, and the limit is {most >> 20} MiB. "
+            "Remove one.",
+            field="template_bytes",
+        )
+
+
+def _start(version: TemplateVersion) -> None:
+    """Have it built: here where that takes no network and nothing to be unpacked, else by a
+    worker."""
+    if version.state != State.QUEUED:
+        return
+    if version.lock is not None and store().find(version.declared, version.locked) is not None:
+        build_one(version.pk)
+        version.refresh_from_db()
+        return
+    async_task(TASK)
+
+
+async def cancel_build(version: TemplateVersion, by: str) -> TemplateVersion:
+    """Cancel a build, and the execution that resolves its packages. Raises NoActiveBuild."""
+    rows = TemplateVersion.objects.filter(pk=version.pk, state__in=TemplateVersion.ACTIVE)
+    if not _end(rows, State.CANCELLED, f"Cancelled by {by}."):
+        raise NoActiveBuild("The build has ended.")
+    version.refresh_from_db()
+    resolved_by = version.execution_id
+    execution = None
+    if resolved_by is not None:
+        execution = Execution.objects.filter(pk=resolved_by, finished_at=None).first()
+    if execution is not None:
+        try:
+            await cancel(execution, by)
+        except HasEnded:
+            logger.info("the execution of template version %s has ended", version.pk)
+    return version
+
+
+def approve(version: TemplateVersion, by: str) -> None:
+    """Approve a build that waits. Raises Conflict for whoever requested it, and NoActiveBuild."""
+    if version.requested_by == by:
+        raise Conflict("Another administrator has to approve it.")
+    with transaction.atomic():
+        before = look_at(TemplateVersion, version.pk)
+        rows = TemplateVersion.objects.filter(pk=version.pk, state=State.PENDING)
+        if not rows.update(state=State.QUEUED, approved_by=by):
+            raise NoActiveBuild("It does not wait for an approval.")
+        version.refresh_from_db()
+        enter_row(version, "approved", before)
+    _start(version)
+
+
+async def remove(template: Template, by: str) -> None:
+    """Remove a template: its name means nothing from now on. Sessions that have it keep it.
+
+    Raises Conflict where it was removed already.
+    """
+    with transaction.atomic():
+        before = look_at(Template, template.pk)
+        rows = Template.objects.filter(pk=template.pk, removed_at=None)
+        if not rows.update(removed_at=timezone.now()):
+            raise Conflict("The template was removed already.")
+        template.refresh_from_db()
+        enter_row(template, "removed", before, {"by": by})
+    for version in template.versions.filter(state__in=TemplateVersion.ACTIVE).defer("log"):
+        try:
+            await cancel_build(version, by)
+        except NoActiveBuild:
+            continue
+
+
+def _end(rows: QuerySet[TemplateVersion], state: str, problem: str, **values: Any) -> bool:
+    """End a build without a result. Its process, if it has one, learns that it lost it."""
+    return bool(
+        rows.update(
+            state=state,
+            problem=storable(problem)[:500],
+            ended_at=timezone.now(),
+            claimed_until=None,
+            claims=F("claims") + 1,
+            **values,
+        )
+    )
+
+
+def build_in_background() -> None:
+    """Have a thread of this process build what waits. Safe to call at any time."""
+    run_once_in_background("templates", build_waiting)
+
+
+def build_waiting() -> int:
+    """Build what waits, one after another. Return how many were built."""
+    fail_abandoned()
+    return sum(build_one(pk) for pk in list(_waiting().values_list("pk", flat=True)))
+
+
+def fail_abandoned() -> int:
+    """Fail what a process has begun and not ended: it was killed. Return how many."""
+    return sum(
+        _end(_abandoned().filter(pk=pk), State.FAILED, "Its process has ended. Build it again.")
+        for pk in list(_abandoned().values_list("pk", flat=True))
+    )
+
+
+def _waiting() -> QuerySet[TemplateVersion]:
+    return TemplateVersion.objects.filter(is_free(), state=State.QUEUED).order_by("pk")
+
+
+def _abandoned() -> QuerySet[TemplateVersion]:
+    return TemplateVersion.objects.filter(is_free(), state__in=TemplateVersion.UNDER_WAY)
+
+
+def build_one(pk: UUID) -> bool:
+    """Build it, if no other process does. What is wrong is in its row."""
+    version = claim(
+        _waiting().filter(pk=pk), _RESOLVING, state=State.RESOLVING, tries=F("tries") + 1
+    )
+    if version is None:
+        return False
+    build = _Build(version)
+    try:
+        with acting_as(lambda: version.requested_by):
+            build.run()
+    except Superseded:
+        logger.info("template version %s was cancelled, or another process builds it", pk)
+        return False
+    except SandboxError as error:
+        build.fail(error.message)
+        return False
+    except Exception:
+        logger.exception("template version %s could not be built", pk)
+        build.fail("It failed inside the service. The log has the details.")
+        return False
+    return True
+
+
+class _Build:
+    """One build, by the process that has claimed it."""
+
+    def __init__(self, version: TemplateVersion) -> None:
+        self.version = version
+        self.template = version.template
+        self._tenant = self.template.tenant or internal_tenant()
+        self._log = version.log
+        self._said_at = time.monotonic()
+
+    def run(self) -> None:
+        """Raises SandboxError with what is wrong, and Superseded."""
+        ensure_as_entered(self.version)
+        ensure_as_entered(self.template)
+        if needs_approval(self.template) and not self.version.approved_by:
+            raise BuildFailed("No second administrator has approved it.")
+        declaration = self.version.declared
+        job = job_for(declaration, settings.PACKAGE_INDEX_URL, settings.NPM_REGISTRY_URL)
+        if self.version.lock is not None:
+            lock = self.version.locked
+        else:
+            lock = self._resolve(declaration, job)
+        self._put(state=State.BUILDING)
+        built = store().build(declaration, lock, self._fetch_from(job), self.tell)
+        self._finish(lock, built)
+
+    def tell(self, line: str) -> None:
+        """Add a line to the log. Raises Superseded where the build is not this process's any more."""
+        self._log += storable(line)[:_MOST_LINE] + "\n"
+        if len(self._log) > MOST_LOG_CHARACTERS:
+            self._log = "[...]\n" + self._log[-MOST_LOG_CHARACTERS // 2 :]
+        self._keep_on()
+
+    def fail(self, problem: str) -> None:
+        _end(by_claim(self.version), State.FAILED, problem, log=self._log)
+
+    def _keep_on(self) -> None:
+        if time.monotonic() - self._said_at >= _SAY_EVERY:
+            self._put()
+
+    def _put(self, span: timedelta = _BUILDING, **values: Any) -> None:
+        self._said_at = time.monotonic()
+        if not by_claim(self.version).update(claimed_until=Now() + span, log=self._log, **values):
+            raise Superseded
+
+    def _fetch_from(self, job: ResolveJob) -> Callable[[str, int], Iterator[bytes]]:
+        """What fetches the files of the lock. The lists are asked once the first is wanted."""
+
+        def fetch(address: str, most_bytes: int) -> Iterator[bytes]:
+            network = network_of_build(self._tenant.slug, job.rules)
+            yield from fetcher(network, self._keep_on)(address, most_bytes)
+
+        return fetch
+
+    def _resolve(self, declaration: Declaration, job: ResolveJob) -> Lock:
+        """Run the resolver in a sandbox, and read what it wrote."""
+        if not declaration.packages:
+            return Lock()
+        network_of_build(self._tenant.slug, job.rules)
+
+        def note(execution: Execution) -> None:
+            if not by_claim(self.version).update(execution_id=execution.pk):
+                raise Superseded
+
+        request = ExecutionRequest(
+            job.code,
+            "python",
+            files=job.files,
+            usual_timeout=RESOLVE_SECONDS,
+            subject=f"template {self.version}"[:255],
+            network=NetworkRequest(mode="allowlist", allow=list(job.rules)),
+        )
+        caller = Caller(self._tenant, request_id=f"template:{self.version.pk}")
+        outcome = run_sync(execute(request, caller, beside=note))
+        # The time that it took is not this process's silence.
+        self._said_at = 0.0
+        execution = outcome.execution
+        for line in f"{execution.stdout}\n{execution.stderr}".splitlines():
+            if line.strip():
+                self.tell(line)
+        if outcome.error is not None:
+            raise BuildFailed(f"The packages could not be resolved: {outcome.error.message}")
+        if execution.status != Execution.Status.SUCCEEDED:
+            last = next(filter(None, reversed(execution.stderr.strip().splitlines())), "")
+            raise BuildFailed(f"The packages could not be resolved. {last}".strip())
+        return _read_lock(execution, declaration)
+
+    def _finish(self, lock: Lock, built: Built) -> None:
+        version = self.version
+        said = {
+            "template": self.template.name,
+            "tenant": self.template.tenant.slug if self.template.tenant else None,
+            "declaration_digest": self.version.declared.digest,
+            "lock_digest": lock.digest,
+        }
+        with _lock_of(self.template.tenant):
+            _ensure_room(self.template.tenant, built)
+            before = look_at(TemplateVersion, version.pk)
+            won = by_claim(version).update(
+                state=State.READY,
+                lock=lock.to_json(),
+                digest=built.digest,
+                size_bytes=built.size_bytes,
+                python=built.python,
+                licences=dict(built.licences),
+                log=self._log,
+                ended_at=timezone.now(),
+                claimed_until=None,
+                claims=F("claims") + 1,
+            )
+            if not won:
+                raise Superseded
+            version.refresh_from_db()
+            enter_row(version, "built", before, said)
+
+
+def _read_lock(execution: Execution, declaration: Declaration) -> Lock:
+    """Read the artifacts of the resolver. Raises BuildFailed."""
+    found = {each.name: each for each in execution.artifacts.all()}
+    texts = {}
+    for wanted, name in ((declaration.python, PYTHON_LOCK), (declaration.npm, NPM_LOCK)):
+        if not wanted:
+            continue
+        artifact = found.get(name)
+        if artifact is None or artifact.size_bytes > MOST_LOCK_BYTES:
+            raise BuildFailed(f"The resolver left no {name} of at most {MOST_LOCK_BYTES} bytes.")
+        with artifact.file.open("rb") as file:
+            texts[name] = file.read(MOST_LOCK_BYTES + 1).decode("utf-8", "replace")
+    try:
+        return Lock.parse(texts.get(PYTHON_LOCK, ""), texts.get(NPM_LOCK, ""))
+    except InvalidConfiguration as error:
+        raise BuildFailed(error.message) from None
+
+
+_AT_ONCE = 100
+
+
+def remove_unused() -> int:
+    """Remove versions that ended some days ago and that nothing uses, and files of no version.
+
+    Used is the newest that is ready, and what an open session has. Return how many were removed.
+    """
+    before = timezone.now() - timedelta(days=settings.TEMPLATE_KEEP_DAYS)
+    old = TemplateVersion.objects.filter(ended_at__lt=before).order_by("pk")
+    removed = sum(_remove_if_unused(pk) for pk in list(old.values_list("pk", flat=True)))
+    for template in Template.objects.filter(removed_at__lt=before, versions=None)[:_AT_ONCE]:
+        template.delete()
+    _remove_files()
+    return removed
+
+
+def _remove_if_unused(pk: UUID) -> bool:
+    with transaction.atomic():
+        rows = TemplateVersion.objects.select_for_update(of=("self",)).filter(pk=pk)
+        version = rows.select_related("template").defer("log").first()
+        if version is None or Session.objects.filter(template_version=pk, closed_at=None).exists():
+            return False
+        ready = version.template.versions.filter(state=State.READY)
+        newest = ready.order_by("-number").values_list("pk", flat=True).first()
+        if version.template.removed_at is None and newest == pk:
+            return False
+        version.delete()
+    return True
+
+
+def _remove_files() -> None:
+    """Remove the files that no version names. Not while something is built, which may be about to
+    name them."""
+    files = store()
+    for digest in files.digests():
+        if TemplateVersion.objects.filter(state__in=TemplateVersion.UNDER_WAY).exists():
+            return
+        if not TemplateVersion.objects.filter(digest=digest).exists():
+            files.remove(digest)
+
+
+def problems() -> Iterator[tuple[TemplateVersion, str]]:
+    """Compare the files of each version that is ready with its digest. What is wrong is told."""
+    ready = TemplateVersion.objects.filter(state=State.READY).select_related("template")
+    for version in ready.defer("log", "declaration", "lock").order_by("pk").iterator():
+        if problem := store().verify(version.digest):
+            yield version, problem

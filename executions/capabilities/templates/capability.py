@@ -1,0 +1,168 @@
+"""Templates as a capability: what a run or session has of one, and the record of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from django.urls import URLPattern, path
+
+from executions.capabilities.network.credentials import within
+from executions.capabilities.templates import names
+from executions.capabilities.templates.names import Chosen
+from executions.runs.event_log import EventLog
+from executions.runs.extensions import Extension, RunPart, SessionTemplate
+from executions.runs.models import Execution
+from executions.runs.requests import ExecutionRequest
+from executions.runs.results import TEMPLATE
+from executions.runs.routing import ProviderIncompatible
+from executions.tenants.models import Tenant
+from executions.tenants.service import INTERNAL
+from providers.base import ENVIRONMENT, FILES
+from providers.manager import Lease
+from providers.network import Layer, Network, NetworkPolicy
+from providers.sandbox import Sandbox
+from providers.values import Emit, InputFile, Job, SandboxSpec
+
+
+_OF_THE_REQUEST = ("run", "session")
+
+
+class _WithTemplate(RunPart):
+    """A run or a session with a version of a template. What the caller gives wins."""
+
+    def __init__(self, chosen: Chosen) -> None:
+        self._chosen = chosen
+        self._declaration = chosen.declaration
+
+    def check_provider(self, lease: Lease) -> None:
+        provider, name = lease.provider, lease.provider_id
+        if self._chosen.has_packages and not provider.holds_templates:
+            raise ProviderIncompatible(f"{name} does not hold templates.", field="template")
+        for given, needed in ((self._declaration.files, FILES), (self._variables, ENVIRONMENT)):
+            if given and needed not in provider.capabilities:
+                raise ProviderIncompatible(
+                    f"{name} does not support what the template declares: {needed}.",
+                    field="template",
+                )
+
+    @property
+    def _variables(self) -> Mapping[str, str]:
+        found: Mapping[str, str] = self._declaration.environment
+        return found
+
+    def specify(self, spec: SandboxSpec, *, seconds: float) -> SandboxSpec:
+        digest = self._chosen.digest if self._chosen.has_packages else ""
+        return replace(spec, digest=digest, network=self._within(spec.network))
+
+    def _within(self, network: Network | None) -> Network | None:
+        """The network with the template's own list, which takes away alone."""
+        policy = self._declaration.network
+        if network is None or policy is None:
+            return network
+        layers = list(network.layers)
+        inner = len(layers) - (layers[-1].name in _OF_THE_REQUEST)
+        layers.insert(inner, Layer("template", policy))
+        narrowed = replace(network, layers=tuple(layers))
+        if narrowed.is_closed:
+            return None
+        return replace(narrowed, credentials=within(network.credentials, narrowed.layers))
+
+    def metadata(self) -> Mapping[str, Any]:
+        return {TEMPLATE: self._chosen.to_json()}
+
+
+class _Run(_WithTemplate):
+    def prepare(self, job: Job, sandbox: Sandbox, emit: Emit | None) -> tuple[Job, Emit | None]:
+        declared = self._declaration
+        environment = {**declared.environment, **job.environment}
+        files = (*_beside(declared.files, job.files), *job.files)
+        return replace(job, environment=environment, files=files), emit
+
+
+class _Session(_WithTemplate):
+    def specify(self, spec: SandboxSpec, *, seconds: float) -> SandboxSpec:
+        spec = super().specify(spec, seconds=seconds)
+        return replace(spec, environment={**self._variables, **spec.environment})
+
+    def session_files(self) -> Sequence[InputFile]:
+        return _beside(self._declaration.files, ())
+
+
+def _beside(files: Mapping[str, str], given: Sequence[InputFile]) -> list[InputFile]:
+    """The files of a template, without those that stand where the caller's do."""
+    taken = [file.path for file in given]
+    return [
+        InputFile(path, text.encode())
+        for path, text in files.items()
+        if not any(_collide(path, other) for other in taken)
+    ]
+
+
+def _collide(one: str, other: str) -> bool:
+    return one == other or one.startswith(f"{other}/") or other.startswith(f"{one}/")
+
+
+class Templates(Extension):
+    pages = ("executions.capabilities.templates.admin",)
+    tasks = {
+        "executions.tasks.build_templates": 1,
+        "executions.tasks.remove_unused_templates": 24 * 60,
+    }
+    fields = ("template",)
+    metadata_keys = (TEMPLATE,)
+
+    def urls(self) -> Sequence[URLPattern]:
+        from executions.capabilities.templates.api import (
+            BuildsView,
+            CancelView,
+            LogView,
+            TemplatesView,
+            TemplateView,
+            VersionView,
+        )
+
+        one = "api/v1/templates/<str:template>"
+        version = f"{one}/versions/<int:number>"
+        return (
+            path("api/v1/templates", TemplatesView.as_view(), name="templates"),
+            path(one, TemplateView.as_view(), name="template"),
+            path(f"{one}/builds", BuildsView.as_view(), name="template-builds"),
+            path(version, VersionView.as_view(), name="template-version"),
+            path(f"{version}/log", LogView.as_view(), name="template-version-log"),
+            path(f"{version}/cancel", CancelView.as_view(), name="template-version-cancel"),
+        )
+
+    def ensure_accepted(self, request: ExecutionRequest, tenant: Tenant) -> None:
+        # What this process runs again is of another tenant, whose names hold when it begins.
+        if request.template and tenant.slug != INTERNAL:
+            names.choose(tenant.slug, request.template)
+
+    def begin(
+        self, execution: Execution, request: ExecutionRequest, log: EventLog | None
+    ) -> RunPart | None:
+        if not request.template or execution.session_id is not None:
+            return None
+        original = execution.replay_of
+        slug = execution.tenant_slug if original is None else original.tenant_slug
+        return _Run(names.choose(slug, request.template))
+
+    def session_template(self, tenant_slug: str, asked: str) -> SessionTemplate | None:
+        found = names.find(tenant_slug, asked)
+        return None if found is None else SessionTemplate(found.label, found.id)
+
+    def template_names(self, tenant_slug: str) -> Sequence[str]:
+        return names.names_for(tenant_slug)
+
+    def begin_session(
+        self,
+        tenant_slug: str,
+        network: NetworkPolicy | None = None,
+        template: UUID | None = None,
+    ) -> RunPart | None:
+        return None if template is None else _Session(names.chosen_by_id(template))
+
+
+CAPABILITY = Templates()

@@ -1,0 +1,177 @@
+"""Templates and their versions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.core.exceptions import ValidationError
+from django.db import models, transaction
+from django.db.models import Q
+from django.utils import timezone
+
+from executions.kernel.claims import Claimable
+from executions.kernel.text import uuid7
+from executions.tenants.models import Tenant
+from providers.errors import InvalidConfiguration
+from providers.templates.declaration import Declaration, check_name
+from providers.templates.lock import Lock
+
+MOST_LOG_CHARACTERS = 64 * 1024
+
+
+class Template(models.Model):
+    """A name, and whose it is: a tenant's, or the installation's without a tenant.
+
+    One that is removed keeps its row while a version of it is in use.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    tenant = models.ForeignKey(
+        Tenant,
+        on_delete=models.CASCADE,
+        null=True,
+        blank=True,
+        related_name="templates",
+        help_text="Empty: of the installation, for all tenants.",
+    )
+    name = models.CharField(max_length=63)
+    description = models.CharField(max_length=300, blank=True, default="")
+    created_by = models.CharField(max_length=200, editable=False)
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    removed_at = models.DateTimeField(null=True, editable=False)
+
+    class Meta:
+        ordering = ("tenant", "name", "-id")
+        permissions = (("build_template", "Can build, cancel and remove templates"),)
+        constraints = (
+            models.UniqueConstraint(
+                fields=("tenant", "name"),
+                condition=Q(removed_at=None, tenant__isnull=False),
+                name="template_name_once_per_tenant",
+            ),
+            models.UniqueConstraint(
+                fields=("name",),
+                condition=Q(removed_at=None, tenant__isnull=True),
+                name="template_name_once_for_installation",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return self.name
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """In one transaction with what is entered in the ledger."""
+        with transaction.atomic(savepoint=False):
+            super().save(*args, **kwargs)
+
+    def clean(self) -> None:
+        """Raises ValidationError for what cannot be a name."""
+        try:
+            check_name(self.name)
+        except InvalidConfiguration as error:
+            raise ValidationError({"name": error.message}) from None
+
+
+class TemplateVersion(Claimable):
+    """One build of a template. What it was built of, and what came of it, is bound by the ledger.
+
+    A process that builds it has claimed it, and says so again. One that is ready never changes.
+    """
+
+    class State(models.TextChoices):
+        PENDING = "pending", "Waits for approval"
+        QUEUED = "queued", "Queued"
+        RESOLVING = "resolving", "Resolving packages"
+        BUILDING = "building", "Building"
+        READY = "ready", "Ready"
+        FAILED = "failed", "Failed"
+        CANCELLED = "cancelled", "Cancelled"
+
+    UNDER_WAY = (State.RESOLVING, State.BUILDING)
+    ACTIVE = (State.PENDING, State.QUEUED, *UNDER_WAY)
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    template = models.ForeignKey(Template, on_delete=models.CASCADE, related_name="versions")
+    number = models.PositiveIntegerField()
+    declaration = models.JSONField(help_text="What was asked for.")
+    lock = models.JSONField(
+        null=True, help_text="The files that it came to, each with its hash. Null: not resolved."
+    )
+    state = models.CharField(max_length=9, choices=State.choices, default=State.QUEUED)
+    log = models.TextField(blank=True, default="")
+    digest = models.CharField(max_length=64, blank=True, default="", help_text="Of all its files.")
+    size_bytes = models.PositiveBigIntegerField("size (bytes)", default=0)
+    python = models.CharField(max_length=16, blank=True, default="")
+    licences = models.JSONField(default=dict, help_text="The licence of each package.")
+    execution_id = models.UUIDField(
+        "execution", null=True, help_text="The execution that resolved the packages."
+    )
+    requested_by = models.CharField(max_length=200)
+    approved_by = models.CharField(max_length=200, blank=True, default="")
+    created_at = models.DateTimeField(default=timezone.now, editable=False)
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ("-id",)
+        default_permissions = ("view",)
+        indexes = (
+            models.Index(
+                fields=("id",),
+                name="template_version_to_build",
+                condition=Q(state__in=("queued", "resolving", "building")),
+            ),
+            models.Index(
+                fields=("digest",), name="template_version_digest", condition=~Q(digest="")
+            ),
+        )
+        constraints = (
+            models.UniqueConstraint(
+                fields=("template", "number"), name="template_version_number_once"
+            ),
+            models.UniqueConstraint(
+                fields=("template",),
+                condition=Q(state__in=("pending", "queued", "resolving", "building")),
+                name="template_version_one_active",
+            ),
+            models.CheckConstraint(
+                condition=Q(
+                    state__in=(
+                        *("pending", "queued", "resolving", "building"),
+                        *("ready", "failed", "cancelled"),
+                    )
+                ),
+                name="template_version_state_is_known",
+            ),
+            models.CheckConstraint(
+                condition=Q(state="ready", lock__isnull=False) & ~Q(digest="")
+                | ~Q(state="ready") & Q(digest=""),
+                name="template_version_ready_has_a_digest",
+            ),
+            models.CheckConstraint(
+                condition=Q(state__in=("ready", "failed", "cancelled"), ended_at__isnull=False)
+                | Q(~Q(state__in=("ready", "failed", "cancelled")), ended_at=None),
+                name="template_version_ended_has_a_time",
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.template.name}@{self.number}"
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """In one transaction with what is entered in the ledger."""
+        with transaction.atomic(savepoint=False):
+            super().save(*args, **kwargs)
+
+    @property
+    def is_active(self) -> bool:
+        return self.state in self.ACTIVE
+
+    @property
+    def declared(self) -> Declaration:
+        """Raises InvalidConfiguration for what is none."""
+        return Declaration.parse(self.declaration)
+
+    @property
+    def locked(self) -> Lock:
+        """Return its files; without a lock there are none."""
+        return Lock.from_json(self.lock or ())

@@ -1,0 +1,166 @@
+"""Names of templates in requests: which version one means, and whether its row can be trusted.
+
+A row that was changed in the database, past the service, serves nobody: each use compares the
+version and its template with their last entries in the ledger.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import OrderedDict
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from django.conf import settings
+from django.db.models import Model, Q, QuerySet
+
+from executions.capabilities.templates.models import Template, TemplateVersion
+from executions.kernel.declarations import refuse
+from executions.ledger.append import is_altered, last_entry
+from executions.ledger.bindings import row_hash
+from executions.runs.routing import none_of_this_name
+from executions.tenants.models import Tenant
+from providers.templates.declaration import NAME, Declaration
+from providers.templates.store import TemplateStore
+
+logger = logging.getLogger(__name__)
+
+MOST_LISTED = 100
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+_MOST_KEPT = 200
+
+
+class Named(NamedTuple):
+    """A name as a request has it; without a number it is the newest version that is ready."""
+
+    name: str
+    number: int | None
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A version that is ready, as the ledger has it."""
+
+    id: UUID
+    name: str
+    number: int
+    digest: str
+    declaration: Declaration
+    has_packages: bool
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}@{self.number}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the metadata of an execution says of it."""
+        return {"name": self.name, "version": self.number, "digest": self.digest}
+
+
+def store() -> TemplateStore:
+    """Return the templates of this machine."""
+    return TemplateStore(settings.DATA_DIR, settings.TEMPLATE_MAX_MB << 20)
+
+
+def read_name(text: str) -> Named | None:
+    """Return what `name` or `name@3` says; None for what cannot name a template of ours."""
+    name, at, number = text.partition("@")
+    if not NAME.fullmatch(name) or (at and not _NUMBER.fullmatch(number)):
+        return None
+    return Named(name, int(number) if at else None)
+
+
+def templates_for(tenant: Tenant) -> QuerySet[Template]:
+    """Return the templates that the tenant's code may have, its own and the installation's."""
+    return Template.objects.filter(_of(tenant.slug), removed_at=None)
+
+
+def find(tenant_slug: str, text: str) -> Chosen | None:
+    """Return the version that a name means: of the tenant's own template, else of the
+    installation's. None where there is none that is ready.
+
+    Raises InvalidConfiguration for one whose row was changed past the service.
+    """
+    named = read_name(text)
+    if named is None:
+        return None
+    rows = _ready().filter(
+        _of(tenant_slug, "template__"), template__name=named.name, template__removed_at=None
+    )
+    if named.number is not None:
+        rows = rows.filter(number=named.number)
+    found = list(rows.order_by("-number")[:MOST_LISTED])
+    own = [row for row in found if row.template.tenant_id is not None]
+    row = next(iter(own or found), None)
+    return None if row is None else _trusted(row)
+
+
+def choose(tenant_slug: str, text: str) -> Chosen:
+    """Return the version that a name means. Raises InvalidConfiguration with field template."""
+    found = find(tenant_slug, text)
+    if found is None:
+        refuse("template", none_of_this_name(text, names_for(tenant_slug)))
+    return found
+
+
+def chosen_by_id(version_id: UUID) -> Chosen:
+    """Return a version that was chosen before, as it was then. Raises InvalidConfiguration where
+    it is gone."""
+    with _lock:
+        if (kept := _kept.get(version_id)) is not None:
+            return kept
+    row = _ready().filter(pk=version_id).first()
+    if row is None:
+        refuse("template", "The version of the session was removed. Open another session.")
+    return _trusted(row)
+
+
+def names_for(tenant_slug: str) -> list[str]:
+    """Return the names that the tenant can use, in their order."""
+    rows = _ready().filter(_of(tenant_slug, "template__"), template__removed_at=None)
+    names = rows.order_by("template__name").values_list("template__name", flat=True).distinct()
+    return list(names[:MOST_LISTED])
+
+
+def ensure_as_entered(row: Model) -> None:
+    """Raise InvalidConfiguration for a row that is not as the ledger has it, and enter that."""
+    label = row._meta.label_lower
+    last = last_entry(label, str(row.pk))
+    is_known = last is not None and not last.problem and last.altered_at is None and last.is_there
+    if last is not None and is_known and row_hash(row, last.columns) == last.row_hash:
+        return
+    is_altered(type(row), row.pk)
+    refuse(
+        "template",
+        "It was changed in the database, past the service, and is not used. An administrator can "
+        "run manage.py verify_ledger, and build another version.",
+    )
+
+
+_kept: OrderedDict[UUID, Chosen] = OrderedDict()
+_lock = Lock()
+
+
+def _trusted(row: TemplateVersion) -> Chosen:
+    ensure_as_entered(row)
+    ensure_as_entered(row.template)
+    found = Chosen(
+        row.pk, row.template.name, row.number, row.digest, row.declared, bool(row.lock)
+    )
+    with _lock:
+        _kept[found.id] = found
+        while len(_kept) > _MOST_KEPT:
+            _kept.popitem(last=False)
+    return found
+
+
+def _ready() -> QuerySet[TemplateVersion]:
+    ready = TemplateVersion.objects.filter(state=TemplateVersion.State.READY)
+    return ready.select_related("template__tenant").defer("log")
+
+
+def _of(tenant_slug: str, prefix: str = "") -> Q:
+    return Q(**{f"{prefix}tenant": None}) | Q(**{f"{prefix}tenant__slug": tenant_slug})

@@ -1,0 +1,330 @@
+"""Requests for templates and their builds, and the shapes of answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, TypedDict
+
+from django.db.models import QuerySet
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+
+from executions.capabilities.templates.models import Template, TemplateVersion
+from executions.capabilities.templates.names import templates_for
+from executions.kernel.bodies import Choices, Time
+from executions.kernel.declarations import (
+    END,
+    STORABLE,
+    STRICT,
+    Body,
+    Environment,
+    Members,
+    Query,
+    Rule,
+    declared,
+    newest_first,
+)
+from executions.runs.network import NetworkField
+from executions.runs.requests import PATH_PATTERN
+from executions.runs.results import DEFAULT_LIMIT, Cursor, Limit
+from executions.sessions.requests import NOT_FOUND
+from executions.tenants.models import Tenant
+from providers.errors import InvalidConfiguration, SandboxError
+from providers.runtime.guest.names import MOST_CHARACTERS, problem
+from providers.templates.declaration import (
+    FILES_BYTES,
+    MOST_FILES,
+    MOST_REQUIREMENTS,
+    NAME,
+    Declaration,
+    check_name,
+)
+
+_LONGEST = 1000
+MOST_VERSIONS_SHOWN = 20
+
+def _text(form: str) -> dict[str, Any]:
+    """What JSON Schema can say of a package: its form has a name."""
+    return {"type": "string", "minLength": 1, "maxLength": _LONGEST, "format": form}
+
+
+def _name(text: str) -> str:
+    if not NAME.fullmatch(text):
+        raise ValueError("Use small letters, digits, and . _ - between them, such as science.")
+    return text
+
+
+def _path(text: str) -> str:
+    if why := problem(text):
+        raise ValueError(f"Cannot be a path in the workspace: {why}.")
+    return text
+
+
+_ADDS = {"python": "minItems", "npm": "minItems", "environment": "minProperties", "files": "minProperties"}
+_TYPES = {"minItems": "array", "minProperties": "object"}
+# It adds something.
+_SAYS = {
+    "anyOf": [
+        {"required": [name], "properties": {name: {"type": _TYPES[bound], bound: 1}}}
+        for name, bound in _ADDS.items()
+    ]
+}
+
+
+
+
+class DeclaredTemplate(BaseModel):
+    """What a template adds to a sandbox."""
+
+    model_config = ConfigDict(**STRICT, json_schema_extra={**_SAYS})
+
+    python: Annotated[
+        Sequence[
+            Annotated[
+                str,
+                Field(min_length=1, max_length=_LONGEST),
+                STORABLE,
+                WithJsonSchema(_text("requirement")),
+            ]
+        ],
+        Members(MOST_REQUIREMENTS),
+        Field(description="Python packages as pip writes them, such as `pandas>=2`."),
+    ] = ()
+    npm: Annotated[
+        Sequence[
+            Annotated[
+                str,
+                Field(min_length=1, max_length=_LONGEST),
+                STORABLE,
+                WithJsonSchema(_text("npm-package")),
+            ]
+        ],
+        Members(MOST_REQUIREMENTS),
+        Field(description="npm packages, such as `dayjs@^1`."),
+    ] = ()
+    environment: Annotated[
+        Environment, Field(description="Environment variables. Those of a request win.")
+    ] = {}
+    files: Annotated[
+        Mapping[
+            Annotated[
+                str,
+                Field(min_length=1, max_length=MOST_CHARACTERS),
+                Rule(_path, {"pattern": PATH_PATTERN}),
+            ],
+            Annotated[str, Field(max_length=FILES_BYTES), STORABLE],
+        ],
+        Members(MOST_FILES),
+        Field(description="Texts by their path in the workspace. Files of a request win."),
+    ] = {}
+    network: Annotated[
+        NetworkField | None,
+        Field(
+            description="One more network list for every run with it. It takes away, and gives "
+            "nothing."
+        ),
+    ] = None
+
+    def declaration(self) -> Declaration:
+        """Raises InvalidConfiguration with field declaration."""
+        network = self.network
+        document: dict[str, Any] = {
+            "python": list(self.python),
+            "npm": list(self.npm),
+            "environment": dict(self.environment),
+            "files": dict(self.files),
+        }
+        if network is not None:
+            policy = network.policy
+            rules = [str(rule) for rule in policy.rules]
+            document["network"] = {"mode": policy.mode, "rules": rules}
+        try:
+            return Declaration.parse(document)
+        except InvalidConfiguration as error:
+            raise InvalidConfiguration(
+                f"declaration.{error.message}", field="declaration"
+            ) from None
+
+
+@declared
+class TemplateRequest:
+    """Create a template and build it."""
+
+    name: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=63,
+            description="Small letters, digits, and `.`, `_` and `-` between them.",
+        ),
+        Rule(_name, {"pattern": f"^{NAME.pattern}{END}"}),
+    ]
+    declaration: DeclaredTemplate
+    description: Annotated[str, Field(max_length=300), STORABLE] = ""
+
+    def __post_init__(self) -> None:
+        self.declaration.declaration()
+
+
+@declared
+class BuildRequest:
+    """Build the next version of a template."""
+
+    declaration: Annotated[
+        DeclaredTemplate | None,
+        Field(description="The default is that of the newest version."),
+    ] = None
+    refresh: Annotated[
+        bool,
+        Field(description="Resolve the packages anew, also where the declaration is the same."),
+    ] = False
+
+    def __post_init__(self) -> None:
+        if self.declaration is not None:
+            self.declaration.declaration()
+
+
+@declared
+class TemplateFilter:
+    """Where to go on."""
+
+    limit: Limit = DEFAULT_LIMIT
+    cursor: Cursor | None = None
+
+
+CREATE = Body(TemplateRequest, "TemplateRequest")
+BUILD = Body(BuildRequest, "TemplateBuild")
+LIST = Query(TemplateFilter, empty_is_none=True)
+
+
+class NoSuchTemplate(SandboxError):
+    """There is none of this name, or it is of another tenant: nobody is told which."""
+
+    entry = NOT_FOUND
+
+
+class VersionSummaryShape(TypedDict):
+    version: int
+    state: Annotated[str, Choices.of(TemplateVersion.State.values)]
+    digest: Annotated[str | None, "The SHA-256 of all its files; null until it is ready."]
+    created_at: Time
+    ended_at: Time | None
+
+
+class TemplateShape(TypedDict):
+    """A name that runs and sessions can use once a version is ready."""
+
+    name: str
+    scope: Annotated[str, Choices.of(("tenant", "installation"))]
+    description: str
+    latest: Annotated[int | None, "The newest version that is ready; null without one."]
+    created_at: Time
+    versions: Annotated[list[VersionSummaryShape], "The newest versions, newest first."]
+
+
+class TemplatePackageShape(TypedDict):
+    """One file of the lock."""
+
+    kind: Annotated[str, Choices.of(("python", "npm"))]
+    name: str
+    version: str
+    hash: Annotated[str, "Its algorithm and the hash in hexadecimal."]
+    licence: Annotated[str, "What the package says of its licence."]
+
+
+class TemplateVersionShape(VersionSummaryShape):
+    template: str
+    problem: Annotated[str | None, "Why it failed; null if it did not."]
+    packages: list[TemplatePackageShape]
+    size_bytes: int
+    python: Annotated[str | None, "The release of Python that it is for."]
+    execution: Annotated[str | None, "The execution that resolved the packages."]
+    declaration: dict[str, Any]
+
+
+class TemplateLogShape(TypedDict):
+    log: str
+    state: Annotated[str, Choices.of(TemplateVersion.State.values)]
+
+
+def template_of(tenant: Tenant, name: str) -> Template:
+    """Return the template that a name means for a tenant, its own first. Raises NoSuchTemplate."""
+    found = sorted(templates_for(tenant).filter(name=name), key=lambda each: each.tenant is None)
+    if not found:
+        raise _no_such()
+    return found[0]
+
+
+def own_template_of(tenant: Tenant, name: str) -> Template:
+    """Return a template of the tenant's own. Raises NoSuchTemplate."""
+    found = Template.objects.filter(tenant=tenant, name=name, removed_at=None).first()
+    if found is None:
+        raise _no_such()
+    return found
+
+
+def version_of(template: Template, number: int) -> TemplateVersion:
+    """Raises NoSuchTemplate."""
+    found = template.versions.filter(number=number).first()
+    if found is None:
+        raise NoSuchTemplate("Version not found.")
+    return found
+
+
+def list_templates(tenant: Tenant, wanted: TemplateFilter) -> tuple[list[Template], str]:
+    """A page of the templates that the tenant can use, newest first, and the next cursor."""
+    return newest_first(templates_for(tenant), wanted.cursor, wanted.limit)
+
+
+def template_detail(template: Template) -> TemplateShape:
+    versions = _summaries(template.versions.order_by("-number"))
+    ready = template.versions.filter(state=TemplateVersion.State.READY)
+    return {
+        "name": template.name,
+        "scope": "installation" if template.tenant_id is None else "tenant",
+        "description": template.description,
+        "latest": ready.order_by("-number").values_list("number", flat=True).first(),
+        "created_at": template.created_at.isoformat(),
+        "versions": [version_summary(each) for each in versions[:MOST_VERSIONS_SHOWN]],
+    }
+
+
+def _summaries(rows: QuerySet[TemplateVersion]) -> QuerySet[TemplateVersion]:
+    return rows.only("number", "state", "digest", "created_at", "ended_at")
+
+
+def version_summary(version: TemplateVersion) -> VersionSummaryShape:
+    return {
+        "version": version.number,
+        "state": version.state,
+        "digest": version.digest or None,
+        "created_at": version.created_at.isoformat(),
+        "ended_at": version.ended_at.isoformat() if version.ended_at else None,
+    }
+
+
+def version_detail(version: TemplateVersion) -> TemplateVersionShape:
+    return {
+        **version_summary(version),
+        "template": version.template.name,
+        "problem": version.problem or None,
+        "packages": [
+            {
+                "kind": each.kind,
+                "name": each.name,
+                "version": each.version,
+                "hash": f"{each.algorithm}:{each.hash}",
+                "licence": str(version.licences.get(each.name, "")),
+            }
+            for each in version.locked.packages
+        ],
+        "size_bytes": version.size_bytes,
+        "python": version.python or None,
+        "execution": str(version.execution_id) if version.execution_id else None,
+        "declaration": version.declaration,
+    }
+
+
+def _no_such() -> NoSuchTemplate:
+    return NoSuchTemplate("Template not found.")
+
+
