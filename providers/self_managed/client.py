@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import urllib3
@@ -23,7 +23,13 @@ from urllib3.exceptions import ConnectTimeoutError, HTTPError, NewConnectionErro
 
 from providers.addresses import rules
 from providers.credentials import Credential, changes_to_json
-from providers.errors import ConnectionFailed, ProviderUnavailable, RateLimited, SandboxError
+from providers.errors import (
+    ConnectionFailed,
+    InvalidConfiguration,
+    ProviderUnavailable,
+    RateLimited,
+    SandboxError,
+)
 from providers.remote.checked_urllib3 import check_connections
 from providers.remote.receiver import Receiver
 from providers.remote.reclaim import process_tag
@@ -35,6 +41,9 @@ from providers.runtime.service.settings import settings_digest
 from providers.runtime.service.unix_socket import connect
 from providers.sandbox import tell_afterwards
 from providers.values import Emit, ExecutionResult, Job, SandboxSpec
+
+if TYPE_CHECKING:
+    from providers.templates.store import TemplateStore
 
 CONNECT_SECONDS = 3.0
 CONNECTIONS = 256
@@ -74,6 +83,8 @@ class PoolClient:
     receiver: Receiver = field(default_factory=lambda: Receiver(rules()), repr=False)
 
     socket: Path | None = None
+    # Where templates are brought from that the service does not have.
+    store: TemplateStore | None = None
 
     def __post_init__(self) -> None:
         if self.socket is not None:
@@ -85,6 +96,7 @@ class PoolClient:
             )
             check_connections(self._pool, self.receiver)
         self._path = urlsplit(self.endpoint).path.rstrip("/")
+        self._brought: set[str] = set()
         self._headers = {"Content-Type": "application/json"}
         if self.token:
             self._headers["Authorization"] = f"Bearer {self.token}"
@@ -111,7 +123,10 @@ class PoolClient:
 
     def create(self, spec: SandboxSpec, owner: str) -> Handle:
         """A fresh instance. Raises SandboxError; nothing has run then."""
+        self._bring_template(spec.digest)
         body: dict[str, Any] = {"template": spec.template, "owner": owner, **_network_of(spec)}
+        if spec.digest:
+            body["digest"] = spec.digest
         headers = {messages.CLIENT_HEADER: self._process}
         if self.apart:
             body["settings"] = dict(self.config)
@@ -193,6 +208,7 @@ class PoolClient:
 
         It is of this `pool`, or of the one that has our settings.
         """
+        self._bring_template(spec.digest)
         body: dict[str, Any] = {
             "template": spec.template,
             "owner": owner,
@@ -208,6 +224,27 @@ class PoolClient:
         return self._retried(
             "POST", "/v1/sandboxes", body, seconds=self._longest_wait, headers=headers
         )
+
+    def _bring_template(self, digest: str) -> None:
+        """Have the service hold the files of a template. Raises SandboxError."""
+        if not digest or self.store is None or digest in self._brought:
+            return
+        path = f"/v1/templates/{digest}"
+        if self._ask_anew("GET", path).status == 404:
+            if self.store.interpreter(digest) is None:
+                raise InvalidConfiguration(
+                    f"template: The files of {digest[:12]} are not on this machine. Build the "
+                    "template again.",
+                    field="template",
+                )
+            response = self._send(
+                "PUT", path, self.store.pack(digest), seconds=SILENCE_SECONDS, headers=None,
+                runs_code=False,
+            )  # fmt: skip
+            answer = self._answers.read(response, runs_code=False)
+            if answer.error is not None:
+                raise answer.error
+        self._brought.add(digest)
 
     def ask_of(self, method: str, ref: str, body: Mapping[str, Any] | None = None) -> Any:
         """What the service says of a kept sandbox. Raises KeptSandboxLost and other errors."""

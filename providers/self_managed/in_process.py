@@ -47,7 +47,7 @@ class InProcessPool:
         return self.stats()
 
     def create(self, spec: SandboxSpec, owner: str) -> Handle:
-        create = self._manager.create(spec.template, owner, spec.network)
+        create = self._manager.create(spec.template, owner, spec.network, spec.digest)
         instance = self._loop.call(create)
         return Handle(instance.instance_id, instance.runtime, instance.sharing)
 

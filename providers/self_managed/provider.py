@@ -28,6 +28,7 @@ from providers.sandbox import KeptSandbox, Sandbox
 from providers.schema import ConfigField
 from providers.self_managed.client import Handle, PoolClient
 from providers.self_managed.kept import ServiceSandbox
+from providers.templates.store import TemplateStore
 from providers.values import Emit, ExecutionResult, Job, SandboxLimits, SandboxSpec
 from providers.waiting import carried_out
 
@@ -112,7 +113,7 @@ class SelfManagedProvider(SandboxProvider):
         self._languages: list[str] = []
         self._limits = SandboxLimits()
         self._look_again = 0.0
-        self._has_network = False
+        self._has_network = self._has_templates = False
         self._full = False
         self._reason = "not initialized"
 
@@ -138,6 +139,10 @@ class SelfManagedProvider(SandboxProvider):
     def holds_network(self) -> bool:
         return self._has_network
 
+    @property
+    def holds_templates(self) -> bool:
+        return self._has_templates
+
     def initialize(self, config: Mapping[str, Any]) -> bool:
         return self._open(config, apart=False)
 
@@ -160,6 +165,7 @@ class SelfManagedProvider(SandboxProvider):
             pushed,
             apart,
             receiver.Receiver.of(config),
+            store=TemplateStore(settings.DATA_DIR),
         )
         if config["without_service"] == "in_process" and not _is_docker_service(backend):
             from providers.self_managed.in_process import InProcessPool
@@ -173,6 +179,7 @@ class SelfManagedProvider(SandboxProvider):
             raise
         self._languages = list(stats.get("languages", []))
         self._has_network = stats.get("network") is True
+        self._has_templates = stats.get("has_templates") is True
         self._backend, self._config = backend, config
         self._limits = ServiceSettings.from_config(pushed).limits
         return True

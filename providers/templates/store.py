@@ -7,7 +7,6 @@ so that packages of many templates are fetched, compiled and stored once.
 
 from __future__ import annotations
 
-import email.parser
 import fcntl
 import hashlib
 import json
@@ -23,13 +22,25 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
 from providers.errors import SandboxError
 from providers.runtime.guest.names import problem
 from providers.runtime.launchers.guest_files import find_python
-from providers.templates.declaration import Declaration
-from providers.templates.lock import Lock, LockedPackage
-from providers.templates.wheels import BuildFailed, Room, no_room, unpack
+from providers.templates.files import (
+    ENVIRONMENT,
+    INTERPRETER,
+    BuildFailed,
+    Room,
+    describe,
+    no_room,
+    pack,
+    unpack,
+)
+
+if TYPE_CHECKING:
+    from providers.templates.declaration import Declaration
+    from providers.templates.lock import Lock, LockedPackage
 
 Fetch = Callable[[str, int], Iterator[bytes]]
 Tell = Callable[[str], None]
@@ -128,7 +139,7 @@ class TemplateStore:
             python = self.path(digest) / "bin" / "python"
         except ValueError:
             return None
-        return python if (self.path(digest) / "pyvenv.cfg").is_file() else None
+        return python if (self.path(digest) / ENVIRONMENT).is_file() else None
 
     def verify(self, digest: str) -> str:
         """Return what is wrong with a template's files, "" where all are as they were built."""
@@ -142,6 +153,38 @@ class TemplateStore:
         if found != digest:
             return f"The files have changed: they are {found} now."
         return "" if _has_interpreter(folder) else "The interpreter has changed."
+
+    def pack(self, digest: str) -> Iterator[bytes]:
+        """Return a tar archive of a template's files, for the store of another machine."""
+        return pack(self.path(digest))
+
+    def receive(self, digest: str, archive: IO[bytes]) -> None:
+        """Store what the `pack` of another machine has sent. Raises BuildFailed for anything
+        else."""
+        final = self.path(digest)
+        if final.is_dir():
+            return
+        with self._draft() as draft:
+            folder = draft / "template"
+            folder.mkdir()
+            try:
+                unpack(archive, folder, Room(self._most_bytes))
+                found, _ = describe(folder)
+            except OSError as error:
+                raise BuildFailed(f"The template cannot be stored: {error.strerror}.") from error
+            if found != digest:
+                raise BuildFailed("The files of the template are not those of its digest.")
+            release = python_release()
+            if any(each.name != f"python{release}" for each in folder.glob("lib/python*")):
+                raise BuildFailed(
+                    f"The template is for another Python than {release}, which sandboxes have here."
+                )
+            _add_interpreter(folder, release)
+            try:
+                folder.rename(final)
+            except OSError:
+                if not final.is_dir():
+                    raise
 
     def digests(self) -> list[str]:
         """Return the digests of the templates that are here."""
@@ -198,15 +241,18 @@ class TemplateStore:
         layer = self._layers() / hashlib.sha256(named.encode()).hexdigest()
         if layer.is_dir():
             _, size = describe(layer)
-            room.take(size, package)
+            room.take(size, package.name)
             return layer
+        # Only here: what runs sandboxes has no use for it.
+        from providers.templates import wheels
+
         tell(f"Fetching {package.file_name}")
         new = draft / "layer"
         new.mkdir()
         with tempfile.TemporaryFile(dir=draft) as file:
             _download(package, fetch, file, room.bytes)
             file.seek(0)
-            unpack(file, package, new, python, room, tell)
+            wheels.unpack(file, package, new, python, room, tell)
         if package.kind == "python":
             _compile(new, python, package)
         try:
@@ -259,38 +305,11 @@ def python_release() -> str:
     ).stdout.strip()
 
 
-def describe(folder: Path) -> tuple[str, int]:
-    """Return the digest of all files in a folder, with their names and modes, and their size."""
-    digest, size = hashlib.sha256(), 0
-    for path in sorted(_members(folder)):
-        name = path.relative_to(folder).as_posix()
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-            mode = os.fstat(file.fileno()).st_mode
-            size += os.fstat(file.fileno()).st_size
-        digest.update(f"{name}\0{'x' if mode & 0o100 else '-'}\0{content}\n".encode())
-    return digest.hexdigest(), size
-
-
-def _members(folder: Path) -> Iterator[Path]:
-    """All files but those of the interpreter, which are this machine's."""
-    for path, folders, files in os.walk(folder):
-        here = Path(path)
-        for name in (*folders, *files):
-            each = here / name
-            if each.is_symlink():
-                if here == folder / "bin" and name in _INTERPRETER:
-                    continue
-                raise BuildFailed(f"{each.relative_to(folder)} is a link.")
-            if name in files and not (here == folder and name == "pyvenv.cfg"):
-                yield each
-
-
 def _download(package: LockedPackage, fetch: Fetch, file: object, most_bytes: int) -> None:
     """Write the content of a package's address. Raises BuildFailed where it is not the locked."""
     digest, size = hashlib.new(package.algorithm), 0
     if package.size is not None and package.size > most_bytes:
-        raise no_room(package)
+        raise no_room(package.name)
     most = most_bytes if package.size is None else min(package.size, most_bytes)
     try:
         for piece in fetch(package.url, most):
@@ -298,7 +317,7 @@ def _download(package: LockedPackage, fetch: Fetch, file: object, most_bytes: in
             size += len(piece)
             if size > most:
                 if package.size is None:
-                    raise no_room(package)
+                    raise no_room(package.name)
                 raise BuildFailed(f"{package.name}: The file is larger than its lock says.")
             file.write(piece)  # type: ignore[attr-defined]
     except BuildFailed:
@@ -378,7 +397,6 @@ def _programs_of(described: Path) -> list[tuple[str, str]]:
 
 
 _PROGRAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_INTERPRETER = ("python", "python3")
 
 
 def _add_interpreter(folder: Path, python: str) -> None:
@@ -386,9 +404,9 @@ def _add_interpreter(folder: Path, python: str) -> None:
     real = Path(find_python())
     (folder / "bin").mkdir(exist_ok=True)
     (folder / "lib" / f"python{python}" / "site-packages").mkdir(parents=True, exist_ok=True)
-    for name in _INTERPRETER:
+    for name in INTERPRETER:
         (folder / "bin" / name).symlink_to(real)
-    (folder / "pyvenv.cfg").write_text(_environment_of(real))
+    (folder / ENVIRONMENT).write_text(_environment_of(real))
 
 
 def _environment_of(real: Path) -> str:
@@ -398,8 +416,8 @@ def _environment_of(real: Path) -> str:
 def _has_interpreter(folder: Path) -> bool:
     real = Path(find_python())
     try:
-        return (folder / "pyvenv.cfg").read_text() == _environment_of(real) and all(
-            os.readlink(folder / "bin" / name) == str(real) for name in _INTERPRETER
+        return (folder / ENVIRONMENT).read_text() == _environment_of(real) and all(
+            os.readlink(folder / "bin" / name) == str(real) for name in INTERPRETER
         )
     except OSError:
         return False
@@ -407,6 +425,9 @@ def _has_interpreter(folder: Path) -> bool:
 
 def _licences(folder: Path, lock: Lock) -> dict[str, str]:
     """Return what each package says of its licence, by name."""
+    # Only here: see `wheels`.
+    import email.parser
+
     found: dict[str, str] = {}
     for path in sorted(folder.glob("lib/python*/site-packages/*.dist-info/METADATA")):
         said = email.parser.HeaderParser().parsestr(path.read_text(errors="replace")[:65536])

@@ -8,7 +8,6 @@ takes more room than is left.
 from __future__ import annotations
 
 import configparser
-import os
 import re
 import stat
 import tarfile
@@ -27,12 +26,11 @@ from packaging.utils import (
 )
 from packaging.version import InvalidVersion
 
-from providers.errors import CreationFailed
 from providers.runtime.guest.names import problem
+from providers.templates.files import BuildFailed, Room, pieces, write
 from providers.templates.lock import LockedPackage
 
-MOST_FILES = 100_000
-_CHUNK = 1 << 20
+_MOST_TEXT = 1 << 20
 _SCRIPT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TARGET = re.compile(r"(?P<module>[A-Za-z_][\w.]*)\s*:\s*(?P<call>[A-Za-z_][\w.]*)(\s*\[.*\])?")
 # Programs that a template must not replace.
@@ -41,35 +39,6 @@ _INTERPRETER = re.compile(r"(python|pypy|node)[0-9.t-]*", re.IGNORECASE)
 _DATA = ("share", "etc")
 # Python imports them at every start, before the program, also in processes of ours.
 _AT_START = ("sitecustomize", "usercustomize")
-
-
-class BuildFailed(CreationFailed):
-    """A template could not be built; the message says why, and names the package."""
-
-
-class Room:
-    """The bytes and files that a template may still take."""
-
-    def __init__(self, most_bytes: int, most_files: int = MOST_FILES) -> None:
-        self.bytes, self.files = most_bytes, most_files
-
-    def take_file(self, package: LockedPackage) -> None:
-        self.files -= 1
-        if self.files < 0:
-            raise BuildFailed(f"{package.name}: The template has too many files.")
-
-    def take(self, size: int, package: LockedPackage) -> None:
-        self.bytes -= size
-        if self.bytes < 0:
-            raise no_room(package)
-
-
-def no_room(package: LockedPackage) -> BuildFailed:
-    """Return the error for a package that is too large for its template."""
-    return BuildFailed(
-        f"{package.name}: The template takes more room than templates may. Name fewer packages, or "
-        "have an administrator raise TEMPLATE_MAX_MB."
-    )
 
 
 def tags_for(python: str) -> frozenset[Tag]:
@@ -133,10 +102,12 @@ def _unpack_wheel(
                 tell(f"{package.name}: {entry.filename} is left out, it would run at every start")
                 continue
             with archive.open(entry) as content:
-                _write(path, _pieces(content), package, room, is_script=path.parent.name == "bin")
+                if path.parent == folder / "bin":
+                    write(path, _script(pieces(content)), package.name, room, 0o755)
+                else:
+                    write(path, pieces(content), package.name, room)
         for name, text in _entry_points(archive, names):
-            path = folder / "bin" / name
-            _write(path, iter([text]), package, room, is_script=True)
+            write(folder / "bin" / name, iter([text]), package.name, room, 0o755)
 
 
 def _check_wheel_name(package: LockedPackage, python: str) -> None:
@@ -193,7 +164,7 @@ def _entry_points(archive: zipfile.ZipFile, names: list[str]) -> Iterator[tuple[
     found = [name for name in names if re.fullmatch(r"[^/]+\.dist-info/entry_points\.txt", name)]
     if not found:
         return
-    if archive.getinfo(found[0]).file_size > _CHUNK:
+    if archive.getinfo(found[0]).file_size > _MOST_TEXT:
         raise BuildFailed("entry_points.txt is too large.")
     parser = configparser.RawConfigParser(delimiters=("=",))
     parser.optionxform = str  # type: ignore[assignment, method-assign]
@@ -214,28 +185,10 @@ def _entry_points(archive: zipfile.ZipFile, names: list[str]) -> Iterator[tuple[
         )
 
 
-def _pieces(content: IO[bytes]) -> Iterator[bytes]:
-    while piece := content.read(_CHUNK):
-        yield piece
-
-
-def _write(
-    path: Path, pieces: Iterator[bytes], package: LockedPackage, room: Room, *, is_script: bool
-) -> None:
-    room.take_file(package)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    first = True
-    try:
-        with path.open("xb") as file:
-            for piece in pieces:
-                if first and is_script:
-                    piece = _portable(piece)
-                first = False
-                room.take(len(piece), package)
-                file.write(piece)
-            os.fchmod(file.fileno(), 0o755 if is_script else 0o644)
-    except (FileExistsError, IsADirectoryError, NotADirectoryError):
-        raise BuildFailed(f"{package.name}: {path.name!r} is there twice.") from None
+def _script(content: Iterator[bytes]) -> Iterator[bytes]:
+    """A script that starts with the Python of the sandbox, as installers have it."""
+    for number, piece in enumerate(content):
+        yield _portable(piece) if number == 0 else piece
 
 
 def _portable(start: bytes) -> bytes:
@@ -249,7 +202,7 @@ def _unpack_tarball(source: IO[bytes], package: LockedPackage, folder: Path, roo
     target = folder / package.place
     with tarfile.open(fileobj=source, mode="r|gz") as archive:
         for entry in archive:
-            room.take_file(package)
+            room.take_file(package.name)
             if entry.isdir() or entry.type == tarfile.XGLTYPE:
                 continue
             if not entry.isreg():
@@ -261,4 +214,4 @@ def _unpack_tarball(source: IO[bytes], package: LockedPackage, folder: Path, roo
             if content is None:
                 raise BuildFailed(f"{package.name}: {entry.name[:100]!r} is no plain file.")
             # Programs of a package are started by node, or by a file of `.bin` that is ours.
-            _write(target / name, _pieces(content), package, room, is_script=False)
+            write(target / name, pieces(content), package.name, room)

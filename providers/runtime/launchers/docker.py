@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
-from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
+from providers.errors import (
+    CreationFailed,
+    InvalidConfiguration,
+    ProviderUnavailable,
+    SandboxError,
+)
 from providers.languages import OURS, TABLE, version_in
 from providers.runtime.launchers.docker_engine import (
     ALONE_SECONDS,
@@ -44,6 +51,7 @@ from providers.runtime.launchers.tenant_kernel import TenantKernels
 from providers.runtime.pool.hardening import GVISOR, RUNC, Hardening
 from providers.runtime.pool.launcher import Guest, Launcher, Starter
 from providers.runtime.pool.template import WORKSPACE, Template
+from providers.templates.files import image_archive
 from providers.values import SandboxLimits
 
 __all__ = ["BUILD_COMMAND", "DEFAULT_IMAGES", "DockerLauncher", "DockerSettings"]
@@ -51,6 +59,10 @@ __all__ = ["BUILD_COMMAND", "DEFAULT_IMAGES", "DockerLauncher", "DockerSettings"
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+# The repository of images that have a template's files.
+_TEMPLATES = "cofferdam-template"
+_NODE_MODULES = "/usr/share/nodejs"
 
 
 class DockerLauncher(Launcher):
@@ -88,6 +100,8 @@ class DockerLauncher(Launcher):
         if self.runtime == GVISOR:
             self._kernels = TenantKernels(self._start_kernel, self.enforced_by, self._image_of)
         await self.reap_orphans()
+        # Of a predecessor that was killed.
+        await self._in_thread(self._engine.remove_images, self._template_images)
         self._reaper.go_on()
 
     def languages(self) -> list[str]:
@@ -103,6 +117,48 @@ class DockerLauncher(Launcher):
 
     def node_runner(self) -> list[str]:
         return node_runner()
+
+    async def hold_template(self, name: str, digest: str, folder: Path) -> bool:
+        if name not in self._images:
+            language, _, _ = name.partition("@")
+            base = self._images.get(self._image_key(language, language))
+            if base is None:
+                raise CreationFailed(f"Docker: there is no image for {language!r}.")
+            self._images[name] = await self._in_thread(self._add_template, base, digest, folder)
+        return True
+
+    def _add_template(self, base: Image, digest: str, folder: Path) -> Image:
+        releases = [path.name.removeprefix("python") for path in folder.glob("lib/python*")]
+        has = version_in("python", base.versions.get("python", ""))
+        if releases and not has.startswith(f"python {releases[0]}."):
+            raise InvalidConfiguration(
+                f"template: It is for Python {releases[0]}, and the image has {has or 'none'}.",
+                field="template",
+            )
+        place = f"opt/cofferdam/{digest}"
+        tag = f"{self._template_images}{digest[:24]}-{base.id.rpartition(':')[2][:12]}"
+        known = self._engine.image(tag)
+        if known is None:
+            name = self._reaper.new_name()
+            archive = image_archive(folder, place, releases[0] if releases else "")
+            try:
+                identifier = self._engine.add_files(base.id, archive, name, self._owner.labels, tag)
+            finally:
+                self._reaper.forget(name)
+        else:
+            identifier = known["Id"]
+        return replace(base, id=identifier, digest=base.digest, folder=f"/{place}")
+
+    @property
+    def _template_images(self) -> str:
+        """The beginning of the names of this pool's images: no other pool removes them."""
+        pool = hashlib.sha256(self._settings.pool_id.encode()).hexdigest()[:12]
+        return f"{_TEMPLATES}:{pool}-"
+
+    async def drop_template(self, name: str) -> None:
+        image = self._images.pop(name, None)
+        if image is not None and not any(each.id == image.id for each in self._images.values()):
+            await self._in_thread(self._engine.remove_image, image.id)
 
     def for_owner(self, owner: str) -> Starter:
         if self._kernels is None:
@@ -155,7 +211,7 @@ class DockerLauncher(Launcher):
 
     def _make_kernel(self, name: str, image: Image, template: Template) -> Started:
         command = self._command(image, kernel_argument(self._filter_of_runs))
-        recipe = self._recipe(image.id, command, template.limits, self._engine_runtime)
+        recipe = self._recipe_of(image, command, template.limits)
         try:
             return self._start_guest(name, image, kernel_recipe(recipe, template, self._processors))
         except BaseException:
@@ -237,6 +293,8 @@ class DockerLauncher(Launcher):
 
     def _image_key(self, name: str, language: str) -> str:
         """Shells run in the Python image when they have none of their own."""
+        if "@" in name:
+            return name
         for key in (name, language):
             if key in self._settings.images:
                 return key
@@ -377,8 +435,21 @@ class DockerLauncher(Launcher):
             alone_seconds=ALONE_SECONDS,
         )
         command = self._command(image, argument)
-        recipe = self._recipe(image.id, command, template.limits, self._engine_runtime)
+        recipe = self._recipe_of(image, command, template.limits)
         return self._start_guest(name, image, recipe, self._seccomp)
+
+    def _recipe_of(self, image: Image, command: list[str], limits: SandboxLimits) -> Recipe:
+        recipe = self._recipe(image.id, command, limits, self._engine_runtime)
+        if not image.folder:
+            return recipe
+        environment = [
+            f"PATH={image.folder}/bin:{each.removeprefix('PATH=')}"
+            if each.startswith("PATH=")
+            else each
+            for each in recipe.settings["environment"]
+        ]
+        environment.append(f"NODE_PATH={image.folder}/node_modules:/node_modules:{_NODE_MODULES}")
+        return replace(recipe, settings={**recipe.settings, "environment": environment})
 
     def _command(self, image: Image, argument: str) -> list[str]:
         python = image.interpreters["python"] or "python3"

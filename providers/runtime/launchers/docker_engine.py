@@ -32,6 +32,8 @@ _KILLED = 137
 
 # No answer in this time counts as a refusal. A container takes 0.3 s, on a busy engine 3.
 CALL_SECONDS = 25
+# Of giving an image files, which may be many.
+_FILES_SECONDS = 600
 
 PARALLEL_CALLS = 16
 
@@ -213,6 +215,46 @@ class Engine:
                 return end if ended else End()
             time.sleep(0.02)
 
+    def add_files(
+        self, base: str, archive: Iterator[bytes], name: str, labels: Mapping[str, str], tag: str
+    ) -> str:
+        """Make an image of another one and the files of a tar archive; return its id.
+
+        `name` and `labels` are of the container that is made for it. Raises CreationFailed.
+        """
+        with _told_as(CreationFailed), contextlib.closing(self._new_client(_FILES_SECONDS)) as api:
+            created = api.create_container(
+                base, name=name, entrypoint=["true"], labels=dict(labels)
+            )
+            try:
+                api.put_archive(created["Id"], "/", archive)
+                # The labels of a container are of its image too.
+                nothing = [f"LABEL {each}=" for each in labels]
+                image: str = api.commit(created["Id"], repository=tag, changes=nothing)["Id"]
+                return image
+            finally:
+                api.remove_container(created["Id"], force=True, v=True)
+
+    def remove_image(self, name: str) -> None:
+        """Remove an image. One that is gone or in use is no error. Raises ProviderUnavailable."""
+        with _told_as(ProviderUnavailable):
+            try:
+                self._api().remove_image(name)
+            except NotFound:
+                return
+            except APIError as error:
+                if error.status_code != 409:
+                    raise
+
+    def remove_images(self, start: str) -> None:
+        """Remove the images whose name begins so. Raises ProviderUnavailable."""
+        with _told_as(ProviderUnavailable):
+            found = self._api().images(filters={"reference": f"{start}*"})
+        for image in found:
+            for name in image["RepoTags"] or ():
+                if name.startswith(start):
+                    self.remove_image(name)
+
     def remove(self, identifier: str) -> None:
         """End a container and remove it. One that is gone is no error."""
         with _told_as(ProviderUnavailable):
@@ -247,13 +289,16 @@ class Engine:
     def _api(self) -> docker.APIClient:
         with self._lock:
             if self._client is None:
-                options: dict[str, Any] = {**kwargs_from_env()}
-                if self._base_url:
-                    options = {"base_url": self._base_url}
-                self._client = docker.APIClient(
-                    **options, version="auto", timeout=CALL_SECONDS, max_pool_size=PARALLEL_CALLS
-                )
+                self._client = self._new_client(CALL_SECONDS)
             return self._client
+
+    def _new_client(self, seconds: int) -> docker.APIClient:
+        options: dict[str, Any] = {**kwargs_from_env()}
+        if self._base_url:
+            options = {"base_url": self._base_url}
+        return docker.APIClient(
+            **options, version="auto", timeout=seconds, max_pool_size=PARALLEL_CALLS
+        )
 
     def _attach(self, identifier: str) -> socket.socket:
         wanted = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
@@ -382,7 +427,8 @@ class DockerSettings:
 class Image:
     """What is known of an image of the engine's. `digest` is the registry's, or the image's own id.
 
-    `user_processes` is the engine's bound on the processes of one user.
+    `user_processes` is the engine's bound on the processes of one user. `folder` has the files of a
+    template, where the image has one.
     """
 
     id: str
@@ -391,6 +437,7 @@ class Image:
     versions: Mapping[str, str]
     modules: bytes
     user_processes: int
+    folder: str = ""
 
 
 _RUNNER = f"{INSIDE}/{PACKAGE}/node_runner.js"

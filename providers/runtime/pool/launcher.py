@@ -11,6 +11,7 @@ import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -145,6 +146,17 @@ class Launcher(Starter, Protocol):
 
     def close(self) -> None:
         """Release what `prepare` took. Every sandbox is gone."""
+
+    async def hold_template(self, name: str, digest: str, folder: Path) -> bool:
+        """Give sandboxes of the template `name` the files in a folder, which have this digest.
+
+        False where each needs a launcher of its own. Raises SandboxError.
+        """
+        return False
+
+    async def drop_template(self, name: str) -> None:
+        """Forget what `hold_template` has made. Raises SandboxError."""
+        return
 
     def for_owner(self, owner: str) -> Starter:
         """What starts sandboxes in a kernel that no other owner's runs are in. Raises SandboxError

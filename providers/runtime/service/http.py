@@ -8,6 +8,7 @@ import asyncio
 import hmac
 import ipaddress
 import logging
+import tempfile
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, cast
@@ -25,12 +26,14 @@ from providers.runtime.service.kept import KeptHandlers, settings_unknown
 from providers.runtime.service.pool_manager import PoolManager
 from providers.runtime.service.relay import in_thread_if_large, relay_run, relayed, result_text
 from providers.runtime.service.settings import ServiceSettings, settings_digest
+from providers.templates.store import DEFAULT_MOST_BYTES
 
 logger = logging.getLogger(__name__)
 
 LARGEST_BODY = 128 * 1024 * 1024
 
 READ_AT_ONCE = 2
+_PIECE_BYTES = 1 << 18
 
 OPEN_PATHS = ("/", "/healthz")
 
@@ -62,6 +65,8 @@ class Service:
                 web.put("/v1/settings", self.change_settings),
                 web.patch("/v1/credentials", self.change_credentials),
                 web.get("/v1/stats", self.stats),
+                web.get("/v1/templates/{digest}", self.find_template),
+                web.put("/v1/templates/{digest}", self.store_template),
                 *KeptHandlers(self.manager, self.knows_the_settings).routes(),
             ]
         )
@@ -92,6 +97,27 @@ class Service:
 
     async def stats(self, request: web.Request) -> web.Response:
         return _json(self.manager.stats())
+
+    async def find_template(self, request: web.Request) -> web.Response:
+        digest = messages.digest(request.match_info["digest"])
+        if not await asyncio.to_thread(self.manager.store.interpreter, digest):
+            error = InvalidConfiguration("template: It is not here.", field="template")
+            return _json(messages.error_to_json(error), 404)
+        return _json({})
+
+    async def store_template(self, request: web.Request) -> web.Response:
+        """The body is what `TemplateStore.pack` yields. Its digest says whether it is that."""
+        digest = messages.digest(request.match_info["digest"])
+        left = DEFAULT_MOST_BYTES
+        with tempfile.TemporaryFile(dir=self.manager.data_dir) as file:
+            async for piece in request.content.iter_chunked(_PIECE_BYTES):
+                left -= len(piece)
+                if left < 0:
+                    raise InvalidConfiguration("template: It is too large.", field="template")
+                await asyncio.to_thread(file.write, piece)
+            file.seek(0)
+            await asyncio.to_thread(self.manager.store.receive, digest, file)
+        return _json({})
 
     async def change_settings(self, request: web.Request) -> web.Response:
         config = _as_object(await _body(request), "body")

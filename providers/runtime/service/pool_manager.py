@@ -25,7 +25,8 @@ from providers.runtime.pool.template import Template
 from providers.runtime.service.launchers import ChosenLevel, LauncherChoice, choose_level
 from providers.runtime.service.registry import PoolSpec, SandboxRegistry
 from providers.runtime.service.settings import ServiceSettings
-from providers.runtime.service.templates import TemplateLaunchers
+from providers.runtime.service.templates import WITH_TEMPLATES, TemplateLaunchers
+from providers.templates.store import TemplateStore
 from providers.values import Emit, ExecutionResult, Job
 
 
@@ -105,7 +106,7 @@ def _over(
     }
     pool = Pool(launcher, templates, settings.pool_settings(chosen.level))
     pool.open()
-    template_launchers = TemplateLaunchers(choice, kind, settings)
+    template_launchers = TemplateLaunchers(choice, kind, launcher, settings)
     return Revision(settings, choice, kind, launcher, pool, templates, chosen, template_launchers)
 
 
@@ -170,6 +171,8 @@ class PoolManager:
         """`network_allowed` are the addresses that sandboxes may reach although they are not
         public, as NETWORK_ALLOWED_ADDRESSES has them, `network_ca_file` is NETWORK_CA_FILE."""
         self._choice = choice
+        self.data_dir = choice.data_dir
+        self.store = TemplateStore(choice.data_dir)
         self.network = NetworkProxy(network_allowed, network_ca_file)
         self._settings = settings
         # The one of the settings in force, which holds itself.
@@ -462,6 +465,7 @@ class PoolManager:
             "launcher": revision.kind if revision else "",
             "runtime": revision.launcher.runtime if revision else "",
             "languages": self.languages(),
+            "has_templates": bool(revision and revision.kind in WITH_TEMPLATES),
             "instances": len(self._instances),
             "sessions": len(self.registry.sessions.all()),
             "retired_pools": len(self._open) - bool(revision),
@@ -511,7 +515,7 @@ class PoolManager:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.network.close()
         for revision in revisions:
-            revision.template_launchers.close()
+            await _close_templates(revision)
         for launcher in {
             id(revision.launcher): revision.launcher for revision in revisions
         }.values():
@@ -541,8 +545,11 @@ class PoolManager:
                 if not instance.used and has_ended_here(instance.client):
                     logger.info("ending an instance: the process that had it has ended")
                     self.end(instance)
-            for revision in self._open.values():
-                revision.template_launchers.close_unused(revision.pool)
+            for revision in list(self._open.values()):
+                try:
+                    await revision.template_launchers.close_unused(revision.pool)
+                except SandboxError as error:
+                    logger.warning("a template was not removed", extra={"reason": error.message})
             await asyncio.sleep(CLIENTS_SECONDS)
 
     async def _open_until_it_works(self) -> None:
@@ -579,7 +586,7 @@ class PoolManager:
 
     async def _close(self, revision: Revision) -> None:
         await revision.pool.close()
-        revision.template_launchers.close()
+        await _close_templates(revision)
         # One that is being opened may be about to take over its launcher.
         async with self._changing:
             if not any(other.launcher is revision.launcher for other in self._open.values()):
@@ -607,6 +614,13 @@ class PoolManager:
         task = asyncio.get_running_loop().create_task(coroutine)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _close_templates(revision: Revision) -> None:
+    try:
+        await revision.template_launchers.close()
+    except SandboxError as error:
+        logger.warning("a template was not removed", extra={"reason": error.message})
 
 
 async def _resize(revision: Revision, settings: ServiceSettings) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from providers.errors import InvalidConfiguration
 from providers.runtime.pool.launcher import Launcher
@@ -17,21 +18,24 @@ from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.settings import ServiceSettings
 from providers.templates.store import TemplateStore
 
-# Docker's sandboxes have the programs of their image.
-WITH_TEMPLATES = ("bubblewrap", "gvisor", "runc", "crun", "none")
+WITH_TEMPLATES = ("bubblewrap", "gvisor", "runc", "crun", "docker", "none")
 
 
 @dataclass(eq=False)
 class _Open:
     launcher: Launcher
-    templates: set[str]
+    # In the pool, by name.
+    templates: set[str] = field(default_factory=set)
 
 
 class TemplateLaunchers:
     """Those of one pool, whose launcher is of this `kind`. Lives in one event loop."""
 
-    def __init__(self, choice: LauncherChoice, kind: str, settings: ServiceSettings) -> None:
-        self._choice, self._kind, self._settings = choice, kind, settings
+    def __init__(
+        self, choice: LauncherChoice, kind: str, launcher: Launcher, settings: ServiceSettings
+    ) -> None:
+        self._choice, self._kind, self._launcher = choice, kind, launcher
+        self._settings = settings
         self._store = TemplateStore(choice.data_dir)
         self._open: dict[str, _Open] = {}
         self._opening = asyncio.Lock()
@@ -44,8 +48,11 @@ class TemplateLaunchers:
         name = f"{language}@{digest}"
         async with self._opening:
             found = self._open.get(digest)
-            if found is None:
-                found = self._open[digest] = _Open(await self._prepare(digest), set())
+            folder = self._find(digest)
+            if await self._launcher.hold_template(name, digest, folder):
+                found = self._open.setdefault(digest, _Open(self._launcher))
+            elif found is None:
+                found = self._open[digest] = _Open(await self._prepare(folder))
             if name not in found.templates or not pool.has(name):
                 if found.launcher.interpreter(language) is None:
                     raise InvalidConfiguration(
@@ -59,12 +66,11 @@ class TemplateLaunchers:
                 found.templates.add(name)
             return name
 
-    async def _prepare(self, digest: str) -> Launcher:
+    def _find(self, digest: str) -> Path:
+        """Return the folder of a template. Raises InvalidConfiguration."""
         if self._kind not in WITH_TEMPLATES:
             raise InvalidConfiguration(
-                f"template: The launcher {self._kind} has the programs of its images alone. Use "
-                f"one of {', '.join(WITH_TEMPLATES[:-1])}.",
-                field="template",
+                f"template: The launcher {self._kind} has no templates.", field="template"
             )
         python = self._store.interpreter(digest)
         if python is None:
@@ -73,7 +79,12 @@ class TemplateLaunchers:
                 "again.",
                 field="template",
             )
-        choice = replace(self._choice, python=str(python), has_foreign_packages=True)
+        return python.parent.parent
+
+    async def _prepare(self, folder: Path) -> Launcher:
+        """Return a launcher that shows its sandboxes this folder. Raises SandboxError."""
+        python = str(folder / "bin" / "python")
+        choice = replace(self._choice, python=python, has_foreign_packages=True)
         launcher = choice.make(self._kind, replace(self._settings, templates={}))
         try:
             await launcher.prepare()
@@ -88,20 +99,25 @@ class TemplateLaunchers:
         found = self._open.get(digest)
         return found.launcher if found else None
 
-    def close_unused(self, pool: Pool) -> None:
-        """Close the launchers of templates that the pool has forgotten."""
-        if self._opening.locked():
-            return
-        for digest, found in list(self._open.items()):
-            if not any(map(pool.has, found.templates)):
-                del self._open[digest]
-                found.launcher.close()
+    async def close_unused(self, pool: Pool) -> None:
+        """Close the launchers of templates that the pool has forgotten. Raises SandboxError."""
+        async with self._opening:
+            for digest, found in list(self._open.items()):
+                if not any(map(pool.has, found.templates)):
+                    await self._close(self._open.pop(digest))
 
-    def close(self) -> None:
-        """Close all of them. Every sandbox is gone."""
-        for found in self._open.values():
+    async def close(self) -> None:
+        """Close all of them. Every sandbox is gone. Raises SandboxError."""
+        async with self._opening:
+            while self._open:
+                _, found = self._open.popitem()
+                await self._close(found)
+
+    async def _close(self, found: _Open) -> None:
+        if found.launcher is not self._launcher:
             found.launcher.close()
-        self._open.clear()
+        for name in found.templates:
+            await found.launcher.drop_template(name)
 
     @property
     def digests(self) -> Sequence[str]:

@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from providers.templates.declaration import Declaration
+from providers.templates.files import BuildFailed
 from providers.templates.lock import Lock, LockedPackage
 from providers.templates.store import Built, TemplateStore, python_release
-from providers.templates.wheels import BuildFailed
 from tests.support.package_index import PackageIndex, make_tarball, make_wheel, package_index
 
 WANTED = Declaration(python=("alpha",))

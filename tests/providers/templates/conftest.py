@@ -1,0 +1,19 @@
+"""A folder that sandboxes have none of their own over."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def outside() -> Iterator[Path]:
+    """An empty folder elsewhere than below /tmp."""
+    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
