@@ -11,6 +11,7 @@ from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from executions.capabilities.network.models import NetworkList
+from executions.capabilities.retention import service as retention
 from executions.capabilities.templates import builds, downloads
 from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.capabilities.templates.names import store
@@ -18,6 +19,7 @@ from executions.kernel.coroutines import run_sync
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
 from executions.runs.requests import Conflict
+from executions.tenants.models import Tenant
 from providers.errors import RateLimited
 from providers.services.settings_cache import forget_all
 from providers.templates.declaration import Declaration
@@ -293,6 +295,20 @@ def test_versions_that_nothing_uses_go_with_their_files(
     Template.objects.update(removed_at=old)
     assert builds.remove_unused() == 1
     assert not Template.objects.exists()
+    assert store().digests() == []
+
+
+def test_the_templates_of_a_removed_tenant_go_with_it(alice: Caller) -> None:
+    built(alice.tenant, **SCIENCE)
+    tenant = alice.tenant
+    tenant.is_active = False
+    tenant.save()
+    retention.begin(tenant)
+    while retention.go_on():
+        pass
+    assert not Template.objects.exists()
+    assert not Tenant.objects.filter(pk=tenant.pk).exists()
+    builds.remove_unused()
     assert store().digests() == []
 
 

@@ -86,6 +86,7 @@ def create(
     Raises InvalidConfiguration for a name that is none, Conflict for one that is taken, RateLimited
     beyond the tenant's bounds.
     """
+    _ensure_carried_out(declaration)
     template = Template(tenant=tenant, name=name, description=description, created_by=by)
     try:
         template.full_clean(validate_unique=False, validate_constraints=False)
@@ -119,6 +120,7 @@ def request_build(
         if former is None:
             refuse("declaration", "The template has none yet. Send one.")
         declaration = former.declared
+    _ensure_carried_out(declaration)
     try:
         with _lock_of(template.tenant):
             if not Template.objects.filter(pk=template.pk, removed_at=None).exists():
@@ -160,6 +162,12 @@ def build_now(
 def needs_approval(template: Template) -> bool:
     """Whether a second administrator has to approve its builds."""
     return template.tenant_id is None and two_person_rule()
+
+
+def _ensure_carried_out(declaration: Declaration) -> None:
+    """Raises InvalidConfiguration for what is declared and not carried out."""
+    if declaration.start:
+        refuse("start", "No start command is run in sessions. Start a process in each.")
 
 
 def _add_version(
@@ -226,8 +234,8 @@ def _ensure_room(tenant: Tenant | None, built: Built | None = None) -> None:
     most = settings.TEMPLATES_MB_PER_TENANT << 20
     if used > most or (built is None and used >= most):
         raise RateLimited(
-            f"The templates of the tenant take {used >> 20} MiB, and the limit is {most >> 20} MiB. "
-            "Remove one.",
+            f"The templates of the tenant take {used >> 20} MiB, and the limit is {most >> 20} "
+            "MiB. Remove one.",
             field="template_bytes",
         )
 
@@ -388,7 +396,7 @@ class _Build:
         self._finish(lock, built)
 
     def tell(self, line: str) -> None:
-        """Add a line to the log. Raises Superseded where the build is not this process's any more."""
+        """Add a line to the log. Raises Superseded where the build is no longer this process's."""
         self._log += storable(line)[:_MOST_LINE] + "\n"
         if len(self._log) > MOST_LOG_CHARACTERS:
             self._log = "[...]\n" + self._log[-MOST_LOG_CHARACTERS // 2 :]
