@@ -122,7 +122,9 @@ BINDINGS: dict[str, Binding] = {
         shown=("tenant_slug", "placement", "version", "revoked_at"),
     ),
     "executions.networklist": Binding("network_list", shown=("tenant_slug", "draft", "mode")),
-    "executions.template": Binding("template", "name", shown=("tenant_id", "created_by", "removed_at")),
+    "executions.template": Binding(
+        "template", "name", shown=("tenant_id", "created_by", "removed_at")
+    ),
     "executions.templateversion": Binding(
         "template_version",
         shown=("number", "digest", "size_bytes", "python", "requested_by", "approved_by"),

@@ -520,9 +520,7 @@ TOOL_CALLS = "tool_calls"
 # The same, which template the sandbox had: name, version and digest.
 TEMPLATE = "template"
 # What no provider may say, whichever capabilities are installed: answers and the ledger show it.
-RESERVED_METADATA = frozenset(
-    (POLICY, TOOL_CALLS, NETWORK_LISTS, NETWORK_CREDENTIALS, TEMPLATE)
-)
+RESERVED_METADATA = frozenset((POLICY, TOOL_CALLS, NETWORK_LISTS, NETWORK_CREDENTIALS, TEMPLATE))
 
 
 class BlockedByPolicy(SandboxError):

@@ -180,7 +180,7 @@ def test_a_key_is_held_to_its_templates_in_runs_too(
 @pytest.mark.parametrize(
     ("table", "change"),
     [
-        ("templateversion", "declaration = '{\"environment\": {\"EVIL\": \"1\"}}'"),
+        ("templateversion", 'declaration = \'{"environment": {"EVIL": "1"}}\''),
         ("templateversion", "digest = '" + "0" * 64 + "'"),
         ("templateversion", "lock = '[]'"),
         ("template", "description = 'changed'"),
@@ -190,7 +190,7 @@ def test_a_row_that_was_changed_in_the_database_serves_nobody(
     table: str, change: str, alice: Caller, science: TemplateVersion, resolver: Liar
 ) -> None:
     with connection.cursor() as cursor:
-        cursor.execute(f"UPDATE executions_{table} SET {change}")  # noqa: S608
+        cursor.execute(f"UPDATE executions_{table} SET {change}")
     assert "changed in the database" in refusal(run(alice, "1", template="science"))
     assert resolver.module.jobs == []
     assert any(
@@ -204,9 +204,7 @@ def test_a_version_that_was_added_in_the_database_serves_nobody(
 ) -> None:
     # A stranger's template is made the own one of another tenant.
     with connection.cursor() as cursor:
-        cursor.execute(
-            "UPDATE executions_template SET tenant_id = %s", [charlie.tenant.pk]
-        )
+        cursor.execute("UPDATE executions_template SET tenant_id = %s", [charlie.tenant.pk])
     assert "changed in the database" in refusal(run(charlie, "1", template="science"))
 
 
@@ -241,12 +239,8 @@ def test_the_templates_list_takes_away_from_the_network(
 
 
 @pytest.fixture
-def common(
-    kept_here: None, index: PackageIndex, alice: Caller
-) -> TemplateVersion:
-    version = built(
-        alice.tenant, environment={"COLOUR": "blue"}, files={"data/a.txt": "theirs"}
-    )
+def common(kept_here: None, index: PackageIndex, alice: Caller) -> TemplateVersion:
+    version = built(alice.tenant, environment={"COLOUR": "blue"}, files={"data/a.txt": "theirs"})
     assert version.state == "ready", version.problem
     return version
 
@@ -254,9 +248,7 @@ def common(
 SHOW = "import os; print(os.environ.get('COLOUR'), open('data/a.txt').read())"
 
 
-def test_a_session_has_its_template_from_the_start(
-    alice: Caller, common: TemplateVersion
-) -> None:
+def test_a_session_has_its_template_from_the_start(alice: Caller, common: TemplateVersion) -> None:
     session = opened(alice, template="science")
     assert session["template"] == "science@1"
     answer = cell(alice, session, SHOW).json()
@@ -289,7 +281,7 @@ def test_a_session_of_a_row_that_was_changed_is_refused(
     alice: Caller, common: TemplateVersion
 ) -> None:
     with connection.cursor() as cursor:
-        cursor.execute("UPDATE executions_templateversion SET declaration = '{\"npm\": [\"x\"]}'")
+        cursor.execute('UPDATE executions_templateversion SET declaration = \'{"npm": ["x"]}\'')
     names._kept.clear()
     assert "changed in the database" in refusal(
         alice.client.post(SESSIONS, {"template": "science"})

@@ -148,9 +148,7 @@ def test_a_key_that_is_held_to_a_template_does_not_change_what_it_is(alice: Call
         ({"unknown": 1}, "unknown"),
     ],
 )
-def test_what_is_no_template_is_refused(
-    change: dict[str, Any], field: str, alice: Caller
-) -> None:
+def test_what_is_no_template_is_refused(change: dict[str, Any], field: str, alice: Caller) -> None:
     refused(builder(alice).client.post(URL, {**BODY, **change}), 400, field)
     assert not Template.objects.exists()
 

@@ -47,9 +47,7 @@ class TemplateApiView(RunningView):
 
 
 class TemplatesView(TemplateApiView):
-    @endpoint(
-        "create_template", request=CREATE, answers={202: TemplateVersionShape}, errors=(409,)
-    )
+    @endpoint("create_template", request=CREATE, answers={202: TemplateVersionShape}, errors=(409,))
     def post(self, request: Request) -> HttpResponse:
         """Create a template.
 
@@ -71,9 +69,7 @@ class TemplatesView(TemplateApiView):
 
         The tenant's own and the installation's, newest first.
         """
-        found, cursor = list_templates(
-            self.api_key.tenant, LIST.read(request.query_params.dict())
-        )
+        found, cursor = list_templates(self.api_key.tenant, LIST.read(request.query_params.dict()))
         return json_response(page_of(request, [template_detail(each) for each in found], cursor))
 
 

@@ -32,15 +32,16 @@ from providers.errors import InvalidConfiguration, SandboxError
 from providers.runtime.guest.names import MOST_CHARACTERS, problem
 from providers.templates.declaration import (
     FILES_BYTES,
+    MOST_COMMANDS,
     MOST_FILES,
     MOST_REQUIREMENTS,
     NAME,
     Declaration,
-    check_name,
 )
 
 _LONGEST = 1000
 MOST_VERSIONS_SHOWN = 20
+
 
 def _text(form: str) -> dict[str, Any]:
     """What JSON Schema can say of a package: its form has a name."""
@@ -59,7 +60,10 @@ def _path(text: str) -> str:
     return text
 
 
-_ADDS = {"python": "minItems", "npm": "minItems", "environment": "minProperties", "files": "minProperties"}
+_ADDS = {
+    **dict.fromkeys(("python", "npm", "run"), "minItems"),
+    **dict.fromkeys(("environment", "files"), "minProperties"),
+}
 _TYPES = {"minItems": "array", "minProperties": "object"}
 # It adds something.
 _SAYS = {
@@ -68,8 +72,6 @@ _SAYS = {
         for name, bound in _ADDS.items()
     ]
 }
-
-
 
 
 class DeclaredTemplate(BaseModel):
@@ -116,6 +118,14 @@ class DeclaredTemplate(BaseModel):
         Members(MOST_FILES),
         Field(description="Texts by their path in the workspace. Files of a request win."),
     ] = {}
+    run: Annotated[
+        Sequence[Annotated[str, Field(min_length=1, max_length=8000), STORABLE]],
+        Members(MOST_COMMANDS),
+        Field(
+            description="Shell commands that the build runs in the workspace, with the packages. "
+            "What they leave there is of the template."
+        ),
+    ] = ()
     network: Annotated[
         NetworkField | None,
         Field(
@@ -132,6 +142,7 @@ class DeclaredTemplate(BaseModel):
             "npm": list(self.npm),
             "environment": dict(self.environment),
             "files": dict(self.files),
+            "run": list(self.run),
         }
         if network is not None:
             policy = network.policy
@@ -326,5 +337,3 @@ def version_detail(version: TemplateVersion) -> TemplateVersionShape:
 
 def _no_such() -> NoSuchTemplate:
     return NoSuchTemplate("Template not found.")
-
-
