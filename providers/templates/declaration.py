@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import re
@@ -22,8 +23,11 @@ NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 MOST_REQUIREMENTS = 200
 MOST_VARIABLES = 100
 MOST_FILES = 100
-FILES_BYTES = 1 << 20
+MOST_COMMANDS = 100
+FILES_BYTES = 4 << 20
 _TEXT = 1000
+# Of a command that a build runs.
+_COMMAND = 8000
 
 # A package of npm: its name, with its scope, and a range of versions.
 _NPM = re.compile(
@@ -33,23 +37,26 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 # Variables that say what a sandbox is, or by which its programs are found.
 _RESERVED = ("PATH", "HOME", "TMPDIR", "NODE_PATH", "PYTHONPATH", "PYTHONHOME", "LD_PRELOAD")
 
-_FIELDS = ("python", "npm", "environment", "files", "start", "ready", "network")
+_FIELDS = ("python", "npm", "environment", "files", "run", "start", "ready", "network")
 
 
 @dataclass(frozen=True)
 class Declaration:
     """What is asked for: packages by name and range, which a build locks to files and hashes.
 
-    `python` are requirements as pip writes them, `npm` packages such as `dayjs@^1`. `files` are
-    texts by their path in the workspace. `start` is a shell command that each session runs first,
-    and `ready` one that ends with 0 once that serves. `network` is one more list that holds for
-    every run with it: it takes away, and gives nothing.
+    `python` are requirements as pip writes them, `npm` packages such as `dayjs@^1`. `files` are by
+    their path in the workspace. `run` are shell commands, which a build runs there one after
+    another, with the packages; what they leave in the workspace is of the template too. `start` is
+    a shell command that each session runs first, and `ready` one that ends with 0 once that
+    serves. `network` is one more list that holds for every run with it: it takes away, and gives
+    nothing.
     """
 
     python: tuple[str, ...] = ()
     npm: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    run: tuple[str, ...] = ()
     start: str = ""
     ready: str = ""
     network: NetworkPolicy | None = None
@@ -70,11 +77,12 @@ class Declaration:
             npm=_npm(document.get("npm", [])),
             environment=_environment(document.get("environment", {})),
             files=_files(document.get("files", {})),
+            run=tuple(_texts("run", document.get("run", []), MOST_COMMANDS, _COMMAND)),
             start=_text("start", document.get("start", "")),
             ready=_text("ready", document.get("ready", "")),
             network=_network(document.get("network")),
         )
-        if not (read.python or read.npm or read.environment or read.files or read.start):
+        if not any((*read.packages, read.environment, read.files, read.run, read.start)):
             raise _refused(
                 "python", "The template adds nothing. Name packages, files or variables."
             )
@@ -87,7 +95,8 @@ class Declaration:
             "python": list(self.python),
             "npm": list(self.npm),
             "environment": dict(self.environment),
-            "files": dict(self.files),
+            "files": {path: _file_to_json(content) for path, content in self.files.items()},
+            "run": list(self.run),
             "start": self.start,
             "ready": self.ready,
             "network": network
@@ -118,11 +127,13 @@ def _refused(field: str, message: str) -> InvalidConfiguration:
     return InvalidConfiguration(f"{field}: {message}", field=field)
 
 
-def _texts(field: str, value: Any, most: int) -> list[str]:
+def _texts(field: str, value: Any, most: int, longest: int = _TEXT) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise _refused(field, "Must be a list of texts.")
     if len(value) > most:
         raise _refused(field, f"At most {most} may be named.")
+    if any(len(each) > longest or "\0" in each for each in value):
+        raise _refused(field, f"A text has at most {longest} characters, and no NUL.")
     return [each.strip() for each in value if each.strip()]
 
 
@@ -173,14 +184,35 @@ def _environment(value: Any) -> dict[str, str]:
     return found
 
 
-def _files(value: Any) -> dict[str, str]:
-    found = _mapping("files", value, MOST_FILES)
-    for path in found:
+def _files(value: Any) -> dict[str, bytes]:
+    """Texts, or `{"base64": ...}` for what is none."""
+    if not isinstance(value, Mapping) or not all(isinstance(path, str) for path in value):
+        raise _refused("files", "Must be an object of texts by path.")
+    if len(value) > MOST_FILES:
+        raise _refused("files", f"At most {MOST_FILES} may be named.")
+    found = {}
+    for path, given in sorted(value.items()):
         if reason := problem(path):
             raise _refused("files", f"{path[:80]!r}: {reason}")
-    if sum(len(text.encode(errors="replace")) for text in found.values()) > FILES_BYTES:
+        try:
+            if isinstance(given, Mapping) and set(given) == {"base64"}:
+                found[path] = base64.b64decode(given["base64"], validate=True)
+            else:
+                found[path] = given.encode()
+        except (AttributeError, TypeError, ValueError):
+            raise _refused("files", f"{path[:80]!r}: Must be a text or base64.") from None
+    if sum(map(len, found.values())) > FILES_BYTES:
         raise _refused("files", f"At most {FILES_BYTES} bytes in all.")
     return found
+
+
+def _file_to_json(content: bytes) -> str | dict[str, str]:
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(content).decode()}
+    # No database stores it in a text.
+    return {"base64": base64.b64encode(content).decode()} if "\0" in text else text
 
 
 def _text(field: str, value: Any) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import os
 import tarfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -137,6 +139,27 @@ def _directory(name: str) -> bytes:
     entry = tarfile.TarInfo(name)
     entry.type, entry.mode = tarfile.DIRTYPE, 0o755
     return entry.tobuf(tarfile.PAX_FORMAT)
+
+
+def unpack_workspace(
+    archive: IO[bytes], folder: Path, room: Room, tell: Callable[[str], None]
+) -> None:
+    """Unpack what commands have left in a workspace: its files. Raises BuildFailed."""
+    try:
+        with tarfile.open(fileobj=archive, mode="r|*") as opened:
+            for entry in opened:
+                if entry.isdir():
+                    continue
+                content = opened.extractfile(entry) if entry.isreg() else None
+                if content is None or problem(entry.name):
+                    tell(f"{entry.name[:100]!r} is left out: it is no plain file")
+                    continue
+                mode = 0o755 if entry.mode & 0o100 else 0o644
+                write(folder / entry.name, pieces(content), "workspace", room, mode)
+    except (tarfile.TarError, EOFError, UnicodeDecodeError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+            raise
+        raise BuildFailed(f"The archive is damaged ({type(error).__name__}).") from None
 
 
 def unpack(archive: IO[bytes], folder: Path, room: Room) -> None:

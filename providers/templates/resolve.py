@@ -14,6 +14,7 @@ from providers.templates.declaration import Declaration
 from providers.values import InputFile
 
 PYTHON_LOCK, NPM_LOCK = "pylock.toml", "package-lock.json"
+WORKSPACE_ARCHIVE = "workspace.tar.gz"
 
 # The index of Python packages, and the hosts that its files lie on.
 PYPI = "https://pypi.org/simple"
@@ -56,6 +57,13 @@ def job_for(declaration: Declaration, index_url: str = PYPI, npm_registry: str =
     return ResolveJob(code, tuple(files), tuple(dict.fromkeys(hosts)))
 
 
+def commands_for(declaration: Declaration) -> ResolveJob:
+    """Return the job that runs a declaration's commands. Its artifact is the workspace."""
+    files = tuple(InputFile(path, content) for path, content in declaration.files.items())
+    code = _COMMANDS.replace("COMMANDS", repr(list(declaration.run)))
+    return ResolveJob(code.replace("ARCHIVE", repr(WORKSPACE_ARCHIVE)), files, ())
+
+
 def hosts_of(index_url: str) -> list[str]:
     """Return the rules of a network list that let the index and its files through."""
     address = urlsplit(index_url)
@@ -69,6 +77,23 @@ def _npm_range(package: str) -> tuple[str, str]:
     name, at, wanted = package[1:].partition("@")
     return package[0] + name, wanted if at else "*"
 
+
+_COMMANDS = """\
+import os, subprocess, sys, tarfile
+
+for number, command in enumerate(COMMANDS, 1):
+    print(f"[{number}] $ {command}", flush=True)
+    done = subprocess.run(["/bin/sh", "-c", command])
+    if done.returncode:
+        sys.exit(f"Step {number} ended with exit code {done.returncode}: {command}")
+with tarfile.open("/tmp/" + ARCHIVE, "w:gz") as archive:
+    for name in sorted(os.listdir(".")):
+        if name != "artifacts":
+            archive.add(name)
+os.makedirs("artifacts", exist_ok=True)
+with open("/tmp/" + ARCHIVE, "rb") as packed, open("artifacts/" + ARCHIVE, "wb") as left:
+    left.write(packed.read())
+"""
 
 _PROGRAM = """\
 import importlib.util, os, shutil, subprocess, sys

@@ -36,6 +36,7 @@ from providers.templates.files import (
     no_room,
     pack,
     unpack,
+    unpack_workspace,
 )
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ Fetch = Callable[[str, int], Iterator[bytes]]
 Tell = Callable[[str], None]
 
 FOLDER = "templates"
+# Of a template: the files that its sandboxes begin with.
+WORKSPACE = "workspace"
 DEFAULT_MOST_BYTES = 4 << 30
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -82,24 +85,39 @@ class TemplateStore:
             return None
         return found if self.path(found.digest).is_dir() else None
 
-    def build(self, declaration: Declaration, lock: Lock, fetch: Fetch, tell: Tell) -> Built:
+    def build(
+        self,
+        declaration: Declaration,
+        lock: Lock,
+        fetch: Fetch,
+        tell: Tell,
+        workspace: IO[bytes] | None = None,
+    ) -> Built:
         """Build a template, or find it. Raises BuildFailed; nothing of the template is left then.
 
         `fetch` returns the content of an address, at most so many bytes. `tell` is given lines for
-        the log; what it raises ends the build.
+        the log; what it raises ends the build. `workspace` is a tar archive of the files that its
+        sandboxes begin with.
         """
         if found := self.find(declaration, lock):
             tell(f"Nothing to do: {found.digest[:12]} has the same packages")
             return found
         try:
-            return self._build(declaration, lock, fetch, tell)
+            return self._build(declaration, lock, fetch, tell, workspace)
         except BaseException as error:
             self._remove_unused_layers()
             if isinstance(error, OSError):
                 raise BuildFailed(f"The template cannot be stored: {error.strerror}.") from error
             raise
 
-    def _build(self, declaration: Declaration, lock: Lock, fetch: Fetch, tell: Tell) -> Built:
+    def _build(
+        self,
+        declaration: Declaration,
+        lock: Lock,
+        fetch: Fetch,
+        tell: Tell,
+        workspace: IO[bytes] | None,
+    ) -> Built:
         python = python_release()
         room = Room(self._most_bytes)
         with self._draft() as draft, self._lock("layers", fcntl.LOCK_SH):
@@ -109,6 +127,9 @@ class TemplateStore:
                 layer = self._layer(package, python, room, fetch, draft, tell)
                 tell(f"[{number}/{len(lock.packages)}] {package.name} {package.version}")
                 _link_tree(layer, folder, package)
+            folder.mkdir(exist_ok=True)
+            if workspace is not None:
+                unpack_workspace(workspace, folder / WORKSPACE, room, tell)
             _add_programs(folder)
             digest, size = describe(folder)
             built = Built(digest, size, python, _licences(folder, lock))
@@ -140,6 +161,14 @@ class TemplateStore:
         except ValueError:
             return None
         return python if (self.path(digest) / ENVIRONMENT).is_file() else None
+
+    def workspace(self, digest: str) -> dict[str, bytes] | None:
+        """Return the files that its sandboxes begin with, None where they are not here."""
+        folder = self.path(digest) / WORKSPACE
+        if not folder.parent.is_dir():
+            return None
+        files = (path for path in folder.rglob("*") if path.is_file())
+        return {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(files)}
 
     def verify(self, digest: str) -> str:
         """Return what is wrong with a template's files, "" where all are as they were built."""

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -36,7 +37,7 @@ from executions.kernel.coroutines import run_sync
 from executions.kernel.declarations import refuse
 from executions.kernel.text import storable
 from executions.ledger.append import enter_row, look_at
-from executions.runs.models import Execution
+from executions.runs.models import Artifact, Execution
 from executions.runs.network import NetworkRequest
 from executions.runs.requests import CONFLICT, Caller, Conflict, ExecutionRequest
 from executions.runs.service import HasEnded, cancel, execute
@@ -47,10 +48,17 @@ from executions.tenants.service import internal_tenant
 from providers.errors import InvalidConfiguration, RateLimited, SandboxError
 from providers.guarded import two_person_rule
 from providers.templates.declaration import Declaration
+from providers.templates.files import BuildFailed
 from providers.templates.lock import Lock
-from providers.templates.resolve import NPM_LOCK, PYTHON_LOCK, ResolveJob, job_for
+from providers.templates.resolve import (
+    NPM_LOCK,
+    PYTHON_LOCK,
+    WORKSPACE_ARCHIVE,
+    ResolveJob,
+    commands_for,
+    job_for,
+)
 from providers.templates.store import Built
-from providers.templates.wheels import BuildFailed
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +74,9 @@ _SAY_EVERY = 1.0
 _MOST_LINE = 1000
 
 State = TemplateVersion.State
+
+# The digest of the packages that each execution of this process has, which runs a build's commands.
+COMMANDS: dict[UUID, str] = {}
 
 
 class Superseded(Exception):
@@ -392,8 +403,40 @@ class _Build:
         else:
             lock = self._resolve(declaration, job)
         self._put(state=State.BUILDING)
-        built = store().build(declaration, lock, self._fetch_from(job), self.tell)
+        built = self._build(declaration, lock, job)
         self._finish(lock, built)
+
+    def _build(self, declaration: Declaration, lock: Lock, job: ResolveJob) -> Built:
+        """Unpack the packages, and with them run the commands, where there are any."""
+        files, fetch = store(), self._fetch_from(job)
+        if not declaration.run or files.find(declaration, lock):
+            return files.build(declaration, lock, fetch, self.tell)
+        base = files.build(replace(declaration, run=()), lock, fetch, self.tell)
+        left = self._run_commands(declaration, base.digest)
+        with left.file.open("rb") as workspace:
+            return files.build(declaration, lock, fetch, self.tell, workspace)
+
+    def _run_commands(self, declaration: Declaration, digest: str) -> Artifact:
+        """Run the commands in a sandbox with these packages; return the workspace that they leave.
+
+        Raises BuildFailed.
+        """
+        job = commands_for(declaration)
+        request = ExecutionRequest(
+            job.code,
+            "python",
+            files=job.files,
+            env=dict(declaration.environment),
+            usual_timeout=RESOLVE_SECONDS,
+            subject=f"template {self.version}"[:255],
+        )
+        execution = self._execute(request, "The commands failed", digest)
+        found = execution.artifacts.filter(name=WORKSPACE_ARCHIVE).first()
+        if found is None:
+            raise BuildFailed(
+                "The commands left more in the workspace than a build can take: 10 MiB, packed."
+            )
+        return found
 
     def tell(self, line: str) -> None:
         """Add a line to the log. Raises Superseded where the build is no longer this process's."""
@@ -428,11 +471,6 @@ class _Build:
         if not declaration.packages:
             return Lock()
         network_of_build(self._tenant.slug, job.rules)
-
-        def note(execution: Execution) -> None:
-            if not by_claim(self.version).update(execution_id=execution.pk):
-                raise Superseded
-
         request = ExecutionRequest(
             job.code,
             "python",
@@ -441,8 +479,26 @@ class _Build:
             subject=f"template {self.version}"[:255],
             network=NetworkRequest(mode="allowlist", allow=list(job.rules)),
         )
+        execution = self._execute(request, "The packages could not be resolved")
+        return _read_lock(execution, declaration)
+
+    def _execute(self, request: ExecutionRequest, problem: str, digest: str = "") -> Execution:
+        """Run a part of the build, with the packages of `digest`. Raises BuildFailed."""
+
+        def note(execution: Execution) -> None:
+            if not by_claim(self.version).update(execution_id=execution.pk):
+                raise Superseded
+            if digest:
+                COMMANDS[execution.pk] = digest
+                begun.append(execution.pk)
+
+        begun: list[UUID] = []
         caller = Caller(self._tenant, request_id=f"template:{self.version.pk}")
-        outcome = run_sync(execute(request, caller, beside=note))
+        try:
+            outcome = run_sync(execute(request, caller, beside=note))
+        finally:
+            for pk in begun:
+                COMMANDS.pop(pk, None)
         # The time that it took is not this process's silence.
         self._said_at = 0.0
         execution = outcome.execution
@@ -450,11 +506,11 @@ class _Build:
             if line.strip():
                 self.tell(line)
         if outcome.error is not None:
-            raise BuildFailed(f"The packages could not be resolved: {outcome.error.message}")
+            raise BuildFailed(f"{problem}: {outcome.error.message}")
         if execution.status != Execution.Status.SUCCEEDED:
             last = next(filter(None, reversed(execution.stderr.strip().splitlines())), "")
-            raise BuildFailed(f"The packages could not be resolved. {last}".strip())
-        return _read_lock(execution, declaration)
+            raise BuildFailed(f"{problem}. {last}".strip())
+        return execution
 
     def _finish(self, lock: Lock, built: Built) -> None:
         version = self.version

@@ -11,6 +11,7 @@ from django.urls import URLPattern, path
 
 from executions.capabilities.network.credentials import within
 from executions.capabilities.templates import names
+from executions.capabilities.templates.builds import COMMANDS
 from executions.capabilities.templates.names import Chosen
 from executions.runs.event_log import EventLog
 from executions.runs.extensions import Extension, RunPart, SessionTemplate
@@ -77,8 +78,22 @@ class _Run(_WithTemplate):
     def prepare(self, job: Job, sandbox: Sandbox, emit: Emit | None) -> tuple[Job, Emit | None]:
         declared = self._declaration
         environment = {**declared.environment, **job.environment}
-        files = (*_beside(declared.files, job.files), *job.files)
+        files = (*_beside(self._chosen.files, job.files), *job.files)
         return replace(job, environment=environment, files=files), emit
+
+
+class _Commands(RunPart):
+    """The run of a build's commands, with the packages that it has so far."""
+
+    def __init__(self, digest: str) -> None:
+        self._digest = digest
+
+    def check_provider(self, lease: Lease) -> None:
+        if not lease.provider.holds_templates:
+            raise ProviderIncompatible(f"{lease.provider_id} does not hold templates.", field="run")
+
+    def specify(self, spec: SandboxSpec, *, seconds: float) -> SandboxSpec:
+        return replace(spec, digest=self._digest)
 
 
 class _Session(_WithTemplate):
@@ -87,15 +102,15 @@ class _Session(_WithTemplate):
         return replace(spec, environment={**self._variables, **spec.environment})
 
     def session_files(self) -> Sequence[InputFile]:
-        return _beside(self._declaration.files, ())
+        return _beside(self._chosen.files, ())
 
 
-def _beside(files: Mapping[str, str], given: Sequence[InputFile]) -> list[InputFile]:
+def _beside(files: Mapping[str, bytes], given: Sequence[InputFile]) -> list[InputFile]:
     """The files of a template, without those that stand where the caller's do."""
     taken = [file.path for file in given]
     return [
-        InputFile(path, text.encode())
-        for path, text in files.items()
+        InputFile(path, content)
+        for path, content in files.items()
         if not any(_collide(path, other) for other in taken)
     ]
 
@@ -142,6 +157,8 @@ class Templates(Extension):
     def begin(
         self, execution: Execution, request: ExecutionRequest, log: EventLog | None
     ) -> RunPart | None:
+        if execution.pk in COMMANDS:
+            return _Commands(COMMANDS[execution.pk])
         if not request.template or execution.session_id is not None:
             return None
         original = execution.replay_of

@@ -22,7 +22,7 @@ from executions.kernel.http import (
 from providers.errors import CreationFailed, InvalidConfiguration
 from providers.network import Layer, Network, NetworkPolicy, Target, normalized_host
 from providers.remote.receiver import Receiver
-from providers.templates.wheels import BuildFailed
+from providers.templates.files import BuildFailed
 
 MOST_REDIRECTS = 5
 FILE_SECONDS = 600.0

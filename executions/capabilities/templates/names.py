@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, NamedTuple
@@ -50,6 +51,18 @@ class Chosen:
     digest: str
     declaration: Declaration
     has_packages: bool
+
+    @property
+    def files(self) -> Mapping[str, bytes]:
+        """The files that its sandboxes begin with. Raises InvalidConfiguration."""
+        if not self.declaration.run:
+            return self.declaration.files
+        found = store().workspace(self.digest)
+        if found is None:
+            refuse(
+                "template", f"The files of {self.label} are not on this machine. Build it again."
+            )
+        return found
 
     @property
     def label(self) -> str:
@@ -147,7 +160,14 @@ _lock = Lock()
 def _trusted(row: TemplateVersion) -> Chosen:
     ensure_as_entered(row)
     ensure_as_entered(row.template)
-    found = Chosen(row.pk, row.template.name, row.number, row.digest, row.declared, bool(row.lock))
+    found = Chosen(
+        row.pk,
+        row.template.name,
+        row.number,
+        row.digest,
+        row.declared,
+        bool(row.lock or row.declared.run),
+    )
     with _lock:
         _kept[found.id] = found
         while len(_kept) > _MOST_KEPT:

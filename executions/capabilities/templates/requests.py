@@ -33,6 +33,7 @@ from providers.errors import InvalidConfiguration, SandboxError
 from providers.runtime.guest.names import MOST_CHARACTERS, problem
 from providers.templates.declaration import (
     FILES_BYTES,
+    MOST_COMMANDS,
     MOST_FILES,
     MOST_REQUIREMENTS,
     NAME,
@@ -61,10 +62,8 @@ def _path(text: str) -> str:
 
 
 _ADDS = {
-    "python": "minItems",
-    "npm": "minItems",
-    "environment": "minProperties",
-    "files": "minProperties",
+    **dict.fromkeys(("python", "npm", "run"), "minItems"),
+    **dict.fromkeys(("environment", "files"), "minProperties"),
 }
 _TYPES = {"minItems": "array", "minProperties": "object"}
 # It adds something.
@@ -120,6 +119,14 @@ class DeclaredTemplate(BaseModel):
         Members(MOST_FILES),
         Field(description="Texts by their path in the workspace. Files of a request win."),
     ] = {}
+    run: Annotated[
+        Sequence[Annotated[str, Field(min_length=1, max_length=8000), STORABLE]],
+        Members(MOST_COMMANDS),
+        Field(
+            description="Shell commands that the build runs in the workspace, with the packages. "
+            "What they leave there is of the template."
+        ),
+    ] = ()
     network: Annotated[
         NetworkField | None,
         Field(
@@ -136,6 +143,7 @@ class DeclaredTemplate(BaseModel):
             "npm": list(self.npm),
             "environment": dict(self.environment),
             "files": dict(self.files),
+            "run": list(self.run),
         }
         if network is not None:
             policy = network.policy
