@@ -184,7 +184,9 @@ def _of_log_entry(row: Any) -> dict[str, Any]:
 
 
 def _of_template(row: Any) -> dict[str, Any]:
-    return {"tenant": row.tenant.slug if row.tenant else None}
+    # It goes with its tenant, which may be gone first.
+    tenant = Tenant.objects.filter(pk=row.tenant_id)
+    return {"tenant": tenant.values_list("slug", flat=True).first()}
 
 
 def _of_version(row: Any) -> dict[str, Any]:

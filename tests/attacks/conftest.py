@@ -12,12 +12,14 @@ import pytest
 from django.contrib.admin.models import LogEntry
 from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Group, Permission
+from django.utils.timezone import now
 from django_otp.plugins.otp_totp.models import TOTPDevice
 
 from executions.capabilities.network.models import NetworkList
 from executions.capabilities.playground.service import replay_sync
 from executions.capabilities.policies.models import Policy
 from executions.capabilities.spending.models import Budget
+from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.capabilities.webhooks.service import create_secret
 from executions.ledger.append import record_baseline
 from executions.ledger.models import LegalHold
@@ -93,6 +95,18 @@ def everything(scripted: object, alice: Caller, charlie: Caller, settings: Any) 
         create_secret(caller.tenant)
         body = {"name": "often", "cron": "* * * * *", "request": {"code": "1"}}
         assert caller.client.post("/api/v1/schedules", body).status_code == 201
+        TemplateVersion.objects.create(
+            template=Template.objects.create(
+                tenant=caller.tenant, name=f"of-{caller.tenant.slug}", created_by="k"
+            ),
+            number=1,
+            declaration={"environment": {"A": "1"}},
+            lock=[],
+            state="ready",
+            digest="0" * 64,
+            requested_by="k",
+            ended_at=now(),
+        )
         Session.objects.create(
             tenant=caller.tenant, tenant_slug=caller.tenant.slug, language="python"
         )

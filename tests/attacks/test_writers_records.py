@@ -206,6 +206,8 @@ def twin_of(row: Any) -> Any:
                 setattr(twin, column.attname, value)
     if hasattr(twin, "version"):
         twin.version += 100
+    if hasattr(twin, "number"):
+        twin.number += 100
     if row._meta.label_lower == "providers.providerconfig":
         twin.is_active = False
     twin.pk = None

@@ -45,4 +45,5 @@ SHAPE = {
     "policy": (dict, type(None)),
     "observations": list,
     "network": dict | None,
+    "template": dict | None,
 }

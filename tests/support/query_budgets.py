@@ -24,6 +24,7 @@ from executions.capabilities.policies.models import Policy
 from executions.capabilities.reports.models import Report
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.spending.models import Budget, Spending
+from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.capabilities.tools.models import ToolCall
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.ledger.models import LedgerCheck, LedgerEntry
@@ -174,6 +175,17 @@ def names(
         Schedule(tenant=tenant, name="often", cron="* * * * *", request={}, next_at=now)
         for tenant in tenants
     )
+    for tenant in tenants:
+        template = Template.objects.create(tenant=tenant, name="data", created_by="k")
+        for number in range(1, 4):
+            TemplateVersion.objects.create(
+                template=template,
+                number=number,
+                declaration={"environment": {"A": "1"}},
+                state="failed",
+                ended_at=now,
+                requested_by="k",
+            )
     users = User.objects.bulk_create(User(username=f"u{n}", is_staff=True) for n in range(MANY))
     for n, user in enumerate(users):
         user.groups.add(Group.objects.order_by("pk")[n % 3])
@@ -198,6 +210,8 @@ def names(
         "delivery": deliveries[-1].pk,
         "schedule": schedules[-1].pk,
         "report": reports[-1].pk,
+        "template": template.pk,
+        "template_version": template.versions.latest("pk").pk,
         "tenant": tenants[-1].pk,
         "key": key.pk,
         "user": users[0].pk,

@@ -22,6 +22,7 @@ from executions.admin.frame import tenant_choice
 from executions.capabilities.templates import builds
 from executions.capabilities.templates.documents import read_declaration, to_toml
 from executions.capabilities.templates.models import Template, TemplateVersion
+from executions.capabilities.templates.names import with_versions
 from executions.kernel.audit import current_actor
 from executions.kernel.coroutines import run_sync
 from executions.tenants.models import Tenant
@@ -67,7 +68,8 @@ class TemplateForm(_Form):
         super().__init__(*args, **kwargs)
         newest = None
         if not self.instance._state.adding:
-            newest = self.instance.versions.order_by("-number").first()
+            rows = TemplateVersion.objects.filter(template=self.instance)
+            newest = rows.only("declaration").order_by("-number").first()
         self.initial["declaration"] = to_toml(newest.declared) if newest else _EXAMPLE
 
     def clean_declaration(self) -> str:
@@ -124,7 +126,8 @@ class VersionInline(_Inline):
         return False
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[TemplateVersion]:
-        return super().get_queryset(request).defer("log", "declaration", "lock", "licences")
+        rows = super().get_queryset(request).select_related("template")
+        return rows.defer("log", "declaration", "lock", "licences")
 
     @admin.display(description="version")
     def link(self, version: TemplateVersion) -> SafeString:
@@ -157,7 +160,7 @@ class TemplateAdmin(_Admin):
     actions = ("build_selected", "cancel_selected", "remove_selected")
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Template]:
-        return super().get_queryset(request).filter(removed_at=None)
+        return with_versions(super().get_queryset(request).filter(removed_at=None))
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return request.user.has_perm(BUILD)
@@ -193,7 +196,7 @@ class TemplateAdmin(_Admin):
         **kwargs: Any,
     ) -> Any:
         form = super().get_form(request, obj, change, **kwargs)
-        if (field := form.base_fields.get("tenant_slug")) is not None:
+        if obj is None and (field := form.base_fields.get("tenant_slug")) is not None:
             form.base_fields["tenant_slug"] = tenant_choice(request, field, "The installation")
         return form
 
@@ -225,7 +228,7 @@ class TemplateAdmin(_Admin):
 
     @admin.display(description="newest version")
     def latest(self, template: Template) -> SafeString | str:
-        version = template.versions.defer("log", "declaration", "lock").order_by("-number").first()
+        version = next(iter(template.versions.all()), None)
         return "-" if version is None else format_html("{} {}", version.number, _badge(version))
 
     @admin.action(description="Build the selected templates", permissions=["build"])

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.conf import settings
-from django.db.models import Model, Q, QuerySet
+from django.db.models import Model, Prefetch, Q, QuerySet
 
 from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.kernel.declarations import refuse
@@ -89,6 +89,13 @@ def read_name(text: str) -> Named | None:
 def templates_for(tenant: Tenant) -> QuerySet[Template]:
     """Return the templates that the tenant's code may have, its own and the installation's."""
     return Template.objects.filter(_of(tenant.slug), removed_at=None)
+
+
+def with_versions(templates: QuerySet[Template]) -> QuerySet[Template]:
+    """Have what lists show of all versions read with the templates, the newest first."""
+    shown = ("template", "number", "state", "problem", "digest", "created_at", "ended_at")
+    versions = TemplateVersion.objects.only(*shown).order_by("-number")
+    return templates.prefetch_related(Prefetch("versions", versions))
 
 
 def find(tenant_slug: str, text: str) -> Chosen | None:

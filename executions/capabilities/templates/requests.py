@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypedDict
 
-from django.db.models import QuerySet
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.config import JsonDict
 
 from executions.capabilities.templates.models import Template, TemplateVersion
-from executions.capabilities.templates.names import templates_for
+from executions.capabilities.templates.names import templates_for, with_versions
 from executions.kernel.bodies import Choices, Time
 from executions.kernel.declarations import (
     END,
@@ -260,7 +259,8 @@ class TemplateLogShape(TypedDict):
 
 def template_of(tenant: Tenant, name: str) -> Template:
     """Return the template that a name means for a tenant, its own first. Raises NoSuchTemplate."""
-    found = sorted(templates_for(tenant).filter(name=name), key=lambda each: each.tenant is None)
+    rows = with_versions(templates_for(tenant).filter(name=name))
+    found = sorted(rows, key=lambda each: each.tenant_id is None)
     if not found:
         raise _no_such()
     return found[0]
@@ -276,7 +276,8 @@ def own_template_of(tenant: Tenant, name: str) -> Template:
 
 def version_of(template: Template, number: int) -> TemplateVersion:
     """Raises NoSuchTemplate."""
-    found = template.versions.filter(number=number).first()
+    rows = TemplateVersion.objects.filter(template=template, number=number)
+    found = rows.select_related("template").first()
     if found is None:
         raise NoSuchTemplate("Version not found.")
     return found
@@ -284,24 +285,21 @@ def version_of(template: Template, number: int) -> TemplateVersion:
 
 def list_templates(tenant: Tenant, wanted: TemplateFilter) -> tuple[list[Template], str]:
     """A page of the templates that the tenant can use, newest first, and the next cursor."""
-    return newest_first(templates_for(tenant), wanted.cursor, wanted.limit)
+    return newest_first(with_versions(templates_for(tenant)), wanted.cursor, wanted.limit)
 
 
 def template_detail(template: Template) -> TemplateShape:
-    versions = _summaries(template.versions.order_by("-number"))
-    ready = template.versions.filter(state=TemplateVersion.State.READY)
+    """One template with its newest versions, which `with_versions` has read."""
+    versions = list(template.versions.all())
+    ready = (each.number for each in versions if each.state == TemplateVersion.State.READY)
     return {
         "name": template.name,
         "scope": "installation" if template.tenant_id is None else "tenant",
         "description": template.description,
-        "latest": ready.order_by("-number").values_list("number", flat=True).first(),
+        "latest": next(ready, None),
         "created_at": template.created_at.isoformat(),
         "versions": [version_summary(each) for each in versions[:MOST_VERSIONS_SHOWN]],
     }
-
-
-def _summaries(rows: QuerySet[TemplateVersion]) -> QuerySet[TemplateVersion]:
-    return rows.only("number", "state", "digest", "created_at", "ended_at")
 
 
 def version_summary(version: TemplateVersion) -> VersionSummaryShape:
