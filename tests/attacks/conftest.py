@@ -91,7 +91,7 @@ def everything(scripted: object, alice: Caller, charlie: Caller, settings: Any) 
         execution=late, status="succeeded", exit_code=0, finished_at=late.finished_at
     )
     LegalHold.objects.create(tenant_slug="wonderland", execution_id=answer["id"], reason="a matter")
-    for caller in (alice, charlie):
+    for number, caller in enumerate((alice, charlie), 1):
         create_secret(caller.tenant)
         body = {"name": "often", "cron": "* * * * *", "request": {"code": "1"}}
         assert caller.client.post("/api/v1/schedules", body).status_code == 201
@@ -99,7 +99,7 @@ def everything(scripted: object, alice: Caller, charlie: Caller, settings: Any) 
             template=Template.objects.create(
                 tenant=caller.tenant, name=f"of-{caller.tenant.slug}", created_by="k"
             ),
-            number=1,
+            number=number,
             declaration={"environment": {"A": "1"}},
             lock=[],
             state="ready",
