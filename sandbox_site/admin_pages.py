@@ -184,6 +184,7 @@ UNFOLD: dict[str, Any] = {
                 _item("Tenants", "domain", "tenant", "executions"),
                 _item("API keys", "key", "apikey", "executions"),
                 _item("Policies", "policy", "policy", "executions"),
+                _item("Templates", "inventory_2", "template", "executions"),
                 _item("Network lists", "public", "networklist", "executions"),
                 _item("Network credentials", "vpn_key", "networkcredential", "executions"),
                 _item("Webhook secrets", "webhook", "webhooksecret", "executions"),

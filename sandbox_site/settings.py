@@ -249,6 +249,9 @@ SPECTACULAR_SETTINGS = {
     "ENUM_NAME_OVERRIDES": {
         "ModeEnum": ["sync", "async"],
         "NetworkModeEnum": ["none", "allowlist", "open"],
+        "TemplateStateEnum": [
+            *("pending", "queued", "resolving", "building", "ready", "failed", "cancelled"),
+        ],
     },
     "POSTPROCESSING_HOOKS": [
         "drf_spectacular.hooks.postprocess_schema_enums",

@@ -584,16 +584,20 @@ def ensure_template(caller: Caller, template: str) -> None:
     """Raises BeyondKey for a run or session of another template, or of none. A key that names a
     template may use each version of it."""
     key = caller.api_key
-    names = (template, template.partition("@")[0])
-    if key is not None and not any(key.allows("templates", name) for name in names):
+    if key is not None and not allows_template(key, template):
         raise _beyond(
             key, "template", f"The key may use the templates {key.templates}.",
             caller.client_address,
         )  # fmt: skip
 
 
+def allows_template(key: ApiKey, template: str) -> bool:
+    """Whether the key may use a template. One that names a template may use each version of it."""
+    return any(key.allows("templates", name) for name in (template, template.partition("@")[0]))
+
+
 def ensure_unbound(caller: Caller) -> None:
-    """Raises BeyondKey for a key that is held to some templates: it may not change what they are."""
+    """Raises BeyondKey for a key that is held to some templates: it may change none."""
     key = caller.api_key
     if key is not None and key.templates:
         raise _beyond(

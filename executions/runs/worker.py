@@ -31,7 +31,7 @@ from executions.runs.provider_calls import Step
 from executions.runs.queue import claim_next
 from executions.runs.record import Outcome
 from executions.runs.requests import ExecutionRequest, run_limits
-from executions.runs.routing import ensure_known_key, steps_for
+from executions.runs.routing import allows_template, ensure_known_key, steps_for
 from executions.runs.service import carry_out
 from executions.tenants.models import Scope
 from providers import draining
@@ -340,5 +340,7 @@ def ensure_may_begin(execution: Execution, request: ExecutionRequest) -> None:
         language = normalize_language(request.language)
         if not (key.has_scope(Scope.EXECUTE) and key.allows("languages", language)):
             raise ProviderUnavailable(f"The key of the request may no longer run {language}.")
+        if request.session is None and not allows_template(key, request.template):
+            raise ProviderUnavailable("The key of the request may no longer use its template.")
     if had_a_time:
         extensions.ensure_allowance(execution.tenant_slug)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from executions.doors import agent_sandbox
 from executions.kernel.declarations import Query
-from providers.errors import InvalidConfiguration
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import Scope
+from providers.errors import InvalidConfiguration
 from tests.conftest import Caller
 from tests.kernel.descriptions import (
     BODIES,

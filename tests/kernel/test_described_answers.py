@@ -42,7 +42,14 @@ GIVEN = {
 }
 NIGHTLY = {"name": "nightly", "cron": "0 3 * * *", "request": {"code": "print(1)"}}
 # They end what the others need, as does what administration changes.
-LAST = ("remove_session_file", "end_context", "delete_snapshot", "close_session", "delete_schedule", "delete_template")
+LAST = (
+    "remove_session_file",
+    "end_context",
+    "delete_snapshot",
+    "close_session",
+    "delete_schedule",
+    "delete_template",
+)
 
 Operation = tuple[str, str, dict[str, Any]]
 

@@ -506,7 +506,8 @@ ACTIONS = {
     ("axes.AccessAttempt", "delete_selected"),
 }
 # Of configurations and accounts, which administrators make one by one.
-FEW_ACTIONS = {"compare_selected", "activate_selected", "reset_authenticator", "delete_selected"}
+FEW_ACTIONS = {"build_selected", "cancel_selected", "approve_selected", "remove_selected"}
+FEW_ACTIONS |= {"compare_selected", "activate_selected", "reset_authenticator", "delete_selected"}
 
 
 def test_every_action_of_the_admin_is_here(rf: RequestFactory, admin_user: User) -> None:

@@ -11,13 +11,15 @@ from django.db import IntegrityError, connection, transaction
 from django.utils import timezone
 
 from executions.capabilities.network.models import NetworkList
-from executions.capabilities.templates import builds
+from executions.capabilities.retention import service as retention
+from executions.capabilities.templates import builds, downloads
 from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.capabilities.templates.names import store
 from executions.kernel.coroutines import run_sync
 from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
 from executions.runs.requests import Conflict
+from executions.tenants.models import Tenant
 from providers.errors import RateLimited
 from providers.services.settings_cache import forget_all
 from providers.templates.declaration import Declaration
@@ -29,7 +31,7 @@ from tests.support.templates import again, built, finished, resolves
 
 pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("lists_forgotten")]
 
-SCIENCE = {"python": ["tinymath"]}
+SCIENCE: dict[str, Any] = {"python": ["tinymath"]}
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +51,8 @@ def test_a_build_is_an_execution_of_the_tenant_and_its_files_have_a_digest(alice
     assert store().verify(version.digest) == ""
     assert [each.name for each in version.locked.packages] == ["tinymath"]
     assert version.licences == {"tinymath": "MIT"}
-    execution = Execution.objects.get(pk=version.execution_id)
+    execution = Execution.objects.get(request_id=f"template:{version.pk}")
+    assert execution.pk == version.execution_id
     assert (execution.tenant_slug, execution.status) == (alice.tenant.slug, "succeeded")
     assert "Resolved" in version.log
     assert "tinymath 1.0" in version.log
@@ -164,10 +167,9 @@ def test_a_build_that_is_cancelled_while_it_fetches_leaves_nothing(
 ) -> None:
     version = request(alice.tenant)
     monkeypatch.setattr(builds, "_SAY_EVERY", 0.0)
-    fetcher = builds.fetcher
 
     def cancelling(network: Any, keep_on: Callable[[], None]) -> Any:
-        fetch = fetcher(network, keep_on)
+        fetch = downloads.fetcher(network, keep_on)
 
         def fetch_and_cancel(address: str, most: int) -> Iterator[bytes]:
             run_sync(builds.cancel_build(TemplateVersion.objects.get(pk=version.pk), "key:test"))
@@ -293,6 +295,20 @@ def test_versions_that_nothing_uses_go_with_their_files(
     Template.objects.update(removed_at=old)
     assert builds.remove_unused() == 1
     assert not Template.objects.exists()
+    assert store().digests() == []
+
+
+def test_the_templates_of_a_removed_tenant_go_with_it(alice: Caller) -> None:
+    built(alice.tenant, **SCIENCE)
+    tenant = alice.tenant
+    tenant.is_active = False
+    tenant.save()
+    retention.begin(tenant)
+    while retention.go_on():
+        pass
+    assert not Template.objects.exists()
+    assert not Tenant.objects.filter(pk=tenant.pk).exists()
+    builds.remove_unused()
     assert store().digests() == []
 
 

@@ -286,3 +286,17 @@ def test_a_session_of_a_row_that_was_changed_is_refused(
     assert "changed in the database" in refusal(
         alice.client.post(SESSIONS, {"template": "science"})
     )
+
+
+def test_a_queued_run_whose_key_was_narrowed_meanwhile_does_not_begin(
+    alice: Caller, science: TemplateVersion, resolver: Liar
+) -> None:
+    body = {"code": "1", "mode": "async", "template": "science"}
+    assert alice.client.post("/api/v1/executions", body).status_code == 202
+    key = alice.api_key
+    key.templates = "other"
+    key.save()
+    outcome = run_queued()
+    assert outcome is not None
+    assert "no longer use its template" in str(outcome.error)
+    assert resolver.module.jobs == []

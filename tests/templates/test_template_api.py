@@ -92,7 +92,7 @@ def test_the_installations_template_is_there_for_all_and_changed_by_none(alice: 
 def test_a_colleague_may_build_cancel_and_remove(alice: Caller, bob: Caller) -> None:
     built(alice.tenant)
     colleague = builder(bob).client
-    declaration = {"environment": {"COLOUR": "red"}}
+    declaration = {"python": ["tinymath"], "environment": {"COLOUR": "red"}}
     again = colleague.post(f"{URL}/science/builds", {"declaration": declaration})
     assert again.status_code == 202, again.content
     refused(colleague.post(f"{URL}/science/builds", {}), 409)

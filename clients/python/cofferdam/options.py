@@ -35,7 +35,8 @@ class CellOptions(Claims, total=False):
 class RunOptions(Claims, total=False):
     """Options of code in its own sandbox, like CellOptions. The default `language` is python.
 
-    `network` says which hosts the code may reach, such as {"allow": ["pypi.org"]}.
+    `network` says which hosts the code may reach, such as {"allow": ["pypi.org"]}. `template` is the
+    name of a template.
     """
 
     arguments: Mapping[str, Any]
@@ -44,6 +45,7 @@ class RunOptions(Claims, total=False):
     idempotency_key: str
     env: Mapping[str, str]
     network: Mapping[str, Any]
+    template: str
     language: str
     entrypoint: Literal["auto", "main", "script"]
     priority: Literal["low", "normal", "high"]

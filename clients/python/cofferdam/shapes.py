@@ -107,6 +107,7 @@ class Execution(Shape):
     observations: list[Observation]
     # What the run could reach and tried to; null for a run without network.
     network: Network | None
+    template: TemplateUse | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -394,6 +395,16 @@ class Snapshot(Shape):
     files: int
     bytes: int
     created_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class TemplateUse(Shape):
+    """The template that gave the sandbox its packages."""
+
+    name: str
+    version: int
+    # The SHA-256 of all its files.
+    digest: str
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -161,6 +161,11 @@ export interface ExecutionRequest {
   webhook?: { url: string } | null;
   /** Start not before this time, which must be in the future; only with mode async. */
   run_at?: string | null;
+  /**
+   * The template that gives the sandbox its packages, as `name` or `name@3`; not in a session,
+   * which has its own.
+   */
+  template?: string | null;
   /** Functions of the caller that Python and JavaScript code can call. */
   tools?: Array<{
     name: string;
@@ -185,6 +190,7 @@ export interface SessionRequest {
   /** Unique among the tenant's open sessions. */
   name?: string | null;
   language?: string | null;
+  /** A template, as `name` or `name@3`, or a named image of the provider. */
   template?: string | null;
   /** A configuration on the tenant's route. */
   provider?: string | null;

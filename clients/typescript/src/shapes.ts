@@ -112,6 +112,7 @@ export interface Execution {
   observations: Observation[];
   /** What the run could reach and tried to; null for a run without network. */
   network: Network | null;
+  template: TemplateUse | null;
 }
 
 /** The execution, with its session and its caller. */
@@ -391,6 +392,14 @@ export type StatusEnum =
   | "blocked"
   | "cancelled"
   | "error";
+
+/** The template that gave the sandbox its packages. */
+export interface TemplateUse {
+  name: string;
+  version: number;
+  /** The SHA-256 of all its files. */
+  digest: string;
+}
 
 export interface Timings {
   queue_ms: number | null;

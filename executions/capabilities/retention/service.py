@@ -30,6 +30,7 @@ from executions.capabilities.network.models import NetworkAttempt, NetworkCreden
 from executions.capabilities.retention.capability import keep_held_tenant
 from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.search.service import forget_code
+from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.capabilities.tools.models import ToolCall
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.kernel import database
@@ -604,6 +605,8 @@ def _remove_own(tenant: Tenant, goes: Goes) -> None:
     """One in each transaction: each is entered in the ledger, for which others wait."""
     owned: Sequence[QuerySet[Any]] = (
         Schedule.objects.filter(tenant=tenant),
+        TemplateVersion.objects.filter(template__tenant=tenant).defer("log"),
+        Template.objects.filter(tenant=tenant),
         WebhookSecret.objects.filter(tenant=tenant),
         # By its slug, which may be another tenant's later.
         NetworkCredential.objects.filter(tenant_slug=tenant.slug).defer("value"),

@@ -1,1 +1,375 @@
-"""Pages of templates."""
+"""The pages of templates and their versions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from django import forms
+from django.contrib import admin, messages
+from django.core.exceptions import ValidationError
+from django.db.models import QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.template.defaultfilters import filesizeformat
+from django.urls import reverse
+from django.utils.html import format_html, format_html_join
+from django.utils.safestring import SafeString
+from unfold.admin import ModelAdmin, TabularInline
+from unfold.widgets import UnfoldAdminTextareaWidget
+
+from executions.admin.executions import BoundedPaginator
+from executions.admin.frame import tenant_choice
+from executions.capabilities.templates import builds
+from executions.capabilities.templates.documents import read_declaration, to_toml
+from executions.capabilities.templates.models import Template, TemplateVersion
+from executions.kernel.audit import current_actor
+from executions.kernel.coroutines import run_sync
+from executions.tenants.models import Tenant
+from providers.admin_pages import ReadOnly
+from providers.errors import InvalidConfiguration, SandboxError
+from providers.hidden_characters import visible
+
+if TYPE_CHECKING:
+    _Admin = admin.ModelAdmin[Template]
+    _VersionAdmin = admin.ModelAdmin[TemplateVersion]
+    _Inline = admin.TabularInline[TemplateVersion, Template]
+    _Form = forms.ModelForm[Template]
+else:
+    _Admin = _VersionAdmin = ModelAdmin
+    _Inline, _Form = TabularInline, forms.ModelForm
+
+BUILD = "executions.build_template"
+_BADGES = {
+    TemplateVersion.State.READY: "good",
+    TemplateVersion.State.FAILED: "bad",
+}
+_EXAMPLE = 'python = ["pandas>=2"]\n\n[environment]\nCOLOUR = "blue"\n'
+
+
+class TemplateForm(_Form):
+    tenant_slug = forms.CharField(label="Tenant", required=False)
+    declaration = forms.CharField(
+        widget=UnfoldAdminTextareaWidget(attrs={"rows": 14, "spellcheck": "false"}),
+        strip=False,
+        help_text="TOML with python, npm, environment, files and network.",
+    )
+    refresh = forms.BooleanField(
+        label="Newest packages",
+        required=False,
+        help_text="Resolve the packages anew, also where the declaration is the same.",
+    )
+
+    class Meta:
+        model = Template
+        fields = ("name", "description")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        newest = None
+        if not self.instance._state.adding:
+            newest = self.instance.versions.order_by("-number").first()
+        self.initial["declaration"] = to_toml(newest.declared) if newest else _EXAMPLE
+
+    def clean_declaration(self) -> str:
+        text: str = self.cleaned_data["declaration"]
+        try:
+            read_declaration(text)
+        except InvalidConfiguration as error:
+            raise ValidationError(visible(error.message)) from None
+        return text
+
+    def _post_clean(self) -> None:
+        """Request the build last: whether one may be requested is known once it was."""
+        super()._post_clean()  # type: ignore[misc]
+        if self.errors:
+            return
+        try:
+            self.instance = self._request().template
+        except SandboxError as error:
+            name = error.field if error.field in self.fields else None
+            self.add_error(name, visible(error.message))
+
+    def save(self, commit: bool = True) -> Template:
+        """Return the template, which the request has written."""
+        return self.instance
+
+    def _request(self) -> TemplateVersion:
+        """Raises SandboxError."""
+        declaration = read_declaration(self.cleaned_data["declaration"])
+        by, template = current_actor(), self.instance
+        if template._state.adding:
+            slug = self.cleaned_data.get("tenant_slug")
+            tenant = Tenant.objects.get(slug=slug) if slug else None
+            described = template.description
+            return builds.create(tenant, template.name, declaration, by, described)
+        refresh = self.cleaned_data.get("refresh", False)
+        return builds.request_build(template, by, declaration, refresh=refresh)
+
+
+class VersionInline(_Inline):
+    model = TemplateVersion
+    fields = ("link", "shown_state", "shown_size", "requested_by", "created_at", "ended_at")
+    readonly_fields = fields
+    extra = 0
+    verbose_name_plural = "versions"
+    ordering = ("-number",)
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[TemplateVersion]:
+        return super().get_queryset(request).defer("log", "declaration", "lock", "licences")
+
+    @admin.display(description="version")
+    def link(self, version: TemplateVersion) -> SafeString:
+        url = reverse("admin:executions_templateversion_change", args=[version.pk])
+        return format_html('<a href="{}">{}</a>', url, version.number)
+
+    @admin.display(description="status")
+    def shown_state(self, version: TemplateVersion) -> SafeString:
+        return _badge(version)
+
+    @admin.display(description="size")
+    def shown_size(self, version: TemplateVersion) -> str:
+        return filesizeformat(version.size_bytes) if version.digest else "-"
+
+
+@admin.register(Template)
+class TemplateAdmin(_Admin):
+    """What a version is built of is entered here; each save builds another version."""
+
+    form = TemplateForm
+    list_display = ("name", "shown_tenant", "description", "latest", "created_by", "created_at")
+    list_select_related = ("tenant",)
+    search_fields = ("name", "tenant__slug")
+    sortable_by = ()
+    list_per_page = 50
+    paginator = BoundedPaginator
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+    inlines = (VersionInline,)
+    actions = ("build_selected", "cancel_selected", "remove_selected")
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[Template]:
+        return super().get_queryset(request).filter(removed_at=None)
+
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(BUILD)
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return request.user.has_perm(BUILD)
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return False
+
+    def has_build_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(BUILD)
+
+    def get_fields(self, request: HttpRequest, obj: Template | None = None) -> Any:
+        if obj is None:
+            return ("tenant_slug", "name", "description", "declaration")
+        if not self.has_change_permission(request, obj):
+            return ("shown_tenant", "name", "description")
+        return ("shown_tenant", "name", "description", "declaration", "refresh")
+
+    def get_readonly_fields(self, request: HttpRequest, obj: Template | None = None) -> Any:
+        return () if obj is None else ("shown_tenant", "name", "description")
+
+    def get_inlines(self, request: HttpRequest, obj: Template | None) -> Any:
+        # They are shown, and no part of the form.
+        return () if obj is None or request.method != "GET" else self.inlines
+
+    def get_form(
+        self,
+        request: HttpRequest,
+        obj: Template | None = None,
+        change: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        form = super().get_form(request, obj, change, **kwargs)
+        if (field := form.base_fields.get("tenant_slug")) is not None:
+            form.base_fields["tenant_slug"] = tenant_choice(request, field, "The installation")
+        return form
+
+    def save_model(self, request: HttpRequest, obj: Template, form: Any, change: bool) -> None:
+        """The form has written it."""
+
+    def save_related(self, request: HttpRequest, form: Any, formsets: Any, change: bool) -> None:
+        """Versions are written by builds alone."""
+
+    def construct_change_message(self, *args: Any, **kwargs: Any) -> Any:
+        return "Requested a build."
+
+    def response_add(
+        self, request: HttpRequest, obj: Template, post_url_continue: str | None = None
+    ) -> HttpResponse:
+        return self._answer(request, obj)
+
+    def response_change(self, request: HttpRequest, obj: Template) -> HttpResponse:
+        return self._answer(request, obj)
+
+    def _answer(self, request: HttpRequest, obj: Template) -> HttpResponse:
+        messages.success(request, "Build requested. This page shows its status.")
+        url = reverse("admin:executions_template_change", args=[obj.pk])
+        return HttpResponse(status=302, headers={"Location": url})
+
+    @admin.display(description="tenant", ordering="tenant")
+    def shown_tenant(self, template: Template) -> str:
+        return template.tenant.slug if template.tenant else "installation"
+
+    @admin.display(description="newest version")
+    def latest(self, template: Template) -> SafeString | str:
+        version = template.versions.defer("log", "declaration", "lock").order_by("-number").first()
+        return "-" if version is None else format_html("{} {}", version.number, _badge(version))
+
+    @admin.action(description="Build the selected templates", permissions=["build"])
+    def build_selected(self, request: HttpRequest, queryset: QuerySet[Template]) -> None:
+        def build(template: Template) -> None:
+            builds.request_build(template, current_actor(), refresh=True)
+
+        self._each(request, queryset, build, "Requested a build.")
+
+    @admin.action(description="Cancel builds of the selected templates", permissions=["build"])
+    def cancel_selected(self, request: HttpRequest, queryset: QuerySet[Template]) -> None:
+        def cancel(template: Template) -> None:
+            active = template.versions.filter(state__in=TemplateVersion.ACTIVE).first()
+            if active is not None:
+                run_sync(builds.cancel_build(active, current_actor()))
+
+        self._each(request, queryset, cancel, "Cancelled its build.")
+
+    @admin.action(description="Remove the selected templates", permissions=["build"])
+    def remove_selected(self, request: HttpRequest, queryset: QuerySet[Template]) -> None:
+        def remove(template: Template) -> None:
+            run_sync(builds.remove(template, current_actor()))
+
+        self._each(request, queryset, remove, "Removed.")
+
+    def _each(
+        self,
+        request: HttpRequest,
+        queryset: QuerySet[Template],
+        act: Callable[[Template], None],
+        said: str,
+    ) -> None:
+        for template in queryset:
+            try:
+                act(template)
+            except SandboxError as error:
+                self.message_user(request, f"{template}: {visible(error.message)}", messages.ERROR)
+            else:
+                self.log_change(request, template, said)
+                self.message_user(request, f"{template}: {said}", messages.SUCCESS)
+
+
+@admin.register(TemplateVersion)
+class TemplateVersionAdmin(ReadOnly, _VersionAdmin):
+    """One build: its packages, its log, and what it was built of."""
+
+    list_display = ("shown_name", "shown_tenant", "shown_state", "requested_by", "created_at")
+    list_select_related = ("template__tenant",)
+    list_filter = ("state",)
+    sortable_by = ()
+    list_per_page = 50
+    paginator = BoundedPaginator
+    show_full_result_count = False
+    show_facets = admin.ShowFacets.NEVER
+    actions = ("approve_selected",)
+    fields = (
+        *("shown_name", "shown_tenant", "shown_state", "digest", "shown_size", "python"),
+        *("requested_by", "approved_by", "created_at", "ended_at", "shown_execution"),
+        *("packages", "shown_declaration", "shown_log"),
+    )
+
+    def get_queryset(self, request: HttpRequest) -> QuerySet[TemplateVersion]:
+        rows = super().get_queryset(request)
+        # A page of one version has all of it.
+        is_one = request.resolver_match is not None and "object_id" in request.resolver_match.kwargs
+        return rows if is_one else rows.defer("log", "declaration", "lock", "licences")
+
+    def has_build_permission(self, request: HttpRequest) -> bool:
+        return request.user.has_perm(BUILD)
+
+    @admin.display(description="version")
+    def shown_name(self, version: TemplateVersion) -> str:
+        return str(version)
+
+    @admin.display(description="tenant")
+    def shown_tenant(self, version: TemplateVersion) -> str:
+        tenant = version.template.tenant
+        return tenant.slug if tenant else "installation"
+
+    @admin.display(description="status")
+    def shown_state(self, version: TemplateVersion) -> SafeString:
+        return _badge(version)
+
+    @admin.display(description="size")
+    def shown_size(self, version: TemplateVersion) -> str:
+        return filesizeformat(version.size_bytes) if version.digest else "-"
+
+    @admin.display(description="execution")
+    def shown_execution(self, version: TemplateVersion) -> SafeString | str:
+        if version.execution_id is None:
+            return "-"
+        url = reverse("admin:executions_execution_change", args=[version.execution_id])
+        return format_html('<a href="{}">{}</a>', url, version.execution_id)
+
+    @admin.display(description="packages")
+    def packages(self, version: TemplateVersion) -> SafeString | str:
+        rows = format_html_join(
+            "",
+            "<tr><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td><code>{}:{}</code></td></tr>",
+            (
+                (
+                    each.kind,
+                    each.name,
+                    each.version,
+                    visible(str(version.licences.get(each.name, ""))) or "-",
+                    each.algorithm,
+                    each.hash,
+                )
+                for each in version.locked.packages
+            ),
+        )
+        head = "<th>kind</th><th>name</th><th>version</th><th>licence</th><th>hash</th>"
+        if not rows:
+            return "-"
+        return format_html(
+            "<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>", SafeString(head), rows
+        )
+
+    @admin.display(description="declaration")
+    def shown_declaration(self, version: TemplateVersion) -> SafeString:
+        return format_html("<pre>{}</pre>", visible(to_toml(version.declared)))
+
+    @admin.display(description="log")
+    def shown_log(self, version: TemplateVersion) -> SafeString:
+        return format_html("<pre>{}</pre>", visible(version.log) or "-")
+
+    @admin.action(description="Approve the selected builds", permissions=["build"])
+    def approve_selected(self, request: HttpRequest, queryset: QuerySet[TemplateVersion]) -> None:
+        for version in queryset:
+            try:
+                builds.approve(version, current_actor())
+            except SandboxError as error:
+                self.message_user(request, f"{version}: {error.message}", messages.ERROR)
+            else:
+                self.log_change(request, version, "Approved.")
+                self.message_user(request, f"{version}: Approved.", messages.SUCCESS)
+
+
+def _badge(version: TemplateVersion) -> SafeString:
+    badge = format_html(
+        '<span class="badge badge-{}">{}</span>',
+        _BADGES.get(TemplateVersion.State(version.state), "quiet"),
+        version.get_state_display(),
+    )
+    if not version.problem:
+        return badge
+    return format_html("{} {}", badge, visible(version.problem))

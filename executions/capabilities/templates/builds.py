@@ -99,6 +99,7 @@ def create(
     Raises InvalidConfiguration for a name that is none, Conflict for one that is taken, RateLimited
     beyond the tenant's bounds.
     """
+    _ensure_carried_out(declaration)
     with _lock_of(tenant):
         template = add_template(tenant, name, by, description)
         version = _add_version(template, declaration, by, None)
@@ -106,9 +107,7 @@ def create(
     return version
 
 
-def add_template(
-    tenant: Tenant | None, name: str, by: str, description: str = ""
-) -> Template:
+def add_template(tenant: Tenant | None, name: str, by: str, description: str = "") -> Template:
     """Create a template without a version. Raises as `create` does."""
     template = Template(tenant=tenant, name=name, description=description, created_by=by)
     try:
@@ -135,14 +134,15 @@ def request_build(
     """Request the next version of a template: of the newest declaration without another one.
 
     The same declaration keeps its lock, unless `refresh` asks for the newest packages. The version
-    has the id that is given. Raises
-    Conflict while a build is under way, RateLimited beyond the tenant's bounds.
+    has the id that is given. Raises Conflict while a build is under way, RateLimited beyond the
+    tenant's bounds.
     """
     former = template.versions.defer("log").order_by("-number").first()
     if declaration is None:
         if former is None:
             refuse("declaration", "The template has none yet. Send one.")
         declaration = former.declared
+    _ensure_carried_out(declaration)
     try:
         with _lock_of(template.tenant):
             if not Template.objects.filter(pk=template.pk, removed_at=None).exists():
@@ -158,9 +158,38 @@ def request_build(
     return version
 
 
+def build_now(
+    tenant: Tenant | None,
+    name: str,
+    declaration: Declaration,
+    by: str,
+    description: str = "",
+    *,
+    refresh: bool = False,
+) -> TemplateVersion:
+    """Build the next version of a template here, and create the template where it is not there.
+
+    Raises what `create` and `request_build` do; how the build ended is in its row.
+    """
+    template = Template.objects.filter(tenant=tenant, name=name, removed_at=None).first()
+    if template is None:
+        version = create(tenant, name, declaration, by, description)
+    else:
+        version = request_build(template, by, declaration, refresh=refresh)
+    build_one(version.pk)
+    version.refresh_from_db()
+    return version
+
+
 def needs_approval(template: Template) -> bool:
     """Whether a second administrator has to approve its builds."""
     return template.tenant_id is None and two_person_rule()
+
+
+def _ensure_carried_out(declaration: Declaration) -> None:
+    """Raises InvalidConfiguration for what is declared and not carried out."""
+    if declaration.start:
+        refuse("start", "No start command is run in sessions. Start a process in each.")
 
 
 def _add_version(
@@ -243,7 +272,8 @@ def _start(version: TemplateVersion) -> None:
     worker."""
     if version.state != State.QUEUED:
         return
-    if version.lock is not None and store().find(version.declared, version.locked) is not None:
+    is_at_hand = version.lock is not None and store().find(version.declared, version.locked)
+    if is_at_hand or not version.declared.packages:
         build_one(version.pk)
         version.refresh_from_db()
         return

@@ -22,8 +22,8 @@ from executions.tenants.models import Tenant
 from providers.errors import RateLimited
 from providers.templates.declaration import FILES_BYTES, Declaration
 
-# Of an archive, which has a head for each file.
-MOST_UPLOAD_BYTES = 2 * FILES_BYTES
+# Of an archive, which comes without a key.
+MOST_UPLOAD_BYTES = FILES_BYTES // 2
 _MOST_UPLOADS = _MOST_DRAFTS = 100
 _KEPT = timedelta(days=1)
 
@@ -49,11 +49,11 @@ def draft_of(tenant: Tenant, build_id: UUID) -> TemplateDraft | None:
     return rows.filter(template__removed_at=None).select_related("template__tenant").first()
 
 
-def start(draft: TemplateDraft, declared: Declaration, by: str, *, refresh: bool) -> TemplateVersion:
+def start(
+    draft: TemplateDraft, declared: Declaration, by: str, *, refresh: bool
+) -> TemplateVersion:
     """Build what was announced. Raises as `builds.request_build` does."""
-    return builds.request_build(
-        draft.template, by, declared, refresh=refresh, version_id=draft.pk
-    )
+    return builds.request_build(draft.template, by, declared, refresh=refresh, version_id=draft.pk)
 
 
 def upload_of(template: Template, digest: str) -> bytes | None:

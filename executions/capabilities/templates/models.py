@@ -194,6 +194,9 @@ class TemplateDraft(models.Model):
     class Meta:
         default_permissions = ()
 
+    def __str__(self) -> str:
+        return f"{self.template.name} {self.id}"
+
 
 class TemplateUpload(models.Model):
     """An archive of files for builds of a template, by the hash that its client has given it."""
@@ -208,3 +211,6 @@ class TemplateUpload(models.Model):
         constraints = (
             models.UniqueConstraint(fields=("template", "hash"), name="template_upload_once"),
         )
+
+    def __str__(self) -> str:
+        return f"{self.template.name} {self.hash}"

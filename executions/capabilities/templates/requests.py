@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypedDict
 
 from django.db.models import QuerySet
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic.config import JsonDict
 
 from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.capabilities.templates.names import templates_for
@@ -66,7 +67,7 @@ _ADDS = {
 }
 _TYPES = {"minItems": "array", "minProperties": "object"}
 # It adds something.
-_SAYS = {
+_SAYS: JsonDict = {
     "anyOf": [
         {"required": [name], "properties": {name: {"type": _TYPES[bound], bound: 1}}}
         for name, bound in _ADDS.items()

@@ -23,7 +23,9 @@ from providers.templates.store import python_release
 _PIP_OPTIONS = frozenset(
     ("-q", "--quiet", "-U", "--upgrade", "--user", "--no-cache-dir", "--break-system-packages")
 )
-_NPM_OPTIONS = frozenset(("-g", "--global", "-D", "--save", "--save-dev", "--no-audit", "--no-fund"))
+_NPM_OPTIONS = frozenset(
+    ("-g", "--global", "-D", "--save", "--save-dev", "--no-audit", "--no-fund")
+)
 _IMAGES = ("e2bdev/base", "e2bdev/code-interpreter")
 
 Uploads = Callable[[str], bytes | None]

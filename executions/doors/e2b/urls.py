@@ -30,13 +30,15 @@ from executions.doors.e2b.secrets import OneSecretView, SecretsView
 from executions.doors.e2b.templates import (
     AliasView,
     BuildView,
-    FilesView as TemplateFilesView,
     StatusView,
     TagsView,
     TemplatesView,
     TemplateTagsView,
     TemplateView,
     upload,
+)
+from executions.doors.e2b.templates import (
+    FilesView as TemplateFilesView,
 )
 
 
