@@ -26,7 +26,11 @@ T = TypeVar("T")
 
 LISTS = """
 from executions.capabilities.network.models import NetworkList
+from executions.tenants.models import ApiKey
 NetworkList.objects.create(mode="allowlist", rules={rules!r})
+for key in ApiKey.objects.all():
+    key.scopes = f"{{key.scopes}} templates"
+    key.save()
 """
 BUILD = """
 from executions.capabilities.templates.builds import build_waiting
