@@ -161,7 +161,8 @@ def test_toml_reads_what_was_written() -> None:
         "python": ["pandas>=2"],
         "npm": ["dayjs@^1"],
         "environment": {"A": 'quote " and \\ and \x7f\n'},
-        "files": {"a b/ü.txt": "line\nline\ttab 😀"},
+        "files": {"a b/ü.txt": "line\nline\ttab 😀", "b.bin": {"base64": "AP8="}},
+        "run": ["echo 'a' > b.txt"],
         "network": {"mode": "allowlist", "rules": ["pypi.org"]},
     }
     declaration = Declaration.parse(declared)

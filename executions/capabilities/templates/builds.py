@@ -273,7 +273,7 @@ def _start(version: TemplateVersion) -> None:
     if version.state != State.QUEUED:
         return
     is_at_hand = version.lock is not None and store().find(version.declared, version.locked)
-    if is_at_hand or not version.declared.packages:
+    if is_at_hand or not (version.declared.packages or version.declared.run):
         build_one(version.pk)
         version.refresh_from_db()
         return

@@ -41,7 +41,8 @@ class _WithTemplate(RunPart):
         provider, name = lease.provider, lease.provider_id
         if self._chosen.has_packages and not provider.holds_templates:
             raise ProviderIncompatible(f"{name} does not hold templates.", field="template")
-        for given, needed in ((self._declaration.files, FILES), (self._variables, ENVIRONMENT)):
+        has_files = self._declaration.files or self._declaration.run
+        for given, needed in ((has_files, FILES), (self._variables, ENVIRONMENT)):
             if given and needed not in provider.capabilities:
                 raise ProviderIncompatible(
                     f"{name} does not support what the template declares: {needed}.",

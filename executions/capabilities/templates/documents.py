@@ -45,7 +45,7 @@ def read_declaration(text: str) -> Declaration:
 def to_toml(declaration: Declaration) -> str:
     """Return the text that `read_declaration` reads."""
     said = declaration.to_json()
-    lines = [f"{name} = {_value(said[name])}" for name in ("python", "npm") if said[name]]
+    lines = [f"{name} = {_value(said[name])}" for name in ("python", "npm", "run") if said[name]]
     for name in ("environment", "files", "network"):
         if said[name]:
             lines += ["", f"[{name}]"]
@@ -67,5 +67,9 @@ def _parsed(text: str) -> dict[str, Any]:
 
 
 def _value(value: Any) -> str:
-    """A text, or a list of texts. TOML writes them as JSON does, but for one control character."""
+    """A text, a list of texts, or an object of them. TOML writes texts as JSON does, but for one
+    control character."""
+    if isinstance(value, dict):
+        parts = (f"{_value(name)} = {_value(each)}" for name, each in value.items())
+        return f"{{ {', '.join(parts)} }}"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
