@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 
-from . import display
+from . import display, network
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
@@ -546,7 +546,7 @@ def _shell() -> str:
 
 def _has_network() -> bool:
     """Whether there is a way to anywhere else. Where nothing says so, there is."""
-    if "HTTPS_PROXY" in os.environ:
+    if network.is_open(os.environ):
         return True
     try:
         with open("/proc/net/route") as routes:

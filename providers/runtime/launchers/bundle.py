@@ -23,7 +23,7 @@ from providers.runtime.launchers.guest_files import (
 from providers.runtime.launchers.image_archive import OWN_FILES
 from providers.runtime.launchers.images import Image
 from providers.runtime.pool.launcher import OOM_SCORE_ADJ
-from providers.runtime.pool.template import WORKSPACE
+from providers.runtime.pool.template import OWN_PROGRAMS, WORKSPACE
 
 Home = Literal["link", "mount", "folder"]
 
@@ -134,7 +134,7 @@ def process_of(
     path = search_path(python)
     if image:
         python = image.interpreter("python") or ""
-        path = f"{image.path}:{INSIDE}/bin"
+        path = f"{image.path}:{INSIDE}/bin:{OWN_PROGRAMS}/bin"
     environment = {**(image.environment if image else {}), **_ENVIRONMENT, "PATH": path}
     return {
         "terminal": False,

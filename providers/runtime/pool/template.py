@@ -10,6 +10,8 @@ from providers.languages import language_of
 from providers.values import SandboxLimits
 
 WORKSPACE = "/workspace"
+# Where pip and npm put what a program installs for itself. It stays with the workspace.
+OWN_PROGRAMS = f"{WORKSPACE}/.local"
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import csv
 import hashlib
-import io
 import os
 import shutil
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +16,7 @@ from django.core.management import CommandError, call_command
 from providers.errors import ProviderUnavailable
 from providers.local import packages
 from tests.conftest import Caller
+from tests.support.package_index import put_wheel
 from tests.support.sandboxes import Local
 
 PROGRAM = "import counting; print(counting.VALUE)"
@@ -46,22 +43,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def publish(registry: Path, version: str, value: int) -> Path:
     """Put a wheel of the package `counting` into the registry; return a lock that names it."""
-    name = f"counting-{version}"
-    files = {
-        "counting.py": f"VALUE = {value}\n",
-        f"{name}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: counting\nVersion: {version}\n",
-        f"{name}.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = io.StringIO()
-    lines = csv.writer(record)
-    for path, text in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=")
-        lines.writerow([path, f"sha256={digest.decode()}", len(text)])
-    lines.writerow([f"{name}.dist-info/RECORD", "", ""])
-    wheel = registry / f"{name}-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for path, text in {**files, f"{name}.dist-info/RECORD": record.getvalue()}.items():
-            archive.writestr(path, text)
+    wheel = put_wheel(registry, version, value)
     lock = registry / f"{version}.txt"
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     lock.write_text(f"counting=={version} --hash=sha256:{digest}\n")
@@ -97,7 +79,7 @@ def test_another_lock_is_installed_in_the_place_of_the_former(folder: Path, regi
     packages.install(folder, second)
 
     assert packages.look(folder) == packages.Packages("ready", "", {"counting": "2.0"})
-    assert [path.name for path in folder.glob("lib/python*/site-packages/*.py")] == ["counting.py"]
+    assert [path.name for path in folder.glob("lib/python*/packages/*.py")] == ["counting.py"]
 
 
 def test_without_a_registry_the_reason_is_kept_and_the_next_try_succeeds(
@@ -169,7 +151,8 @@ def test_a_program_can_neither_hold_an_installation_up_nor_feign_one(
             f"""
             import os
             for above, _, names in os.walk({str(folder.parent)!r}):
-                print(*(name for name in names if name.endswith((".txt", ".lock"))), end="")
+                if not above.endswith(".dist-info"):
+                    print(*(name for name in names if name.endswith((".txt", ".lock"))), end="")
             """
         )
     finally:
