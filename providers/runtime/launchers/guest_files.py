@@ -194,15 +194,22 @@ def _write(draft: Path, python: str, hidden: Sequence[Path]) -> None:
 # Who a program is where every sandbox has the same user.
 NOBODY = 65534
 
+# What a program installs goes into a folder of its own in the workspace. Nothing that it downloads
+# is kept there a second time.
+PIP_CONFIGURATION = """[global]
+break-system-packages = true
+cache-dir = /tmp/.cache/pip
+disable-pip-version-check = true
+no-warn-script-location = true
+retries = 2
+root-user-action = ignore
+"""
+
 _FILES = {
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\nservices: files\n",
     "hosts": "127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost\n",
     "matplotlibrc": "# What is not named here is matplotlib's own default.\nbackend: agg\n",
-    # A program has a folder of its own for what it installs, which is in the workspace. Nothing that
-    # it downloads is kept there a second time.
-    "pip.conf": "[global]\nbreak-system-packages = true\ncache-dir = /tmp/.cache/pip\n"
-    "disable-pip-version-check = true\nno-warn-script-location = true\nretries = 2\n"
-    "root-user-action = ignore\n",
+    "pip.conf": PIP_CONFIGURATION,
     "uv/uv.toml": "cache-dir = '/tmp/.cache/uv'\n",
     "fonts/fonts.conf": "<?xml version='1.0'?>\n"
     "<!DOCTYPE fontconfig SYSTEM 'urn:fontconfig:fonts.dtd'>\n"

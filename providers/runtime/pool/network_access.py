@@ -40,7 +40,7 @@ VARIABLES = {
     ),
     # What npm installs for all folders, and what it downloads, which is not kept.
     "npm_config_prefix": OWN_PROGRAMS,
-    "npm_config_cache": "/tmp/.cache/npm",
+    "npm_config_cache": "/tmp/.cache/npm",  # noqa: S108  the sandbox has one of its own
     "npm_config_update_notifier": "false",
 }
 
