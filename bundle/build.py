@@ -1,9 +1,10 @@
 """`make bundle`: one archive that installs the committed project where there is no network.
 
-It holds the project as it was committed, the locked requirements as wheels, Debian's package of
-bubblewrap with what that depends on, the locked packages for Python programs as wheels, the sandbox
-images where a Docker engine has them, and `install.sh`. Static files come with the wheels and the project: there is no collecting step. It
-installs on the same kind of machine as it was made on: processor, Python, Debian release.
+It holds the project as it was committed, the locked requirements and the locked packages for Python
+programs as wheels, Debian's package of bubblewrap with what that depends on, the sandbox images
+where a Docker engine has them, and `install.sh`. Static files come with the wheels and the project:
+there is no collecting step. It installs on the same kind of machine as it was made on: processor,
+Python, Debian release.
 """
 
 from __future__ import annotations
