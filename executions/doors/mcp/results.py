@@ -24,6 +24,7 @@ from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import Query, refuse, shown
 from executions.kernel.text import from_json, is_storable, to_json
 from executions.runs.active_runs import ClientRun
+from executions.runs.advice import advice_of
 from executions.runs.models import Artifact, Execution
 from executions.runs.requests import Caller
 from executions.runs.results import (
@@ -240,6 +241,11 @@ EXECUTION = {
             "properties": {"type": _TEXT, "message": _TEXT},
             "description": "The exception that ended the code; stderr has its traceback.",
         },
+        "advice": {
+            "type": "array",
+            "items": _TEXT,
+            "description": "What helps after a missing package or a refused host.",
+        },
         "artifacts": {
             "type": "array",
             "items": {
@@ -299,6 +305,7 @@ def run_answer(execution: Execution) -> types.CallToolResult:
         "exit_code": execution.exit_code,
         "error": error_of(execution),
         "exception": _exception(execution),
+        "advice": advice_of(execution),
         "artifacts": [
             {
                 "name": each.name,

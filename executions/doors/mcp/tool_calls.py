@@ -35,6 +35,7 @@ from executions.kernel.declarations import refuse
 from executions.kernel.text import to_json, to_text
 from executions.runs import extensions
 from executions.runs.active_runs import ClientRun
+from executions.runs.advice import advice_of
 from executions.runs.event_log import Broadcast, EventLog, EventSource, RunEvent
 from executions.runs.event_stream import Listener, first_of, follow
 from executions.runs.models import Execution
@@ -226,6 +227,7 @@ def _output_of(execution: Execution, entries: Sequence[RunEvent], after: int) ->
         **texts,
         "state": "running" if execution.finished_at is None else "exited",
         "exit_code": execution.exit_code,
+        "advice": advice_of(execution),
         "next": entries[-1].seq if entries else after,
     }
 
@@ -686,6 +688,7 @@ _ALL = (
                 "stderr": TEXT,
                 "state": {**TEXT, "enum": ["running", "exited"]},
                 "exit_code": {"type": ["integer", "null"]},
+                "advice": {"type": "array", "items": TEXT},
                 "next": WHOLE,
             },
             "required": ["stdout", "stderr", "state", "exit_code", "next"],
