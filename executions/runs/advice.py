@@ -102,6 +102,24 @@ def packages_of(provider_id: str) -> Packages | None:
     return None if lease is None else lease.provider.get_packages()
 
 
+def importable(known: Mapping[str, Packages]) -> str:
+    """Return a sentence for the description of a tool: what Python code can import with every
+    provider that knows its packages, by the provider's id. Empty where none does."""
+    if not known:
+        return ""
+    if any(each.state == "preparing" for each in known.values()):
+        return "Packages for Python code are being installed now."
+    first, *others = known.values()
+    names = name_packages(
+        {
+            name: version
+            for name, version in first.versions.items()
+            if all(name in each.versions for each in others)
+        }
+    )
+    return f"Python code can import {names or 'the standard library alone'}."
+
+
 def name_packages(versions: Mapping[str, str]) -> str:
     """Return the names of packages, as far as a line has room."""
     names = {name.replace("_", "-").lower() for name in versions}

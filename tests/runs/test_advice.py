@@ -11,8 +11,9 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
+from executions.doors.mcp.tool_calls import TOOLS
 from executions.runs import extensions
-from executions.runs.advice import MOST_ADVICE, Missed, missed_by
+from executions.runs.advice import MOST_ADVICE, Missed, importable, missed_by
 from executions.runs.extensions import Extension
 from executions.runs.models import Execution
 from providers.values import Packages
@@ -135,6 +136,24 @@ def test_a_failed_installation_whose_host_was_refused_is_told_in_one_line(
     listed("pypi.org")
     [found] = advised(alice, network={"allow": ["pypi.org"]})
     assert found.startswith("network: pypi.org:443 was refused by the installation's list")
+
+
+def test_descriptions_say_what_code_can_import_with_every_provider() -> None:
+    local = Packages("ready", "", PACKAGES)
+    other = Packages("ready", "", {"numpy": "1.26"})
+    said = "Python code can import numpy, pandas, et-xmlfile."
+    assert importable({"local": local}) == said
+    assert importable({"local": local, "other": other}) == "Python code can import numpy."
+    assert importable({"local": Packages("ready")}) == (
+        "Python code can import the standard library alone."
+    )
+    assert importable({"local": Packages("preparing")}) == (
+        "Packages for Python code are being installed now."
+    )
+    assert importable({}) == ""
+    for name in ("run_code", "session_run"):
+        assert str(TOOLS[name].describe(["python"], said).description).endswith(said)
+    assert said not in str(TOOLS["file_read"].describe(["python"], said).description)
 
 
 def ended(exit_code: int | None, stdout: str = "", stderr: str = "", **more: Any) -> Execution:

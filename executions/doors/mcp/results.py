@@ -155,16 +155,19 @@ class Tool:
             if name not in self.takes:
                 refuse(shown(name), f"Unknown argument. Known are: {', '.join(self.takes)}.")
 
-    def describe(self, languages: Sequence[str] = ()) -> types.Tool:
-        """Describe the tool to clients, where code can be in these languages; none: nobody
-        knows."""
+    def describe(self, languages: Sequence[str] = (), importable: str = "") -> types.Tool:
+        """Describe the tool to clients, where code can be in these languages, and Python code
+        import these packages. Without them: nobody knows."""
         takes = dict(self.takes)
+        description = self.description
+        if importable and "code" in takes:
+            description = f"{description} {importable}"
         if languages and "language" in takes:
             takes["language"] = {**takes["language"], "enum": list(languages)}
         return types.Tool(
             name=self.name,
             title=self.title,
-            description=self.description,
+            description=description,
             input_schema={
                 "type": "object",
                 "properties": takes,

@@ -36,9 +36,12 @@ def test_code_runs_and_is_answered_as_an_object_and_as_text(
             for name in ("run_code", "session_open"):
                 language = tools[name].input_schema["properties"]["language"]
                 assert language["enum"] == there.json["languages"]
+            says_packages = " can import " in str(tools["run_code"].description)
+            assert says_packages == bool(there.json["packages"])
             for tool in tools.values():
                 assert tool.description
-                assert len(tool.description) < 400
+                # With the names of packages, of which there are 15 at most.
+                assert len(tool.description) < 700
                 assert tool.output_schema
             told: list[str] = []
 
