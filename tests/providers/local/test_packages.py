@@ -17,6 +17,7 @@ from providers.errors import ProviderUnavailable
 from providers.local import packages
 from tests.conftest import Caller
 from tests.support.package_index import put_wheel
+from tests.support.required import missing
 from tests.support.sandboxes import Local
 
 PROGRAM = "import counting; print(counting.VALUE)"
@@ -67,6 +68,35 @@ def test_a_running_provider_has_the_packages_once_they_are_installed(
         assert packages.look(folder).versions == {"counting": "1.0"}
     finally:
         local.close()
+
+
+@pytest.mark.slow
+def test_the_lock_has_what_programs_import_and_draws_a_chart(folder: Path, settings: Any) -> None:
+    settings.SANDBOX_LOCAL_PYTHON = str(packages.create(folder))
+    try:
+        packages.install(folder)
+    except packages.InstallationFailed as error:
+        missing(f"the packages cannot be installed: {error}")
+    local = Local("bubblewrap", pool_size=1)
+    try:
+        drawn = local.run(
+            """
+            import bs4, httpx, lxml, matplotlib, numpy, openpyxl, PIL, pyarrow, requests, scipy
+            import sklearn, sympy
+            import pandas
+            pandas.Series([1, 3, 2]).plot().figure.savefig("artifacts/chart.png")
+            import subprocess, sys
+            for command in (["pip"], ["uv"], [sys.executable, "-m", "pip"]):
+                subprocess.run([*command, "--version"], check=True)
+            """,
+            timeout=60,
+        )
+    finally:
+        local.close()
+    assert drawn.exit_code == 0, drawn.stderr
+    assert [each.name for each in drawn.artifacts] == ["chart.png"]
+    assert [line.split()[0] for line in drawn.stdout.splitlines()] == ["pip", "uv", "pip"]
+    assert not packages.look(folder).versions.keys() & {"pip", "uv"}
 
 
 def test_another_lock_is_installed_in_the_place_of_the_former(folder: Path, registry: Path) -> None:
