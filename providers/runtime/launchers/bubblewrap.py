@@ -39,7 +39,7 @@ from providers.runtime.pool.launcher import (
     start_failure,
     start_process,
 )
-from providers.runtime.pool.template import WORKSPACE, Template
+from providers.runtime.pool.template import NPM_RETRIES, WORKSPACE, Template
 
 REMEDY = "Install it (Debian, Ubuntu: apt-get install bubblewrap)."
 OLDEST = (0, 8)
@@ -183,6 +183,7 @@ class BubblewrapLauncher(HostProgramsLauncher):
             ("HOME", WORKSPACE),
             ("LANG", "C.UTF-8"),
             ("TMPDIR", "/tmp"),
+            (NPM_RETRIES, "0"),
         ):
             arguments += ["--setenv", name, value]
         # bubblewrap makes missing parents readable to their owner only, who is not the program.

@@ -23,13 +23,13 @@ from providers.runtime.launchers.guest_files import (
 from providers.runtime.launchers.image_archive import OWN_FILES
 from providers.runtime.launchers.images import Image
 from providers.runtime.pool.launcher import OOM_SCORE_ADJ
-from providers.runtime.pool.template import OWN_PROGRAMS, WORKSPACE
+from providers.runtime.pool.template import NPM_RETRIES, OWN_PROGRAMS, WORKSPACE
 
 Home = Literal["link", "mount", "folder"]
 
 NAMESPACES = ("pid", "ipc", "uts", "mount", "network")
 
-_ENVIRONMENT = {"HOME": WORKSPACE, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
+_ENVIRONMENT = {"HOME": WORKSPACE, "LANG": "C.UTF-8", "TMPDIR": "/tmp", NPM_RETRIES: "0"}
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from providers.runtime.guest import wire
 from providers.runtime.guest.network import ADDRESS, AUTHORITY
 from providers.runtime.guest.protocol import CHUNK_BYTES
 from providers.runtime.pool.protocol import ChannelClosed, Frame, GuestChannel
-from providers.runtime.pool.template import OWN_PROGRAMS
+from providers.runtime.pool.template import NPM_RETRIES, OWN_PROGRAMS
 
 if TYPE_CHECKING:
     from providers.runtime.network.authority import Authority
@@ -42,6 +42,7 @@ VARIABLES = {
     "npm_config_prefix": OWN_PROGRAMS,
     "npm_config_cache": "/tmp/.cache/npm",  # noqa: S108  the sandbox has one of its own
     "npm_config_update_notifier": "false",
+    NPM_RETRIES: "2",
 }
 
 
