@@ -307,6 +307,10 @@ class Extension:
     def on_lost(self, execution: Execution) -> None:
         """Clean up after a run whose process died, once its record is closed."""
 
+    def advice(self, execution: Execution) -> Sequence[str]:
+        """Return advice for who has run an execution that ended, as of now (see `runs.advice`)."""
+        return ()
+
     def after_end(self, execution: Execution) -> None:
         """Note an end that is committed."""
 
@@ -417,6 +421,15 @@ def after_run(execution: Execution) -> None:
     for each in _installed:
         with _log_errors(each):
             each.after_run(execution)
+
+
+def advise(execution: Execution) -> list[str]:
+    """Return the advice of all extensions, whatever another one raises."""
+    found: list[str] = []
+    for each in _installed:
+        with _log_errors(each):
+            found += each.advice(execution)
+    return found
 
 
 @contextmanager

@@ -188,7 +188,7 @@ def test_strangers_neither_see_nor_use_nor_change_it(door: Door) -> None:
     door.index.add("epsilon")
     template = Template().from_base_image().pip_install("epsilon")
     info = door.building(lambda: Template.build(template, "secretive", tags=["v1"]))
-    url, stranger = door.site.service.url, {"X-API-Key": door.site.bob}
+    url, stranger = door.site.service.url, {"X-API-Key": door.site.charlie}
     paths = (
         ("GET", "/templates/secretive"),
         ("DELETE", "/templates/secretive"),
