@@ -188,11 +188,8 @@ class BubblewrapLauncher(HostProgramsLauncher):
             ("HOME", WORKSPACE),
             ("LANG", "C.UTF-8"),
             ("TMPDIR", "/tmp"),
-<<<<<<< HEAD
             *node_path(self._python),
-=======
             (NPM_RETRIES, "0"),
->>>>>>> batt
         ):
             arguments += ["--setenv", name, value]
         # bubblewrap makes missing parents readable to their owner only, who is not the program.

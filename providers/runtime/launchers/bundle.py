@@ -135,14 +135,9 @@ def process_of(
     path = search_path(python)
     if image:
         python = image.interpreter("python") or ""
-<<<<<<< HEAD
-        path = f"{image.path}:{INSIDE}/bin"
-    environment = {**(image.environment if image else dict(node_path(python))), **_ENVIRONMENT}
-    environment["PATH"] = path
-=======
         path = f"{image.path}:{INSIDE}/bin:{OWN_PROGRAMS}/bin"
-    environment = {**(image.environment if image else {}), **_ENVIRONMENT, "PATH": path}
->>>>>>> batt
+    own = image.environment if image else dict(node_path(python))
+    environment = {**own, **_ENVIRONMENT, "PATH": path}
     return {
         "terminal": False,
         "cwd": "/",
