@@ -19,12 +19,11 @@ from rest_framework.request import Request
 
 from executions.capabilities.templates import builds, drafts
 from executions.capabilities.templates.models import Template, TemplateVersion
-from executions.capabilities.templates.names import read_name
+from executions.capabilities.templates.names import read_name, templates_for
 from executions.capabilities.templates.requests import (
     NoSuchTemplate,
     own_template_of,
     template_of,
-    templates_for,
 )
 from executions.doors.e2b.connect import USUAL, Refused, invalid
 from executions.doors.e2b.sandboxes import SandboxApiView
