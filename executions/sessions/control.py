@@ -58,6 +58,7 @@ from executions.sessions.session_sandbox import (
     call_sandbox,
     extend_lease,
     put_files,
+    start_session,
 )
 from executions.sessions.storage.archives import Restored
 from executions.sessions.storage.carry_over import ended_session_with_files, inherit
@@ -409,6 +410,7 @@ async def _place(
                 mark = await restore_files(session, lease, sandbox, members)
             elif files := parts.session_files():
                 await put_files(session, lease, sandbox, files)
+            await start_session(session, lease, sandbox, parts)
             _put(session, lease, sandbox, isolation, mark, request.source)
             await extend_lease(lease, session, sandbox)
         except BaseException:

@@ -24,6 +24,8 @@ def uv_environment() -> Iterator[Path]:
     try:
         python = packages.create(folder / "environment")
         program = python.with_name("uv")
+        # It leads to where the packages will be.
+        program.unlink(missing_ok=True)
         shutil.copyfile(own, program)
         program.chmod(0o755)
         yield python

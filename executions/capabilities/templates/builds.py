@@ -99,7 +99,6 @@ def create(
     Raises InvalidConfiguration for a name that is none, Conflict for one that is taken, RateLimited
     beyond the tenant's bounds.
     """
-    _ensure_carried_out(declaration)
     with _lock_of(tenant):
         template = add_template(tenant, name, by, description)
         version = _add_version(template, declaration, by, None)
@@ -142,7 +141,6 @@ def request_build(
         if former is None:
             refuse("declaration", "The template has none yet. Send one.")
         declaration = former.declared
-    _ensure_carried_out(declaration)
     try:
         with _lock_of(template.tenant):
             if not Template.objects.filter(pk=template.pk, removed_at=None).exists():
@@ -184,12 +182,6 @@ def build_now(
 def needs_approval(template: Template) -> bool:
     """Whether a second administrator has to approve its builds."""
     return template.tenant_id is None and two_person_rule()
-
-
-def _ensure_carried_out(declaration: Declaration) -> None:
-    """Raises InvalidConfiguration for what is declared and not carried out."""
-    if declaration.start:
-        refuse("start", "No start command is run in sessions. Start a process in each.")
 
 
 def _add_version(

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 import httpx
 import pytest
-from e2b import Template
-from e2b.exceptions import BuildException
+from e2b import Template, wait_for_file
+from e2b.exceptions import BuildException, SandboxException
 from e2b_code_interpreter import Sandbox
 
 from providers.templates.store import python_release
@@ -147,6 +147,28 @@ def test_tags_lead_to_versions(door: Door) -> None:
     assert {each.tag for each in Template.get_tags("tagged")} == {"old", "stable"}
     Template.remove_tags("tagged", ["old"])
     assert {each.tag for each in Template.get_tags("tagged")} == {"stable"}
+
+
+def test_the_start_command_serves_when_a_sandbox_is_there_and_after_a_pause(door: Door) -> None:
+    template = (
+        Template()
+        .from_base_image()
+        .set_start_cmd("echo started >> started.txt; sleep 1000", wait_for_file("started.txt"))
+    )
+    door.building(lambda: Template.build(template, "serving"))
+    with Sandbox.create("serving", timeout=300) as sandbox:
+        assert sandbox.files.read("started.txt") == "started\n"
+        assert any("sleep 1000" in " ".join(each.args) for each in sandbox.commands.list())
+        sandbox.pause()
+        sandbox.connect()
+        assert sandbox.files.read("started.txt") == "started\nstarted\n"
+
+
+def test_a_start_command_that_ends_makes_no_sandbox(door: Door) -> None:
+    template = Template().from_base_image().set_start_cmd("exit 3", wait_for_file("never"))
+    door.building(lambda: Template.build(template, "ending"))
+    with pytest.raises(SandboxException, match="The start command of ending@1 has ended"):
+        Sandbox.create("ending", timeout=300)
 
 
 @pytest.mark.parametrize(
