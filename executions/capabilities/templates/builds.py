@@ -42,7 +42,7 @@ from executions.runs.models import Artifact, Execution
 from executions.runs.network import NetworkRequest
 from executions.runs.requests import CONFLICT, Caller, Conflict, ExecutionRequest
 from executions.runs.service import HasEnded, cancel, execute
-from executions.sessions.models import Session
+from executions.sessions.models import Session, Snapshot
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import tenant_lock
 from executions.tenants.service import internal_tenant
@@ -620,7 +620,7 @@ def _remove_if_unused(pk: UUID) -> bool:
     with transaction.atomic():
         rows = TemplateVersion.objects.select_for_update(of=("self",)).filter(pk=pk)
         version = rows.select_related("template").defer("log").first()
-        if version is None or Session.objects.filter(template_version=pk, closed_at=None).exists():
+        if version is None or _is_used(pk):
             return False
         ready = version.template.versions.filter(state=State.READY)
         newest = ready.order_by("-number").values_list("pk", flat=True).first()
@@ -628,6 +628,14 @@ def _remove_if_unused(pk: UUID) -> bool:
             return False
         version.delete()
     return True
+
+
+def _is_used(version_id: UUID) -> bool:
+    """Whether an open session has it, or one that snapshots were taken of."""
+    sessions = Session.objects.filter(template_version=version_id)
+    if sessions.filter(closed_at=None).exists():
+        return True
+    return Snapshot.objects.filter(source__in=sessions.values("pk")).exists()
 
 
 def _remove_files() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import UUID
 
 import httpx
 import pytest
@@ -162,6 +163,30 @@ def test_the_start_command_serves_when_a_sandbox_is_there_and_after_a_pause(door
         sandbox.pause()
         sandbox.connect()
         assert sandbox.files.read("started.txt") == "started\nstarted\n"
+
+
+def test_a_snapshot_keeps_the_template_of_its_sandbox(door: Door) -> None:
+    door.index.add("eta")
+    template = Template().from_base_image().pip_install("eta")
+    door.building(lambda: Template.build(template, "kept"))
+    with Sandbox.create("kept", timeout=300) as sandbox:
+        sandbox.files.write("own.txt", "own")
+        snapshot = sandbox.create_snapshot()
+    with Sandbox.create(snapshot.snapshot_id, timeout=300) as again:
+        assert again.run_code("import eta; print(eta.VERSION)").logs.stdout == ["1.0\n"]
+        assert again.files.read("own.txt") == "own"
+    key = {"Authorization": f"Bearer {door.site.alice}"}
+    opened = httpx.post(
+        f"{door.site.service.url}/api/v1/sessions",
+        headers=key,
+        json={"template": f"snapshot:{UUID(snapshot.snapshot_id.partition(':')[0])}"},
+    )
+    assert opened.status_code == 201, opened.text
+    assert opened.json()["template"] == "kept@1"
+    refused = httpx.post(
+        f"{door.site.service.url}/api/v1/sessions", headers=key, json={"template": "snapshot:x"}
+    )
+    assert (refused.status_code, refused.json()["error"]["field"]) == (400, "template")
 
 
 def test_a_start_command_that_ends_makes_no_sandbox(door: Door) -> None:
