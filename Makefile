@@ -61,6 +61,7 @@ lint: venv-dev ## Check style, types, imports, wording, spelling and migrations
 
 bench: venv-dev bubblewrap ## Measure executions against a bare interpreter and a bare SDK, and under attack
 	@$(PY) -m benchmarks.executions $(ARGS)
+	@$(PY) -m benchmarks.packages
 	@$(PY) -m benchmarks.remote
 	@$(PY) -m benchmarks.bounds
 	@$(PY) -m benchmarks.attacks
@@ -101,7 +102,8 @@ lock: venv ## Compile requirements*.in (ARGS="--upgrade" for newer versions)
 			$(basename $(wildcard examples/adapters/*/requirements.in)); do \
 		$(PY) -m uv pip compile $$name.in --output-file $$name.txt --quiet --universal \
 			$$( case $$name in requirements*) echo --override requirements-overrides.in ;; \
-				deploy/*) echo --constraint requirements.txt ;; esac ) \
+				deploy/*) echo --constraint requirements.txt ;; \
+				providers/*) echo --only-binary :all: ;; esac ) \
 			--python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 			--custom-compile-command "make lock" $(ARGS) || exit 1; \
 	done

@@ -1,9 +1,10 @@
 """`make bundle`: one archive that installs the committed project where there is no network.
 
-It holds the project as it was committed, the locked requirements as wheels, Debian's package of
-bubblewrap with what that depends on, the sandbox images where a Docker engine has them, and
-`install.sh`. Static files come with the wheels and the project: there is no collecting step. It
-installs on the same kind of machine as it was made on: processor, Python, Debian release.
+It holds the project as it was committed, the locked requirements and the locked packages for Python
+programs as wheels, Debian's package of bubblewrap with what that depends on, the sandbox images
+where a Docker engine has them, and `install.sh`. Static files come with the wheels and the project:
+there is no collecting step. It installs on the same kind of machine as it was made on: processor,
+Python, Debian release.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ def main() -> None:
         "--output", type=Path, default=PROJECT / "var", help="folder of the archive"
     )
     parser.add_argument("--wheels", type=Path, help="a folder that has all of them already")
+    parser.add_argument("--packages", type=Path, help="the same of the packages for programs")
+    parser.add_argument("--without-packages", action="store_true", help="without those")
     parser.add_argument("--without-images", action="store_true", help="even if Docker has them")
     arguments = parser.parse_args()
     commit = _said("git", "rev-parse", "HEAD")
@@ -53,6 +56,8 @@ def main() -> None:
         _project(stage / "project", commit)
         when = _said("git", "show", "--no-patch", "--format=%ct", commit)
         _wheels(stage, arguments.wheels, when)
+        if not arguments.without_packages:
+            _packages(stage, arguments.packages)
         _debian_packages(stage / "debian")
         if not arguments.without_images:
             _images(stage / "images")
@@ -98,6 +103,18 @@ def _wheels(stage: Path, known: Path | None, when: str) -> None:
         _run(*_PIP, *into, "--no-deps", "pip", extra=epoch)
     lines = [f"{_requirement(path)} --hash=sha256:{_digest(path)}\n" for path in folder.iterdir()]
     (stage / "wheels.txt").write_text("".join(sorted(lines)))
+
+
+def _packages(stage: Path, known: Path | None) -> None:
+    """What `manage.py packages` installs, by its lock. `known` is a folder that has all of it."""
+    folder = stage / "packages"
+    if known is not None:
+        shutil.copytree(known, folder)
+        return
+    lock = stage / "project" / "providers" / "local" / "packages.txt"
+    download = (sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet")
+    options = ("--no-deps", "--require-hashes", "--only-binary", ":all:")
+    _run(*download, *options, "--dest", str(folder), "-r", str(lock))
 
 
 def _requirement(wheel: Path) -> str:

@@ -59,6 +59,12 @@ PYTHONPATH=$pip "$venv/bin/python" -m pip install --quiet --disable-pip-version-
 cp "$target/requirements.txt" "$venv/"
 "$venv/bin/python" "$target/bundle/load.py"
 
+if [ -d "$here/packages" ]; then
+    # A service without them runs all the same.
+    PYTHONPATH=$pip PIP_NO_INDEX=1 PIP_FIND_LINKS=$here/packages \
+        "$venv/bin/python" "$target/manage.py" packages || true
+fi
+
 if [ -d "$here/images" ]; then
     "$venv/bin/python" - "$here"/images/*.tar.gz <<'LOAD'
 import docker, sys

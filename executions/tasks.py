@@ -14,6 +14,7 @@ from executions.capabilities.schedules import service as schedules
 from executions.capabilities.search import service as search
 from executions.capabilities.spending import service as spending
 from executions.capabilities.templates import builds as templates
+from executions.capabilities.templates import drafts
 from executions.capabilities.webhooks import service as webhooks
 from executions.kernel.background import run_once_in_background
 from executions.ledger import checkpoints
@@ -93,6 +94,7 @@ def build_templates() -> None:
 
 
 def remove_unused_templates() -> int:
+    drafts.remove_old()
     return templates.remove_unused()
 
 

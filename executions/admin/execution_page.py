@@ -29,6 +29,7 @@ from executions.admin.display import (
 from executions.admin.frame import tone_of
 from executions.capabilities.schedules.models import Schedule
 from executions.kernel.presentation import PageTime, in_time, shown
+from executions.runs.advice import advice_of
 from executions.runs.event_log import STREAMS
 from executions.runs.event_stream import in_order
 from executions.runs.models import Approval, Execution
@@ -314,6 +315,11 @@ class Record:
     def skipped(self) -> list[str]:
         """What code has left or shown, and the record has not."""
         return [visible(line) for line in omission_lines(self.execution)]
+
+    @property
+    def advice(self) -> list[str]:
+        """What helps where its program missed a package or was refused a host."""
+        return [visible(line) for line in advice_of(self.execution)]
 
     @property
     def late_result(self) -> SafeString | str:

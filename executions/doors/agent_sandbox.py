@@ -49,6 +49,7 @@ from executions.kernel.declarations import (
 )
 from executions.kernel.storage import MOST_LINK_SECONDS
 from executions.kernel.text import MOST_FOLDERS, MOST_PATH_BYTES, storable
+from executions.runs.advice import advice_of
 from executions.runs.models import Execution
 from executions.runs.results import bundles_of
 from executions.runs.service import execute
@@ -445,6 +446,8 @@ def _output(execution: Execution) -> str:
         output = _line(encoded[:most].decode("utf-8", "ignore"), "[output truncated]")
     if execution.error_code:
         output = _line(output, f"{execution.error_code}: {execution.error_message}")
+    for line in advice_of(execution):
+        output = _line(output, f"Advice: {line}")
     if execution.files_saved is False:
         output = _line(output, "[files not saved: the session says why]")
     return output

@@ -723,11 +723,38 @@ class Migration(migrations.Migration):
                 ('created_by', models.CharField(editable=False, max_length=200)),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False)),
                 ('removed_at', models.DateTimeField(editable=False, null=True)),
+                ('tags', models.JSONField(default=dict, editable=False, help_text='The number of a version by each tag.')),
             ],
             options={
                 'ordering': ('tenant', 'name', '-id'),
                 'permissions': (('build_template', 'Can build, cancel and remove templates'),),
                 'constraints': [models.UniqueConstraint(condition=models.Q(('removed_at', None), ('tenant__isnull', False)), fields=('tenant', 'name'), name='template_name_once_per_tenant'), models.UniqueConstraint(condition=models.Q(('removed_at', None), ('tenant__isnull', True)), fields=('name',), name='template_name_once_for_installation')],
+            },
+        ),
+        migrations.CreateModel(
+            name='TemplateDraft',
+            fields=[
+                ('id', models.UUIDField(default=executions.kernel.text.uuid7, editable=False, primary_key=True, serialize=False)),
+                ('tags', models.JSONField(default=list)),
+                ('created_at', models.DateTimeField(db_index=True, default=django.utils.timezone.now)),
+                ('template', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='drafts', to='executions.template')),
+            ],
+            options={
+                'default_permissions': (),
+            },
+        ),
+        migrations.CreateModel(
+            name='TemplateUpload',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('hash', models.CharField(max_length=64)),
+                ('content', models.BinaryField()),
+                ('created_at', models.DateTimeField(db_index=True, default=django.utils.timezone.now)),
+                ('template', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='uploads', to='executions.template')),
+            ],
+            options={
+                'default_permissions': (),
+                'constraints': [models.UniqueConstraint(fields=('template', 'hash'), name='template_upload_once')],
             },
         ),
         migrations.CreateModel(

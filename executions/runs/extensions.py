@@ -30,10 +30,13 @@ from executions.tenants.quotas import Quota, Use
 from providers.errors import SandboxError
 from providers.manager import Lease
 from providers.network import NetworkPolicy
-from providers.sandbox import Sandbox
+from providers.sandbox import KeptSandbox, Sandbox
 from providers.values import Emit, InputFile, Job, SandboxSpec
 
 logger = logging.getLogger(__name__)
+
+# The most that a session's own start may take.
+START_SECONDS = 60.0
 
 # Surrounds waiting for a future. It may cancel the future, and raise.
 Waiting = Callable[[Future[Any]], AbstractContextManager[Any]]
@@ -86,6 +89,17 @@ class RunPart:
     def specify(self, spec: SandboxSpec, *, seconds: float) -> SandboxSpec:
         """Return the sandbox to ask for. The run may take `seconds`."""
         return spec
+
+    @property
+    def starts_sessions(self) -> bool:
+        """Whether `start_session` has something to do."""
+        return False
+
+    def start_session(self, sandbox: KeptSandbox) -> None:
+        """Start what runs in a session's new sandbox, whose files are there. Raises SandboxError.
+
+        It may take START_SECONDS.
+        """
 
     def check_spec(self, spec: SandboxSpec) -> None:
         """Look at what all parts ask for together. Raises SandboxError for what must not be."""
@@ -176,6 +190,14 @@ class RunParts(RunPart):
 
     def session_files(self) -> Sequence[InputFile]:
         return [file for part in self._parts for file in part.session_files()]
+
+    def start_session(self, sandbox: KeptSandbox) -> None:
+        for part in self._parts:
+            part.start_session(sandbox)
+
+    @property
+    def starts_sessions(self) -> bool:
+        return any(part.starts_sessions for part in self._parts)
 
     def close(self) -> None:
         for part in self._parts:
@@ -307,6 +329,10 @@ class Extension:
     def on_lost(self, execution: Execution) -> None:
         """Clean up after a run whose process died, once its record is closed."""
 
+    def advice(self, execution: Execution) -> Sequence[str]:
+        """Return advice for who has run an execution that ended, as of now (see `runs.advice`)."""
+        return ()
+
     def after_end(self, execution: Execution) -> None:
         """Note an end that is committed."""
 
@@ -417,6 +443,15 @@ def after_run(execution: Execution) -> None:
     for each in _installed:
         with _log_errors(each):
             each.after_run(execution)
+
+
+def advise(execution: Execution) -> list[str]:
+    """Return the advice of all extensions, whatever another one raises."""
+    found: list[str] = []
+    for each in _installed:
+        with _log_errors(each):
+            found += each.advice(execution)
+    return found
 
 
 @contextmanager

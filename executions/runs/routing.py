@@ -593,7 +593,8 @@ def ensure_template(caller: Caller, template: str) -> None:
 
 def allows_template(key: ApiKey, template: str) -> bool:
     """Whether the key may use a template. One that names a template may use each version of it."""
-    return any(key.allows("templates", name) for name in (template, template.partition("@")[0]))
+    name, _, _ = template.partition("@")[0].partition(":")
+    return any(key.allows("templates", each) for each in (template, name))
 
 
 def ensure_unbound(caller: Caller) -> None:

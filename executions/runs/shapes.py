@@ -200,6 +200,11 @@ class ExecutionShape(PlaceShape):
     outputs_skipped: Annotated[
         list[OmissionShape], "Rich outputs and ends of streams that were not kept, with the reason."
     ]
+    advice: Annotated[
+        list[str],
+        "What helps after a missing package, a failed installation or a refused host: which "
+        "packages are there, and which network rule lets pip or npm through. Usually empty.",
+    ]
     error: VerdictShape | None
     exception: Annotated[
         ProgramExceptionShape | None,

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from time import perf_counter
 from typing import Any, TypeVar
 from uuid import UUID
@@ -42,7 +43,7 @@ from executions.sessions.capacity import ensure_sleeping_bound, open_evicting, r
 from executions.sessions.cell_order import use_session
 from executions.sessions.ending import end_leftovers, fail, in_background, mark_lost
 from executions.sessions.maintenance import ends, save_changes
-from executions.sessions.models import Session, Workspace
+from executions.sessions.models import Session, Snapshot, Workspace
 from executions.sessions.networks import NO_NETWORK, promises_no_network
 from executions.sessions.requests import (
     ContextRequest,
@@ -58,6 +59,7 @@ from executions.sessions.session_sandbox import (
     call_sandbox,
     extend_lease,
     put_files,
+    start_session,
 )
 from executions.sessions.storage.archives import Restored
 from executions.sessions.storage.carry_over import ended_session_with_files, inherit
@@ -271,22 +273,25 @@ async def open_session(
     then closed.
     """
     slug = caller.tenant.slug
+    request = _from_snapshot(request)
     steps: Sequence[Step] = _steps(request, slug, may_choose)
-    ensure_template(caller, request.template)
+    former = ended_session_with_files(caller.tenant, request.source) if request.source else None
+    snapshot = None
+    if request.source and former is None:
+        snapshot = snapshot_of(caller.tenant, request.source, "from")
+    template = _template_of(request, former, snapshot)
+    ensure_template(caller, template.label if template else request.template)
     steps = allowed_steps(caller, request.language, steps)
     asked = NetworkRequest(mode="none") if request.offline else request.network
     network = extensions.session_network(slug, asked)
-    template = extensions.session_template(slug, request.template) if request.template else None
+    if request.template:
+        template = extensions.session_template(slug, request.template)
     parts = extensions.begin_session(slug, network, template.version if template else None)
     parts.check_language(request.language)
     steps = parts.select(steps)
     ensure_supported(request.language, steps)
     if request.template and template is None:
         ensure_image(request.template, steps, extensions.template_names(slug))
-    former = ended_session_with_files(caller.tenant, request.source) if request.source else None
-    snapshot = None
-    if request.source and former is None:
-        snapshot = snapshot_of(caller.tenant, request.source, "from")
     ensure_ready(slug)
     if request.offline:
         steps = await _offline_steps(steps)
@@ -303,6 +308,35 @@ async def open_session(
         raise
     ends.expect([session])
     return session
+
+
+_SNAPSHOT = "snapshot:"
+
+
+def _from_snapshot(request: SessionRequest) -> SessionRequest:
+    """Read the template `snapshot:ID` as the snapshot it names. Raises InvalidConfiguration."""
+    if not request.template.startswith(_SNAPSHOT):
+        return request
+    if request.source is not None:
+        refuse("template", "Name a snapshot either here or in `from`.")
+    try:
+        source = UUID(request.template.removeprefix(_SNAPSHOT))
+    except ValueError:
+        refuse("template", "What follows snapshot: is the id of a snapshot.")
+    return replace(request, template="", source=source)
+
+
+def _template_of(
+    request: SessionRequest, former: Session | None, snapshot: Snapshot | None
+) -> SessionTemplate | None:
+    """The template of the session whose files the request begins with, unless it names another."""
+    if request.template:
+        return None
+    if snapshot is not None:
+        former = Session.objects.filter(pk=snapshot.source).first()
+    if former is None or former.template_version is None:
+        return None
+    return SessionTemplate(former.template, former.template_version)
 
 
 async def is_without_network(session: Session) -> bool:
@@ -409,6 +443,7 @@ async def _place(
                 mark = await restore_files(session, lease, sandbox, members)
             elif files := parts.session_files():
                 await put_files(session, lease, sandbox, files)
+            await start_session(session, lease, sandbox, parts)
             _put(session, lease, sandbox, isolation, mark, request.source)
             await extend_lease(lease, session, sandbox)
         except BaseException:

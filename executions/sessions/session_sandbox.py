@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from django.conf import settings
 
 from executions.runs import extensions
-from executions.runs.extensions import RunParts
+from executions.runs.extensions import START_SECONDS, RunParts
 from executions.runs.network import NETWORK_KEYS, checked_attempts
 from executions.runs.provider_calls import CREATE_SECONDS, Route, Step, borrow_lease, call_provider
 from executions.runs.results import TEMPLATE, BlockedByPolicy
@@ -314,6 +314,22 @@ async def put_files(
         lambda: submit(write, may_refuse=True),
         lambda answer: answer,
         OPERATION_SECONDS,
+        owner=session.tenant_slug,
+        may_refuse=True,
+    )
+
+
+async def start_session(
+    session: Session, lease: Lease, sandbox: KeptSandbox, parts: RunParts
+) -> None:
+    """Start what runs in the session's new sandbox. Raises SandboxError."""
+    if not parts.starts_sessions:
+        return
+    await call_provider(
+        lease.provider_id,
+        lambda: submit(lambda: parts.start_session(sandbox), may_refuse=True),
+        lambda answer: answer,
+        START_SECONDS + OPERATION_SECONDS,
         owner=session.tenant_slug,
         may_refuse=True,
     )

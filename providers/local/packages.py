@@ -2,6 +2,9 @@
 
 It exists before its packages do: sandboxes see its folder whole, so a package is there for every
 new sandbox from the moment it is installed, and nothing has to be started anew.
+
+The packages lie beside `site-packages`: pip lets a program install another version of one for
+itself then, because what the program has installed comes first.
 """
 
 from __future__ import annotations
@@ -22,6 +25,16 @@ from providers.runtime.launchers.guest_files import find_python
 from providers.values import Packages
 
 LOCK_FILE = Path(__file__).with_suffix(".txt")
+# Those that install others. Programs run them, and import others.
+_INSTALLERS = frozenset(("pip", "setuptools", "uv", "wheel"))
+_COMMANDS = ("pip", "pip3", "uv", "uvx")
+# The folder of the packages, and what has interpreters look there, and for a program's own before.
+_FOLDER, _POINTER = "packages", "packages.pth"
+_POINTS = (
+    "import os, site, sys; own = site.getusersitepackages(); sys.path += "
+    "[own] if os.path.isdir(own) and not sys.flags.no_user_site and own not in sys.path else []\n"
+    f"../{_FOLDER}\n"
+)
 # Files of the environment: why the last installation failed, and the lock of what is installed.
 _REASON, _INSTALLED = "failed.txt", "installed.txt"
 
@@ -54,6 +67,7 @@ def create(folder: Path) -> Path:
         )
         if made.returncode:
             raise ProviderUnavailable(f"No environment for packages: {_last_line(made.stderr)}")
+        _point(folder)
     try:
         return Path(find_python(str(python)))
     except ProviderUnavailable:
@@ -97,7 +111,7 @@ def install(folder: Path, lock_file: Path = LOCK_FILE) -> None:
                 reason = f"no package registry could be reached ({reason})"
             (folder / _REASON).write_text(reason)
             raise InstallationFailed(reason)
-        (place,) = folder.glob("lib/python*/site-packages")
+        (place,) = folder.glob(f"lib/python*/{_FOLDER}")
         former = folder / "former"
         shutil.rmtree(former, ignore_errors=True)
         place.rename(former)
@@ -110,7 +124,7 @@ def install(folder: Path, lock_file: Path = LOCK_FILE) -> None:
 def look(folder: Path) -> Packages:
     """Return what is in an environment, also in one that somebody else made."""
     versions = dict[str, str]()
-    for place in folder.glob("lib/python*/site-packages"):
+    for place in folder.glob("lib/python*/*packages"):
         try:
             versions |= _versions(place, place.stat().st_mtime_ns)
         except FileNotFoundError:
@@ -128,7 +142,8 @@ def look(folder: Path) -> Packages:
 def _versions(place: Path, changed_ns: int) -> dict[str, str]:
     """Read the versions by name, anew when the folder has changed: each package is a file."""
     found = metadata.distributions(path=[str(place)])
-    return dict(sorted((each.name, each.version) for each in found))
+    named = sorted((each.name, each.version) for each in found)
+    return {name: version for name, version in named if name not in _INSTALLERS}
 
 
 @contextmanager
@@ -159,15 +174,30 @@ def _is_running(folder: Path) -> bool:
     return False
 
 
+def _point(folder: Path) -> None:
+    """Have an environment look for packages where they will be, and for the commands among them."""
+    (place,) = folder.glob("lib/python*/site-packages")
+    made = place.with_name(_FOLDER)
+    made.mkdir()
+    made.chmod(0o755)
+    for name in _COMMANDS:
+        (folder / "bin" / name).symlink_to(f"../{made.relative_to(folder)}/bin/{name}")
+    # Last: without it the environment is not whole.
+    pointer = place / _POINTER
+    pointer.write_text(_POINTS)
+    pointer.chmod(0o644)
+
+
 def _is_whole(python: Path) -> bool:
-    """Tell whether it has a folder for packages, which it has not after the system's interpreter
-    became another version."""
+    """Tell whether it looks for packages where they are installed, which it does not after the
+    system's interpreter became another version."""
     command = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
         return False
-    return found.returncode == 0 and Path(found.stdout.strip()).is_dir()
+    pointer = Path(found.stdout.strip()) / _POINTER
+    return found.returncode == 0 and pointer.is_file() and pointer.read_text() == _POINTS
 
 
 def _last_line(text: str) -> str:

@@ -45,6 +45,7 @@ def test_code_is_run_and_what_came_of_it_is_typed(client: Cofferdam, tmp_path: P
     assert slow.error is not None
     assert (slow.status, slow.exit_code, slow.error.code) == ("timed_out", None, "SB005")
     assert "python" in client.languages()
+    assert all(isinstance(each, str) for each in client.packages().values())
     assert client.usage().tenant == "wonderland"
 
 

@@ -74,9 +74,11 @@ class Talk:
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     for program in ("bwrap", "curl"):
         require(program)
-    drawing = subprocess.run(["/usr/bin/python3", "-c", "import matplotlib"], capture_output=True)
+    chosen = ROOT / ".venv-packages" / "bin" / "python"
+    python = chosen if chosen.exists() else "/usr/bin/python3"
+    drawing = subprocess.run([python, "-c", "import matplotlib"], capture_output=True)
     if drawing.returncode != 0:
-        missing("python3-matplotlib is not installed")
+        missing("matplotlib is not there: manage.py packages installs it")
     site = prepare(tmp_path_factory.mktemp("conversation") / "data")
     environment = site.environment(API_KEY=site.alice)
     environment["URL"] = f"http://127.0.0.1:{environment['PORT']}"

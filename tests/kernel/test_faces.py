@@ -18,7 +18,7 @@ FACES = {
     "executions.ledger": "append bindings checkpoints entry erasures models trust verification",
     "executions.tenants": "keys models quotas service",
     "executions.runs": (
-        "active_runs admission artifacts event_log event_stream extensions heartbeat journal "
+        "active_runs admission advice artifacts event_log event_stream extensions heartbeat journal "
         "ledger_checks models network orphaned_runs payloads provider_calls "
         "queue record requests results rights routing service shapes standby statistics "
         "tool_schemas worker"

@@ -20,7 +20,7 @@ REMAINING: frozenset[frozenset[str]] = frozenset(
     for package, names in (
         (_CODEINTERPRETER, "commands files machine"),
         ("providers.e2b", "files machine processes"),
-        (_GUEST, "cell context kept missing paths request"),
+        (_GUEST, "cell context kept paths request"),
         (_GUEST, "display ipython shell"),
         (_LAUNCHERS, "oci warm_images"),
         (_SERVICE, "pool_manager registry"),

@@ -30,6 +30,7 @@ SHAPE = {
     "artifacts": list,
     "artifacts_skipped": list,
     "outputs_skipped": list,
+    "advice": list,
     "error": (dict, type(None)),
     "exception": (dict, type(None)),
     "hops": list,

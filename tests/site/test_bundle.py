@@ -12,6 +12,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -27,8 +28,9 @@ NOWHERE = "unix:///nowhere/docker.sock"
 MOST_SECONDS = 300
 
 
-def build(output: Path, wheels: Path) -> Path:
+def build(output: Path, wheels: Path, packages: Path | None = None) -> Path:
     command = [sys.executable, BUILD, "--output", str(output), "--wheels", str(wheels)]
+    command += ["--packages", str(packages)] if packages else ["--without-packages"]
     made = subprocess.run(
         [*command, "--without-images"], capture_output=True, text=True, check=False
     )
@@ -47,13 +49,24 @@ def committed() -> None:
 @pytest.fixture(scope="module")
 def wheels(committed: None) -> Path:
     """Those of the lock, built once and kept beside pip's own cache."""
-    lock = ROOT / "requirements.txt"
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--use-pep517", "--no-deps"]
+    return kept(ROOT / "requirements.txt", pip, "pip")
+
+
+@pytest.fixture(scope="module")
+def packages(committed: None) -> Path:
+    """Those that Python programs import."""
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--only-binary", ":all:", "--no-deps"]
+    return kept(ROOT / "providers" / "local" / "packages.txt", pip)
+
+
+def kept(lock: Path, pip: list[str], *others: str) -> Path:
+    """The wheels that a lock names, and others, made by this command once per lock."""
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cofferdam"
     folder = cache / f"wheels-{hashlib.sha256(lock.read_bytes()).hexdigest()[:16]}"
     if not folder.exists():
         draft = folder.with_name(f"{folder.name}.{os.getpid()}")
-        pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--use-pep517", "--no-deps"]
-        for what in (["--require-hashes", "-r", str(lock)], ["pip"]):
+        for what in (["--require-hashes", "-r", str(lock)], *([each] for each in others)):
             subprocess.run([*pip, "--wheel-dir", str(draft), *what], check=True)
         draft.rename(folder)
     return folder
@@ -147,7 +160,7 @@ def unpacked(archive: Path, folder: Path) -> Path:
     return folder / archive.name.removesuffix(".tar")
 
 
-def install_without_network(archive: Path, tmp_path: Path) -> None:
+def install_without_network(archive: Path, tmp_path: Path, imported: str = "json") -> None:
     """Install it, and carry out an audited run, in a network namespace of its own."""
     require("bwrap")
     unshare = require("unshare")
@@ -166,6 +179,7 @@ def install_without_network(archive: Path, tmp_path: Path) -> None:
             "tests.support.offline_machine",
             str(folder),
             str(tmp_path),
+            imported,
         ],
         env=environment
         | {"PYTHONPATH": str(ROOT), "DOCKER_HOST": NOWHERE, "DATA_DIR": str(tmp_path / "data")},
@@ -191,5 +205,9 @@ def test_it_installs_and_runs_code_where_there_is_no_network(small: Path, tmp_pa
 
 
 @pytest.mark.slow
-def test_the_wheels_of_the_lock_are_all_that_it_needs(wheels: Path, tmp_path: Path) -> None:
-    install_without_network(build(tmp_path, wheels), tmp_path)
+def test_the_wheels_of_the_locks_are_all_that_it_needs(wheels: Path, packages: Path) -> None:
+    # Sandboxes have a /tmp of their own, so the packages must lie elsewhere.
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        install_without_network(build(folder, wheels, packages), folder, imported="pandas")

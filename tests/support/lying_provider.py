@@ -77,6 +77,9 @@ class Liar(SandboxProvider):
     def get_supported_languages(self):
         return _do("get_supported_languages", ["python"])
 
+    def get_packages(self):
+        return _do("get_packages", None)
+
     @property
     def max_timeout(self):
         return behaviour["max_timeout"]() if "max_timeout" in behaviour else None

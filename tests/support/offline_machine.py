@@ -1,7 +1,7 @@
 """A machine without a network, where a bundle is installed, started and used.
 
-`python -m tests.support.offline_machine BUNDLE FOLDER` in a network namespace of its own: BUNDLE is the
-unpacked archive, FOLDER where to work. Prints what came of it as JSON.
+`python -m tests.support.offline_machine BUNDLE FOLDER MODULE` in a network namespace of its own:
+BUNDLE is the unpacked archive, FOLDER where to work, MODULE what a program imports. Prints what came of it as JSON.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.support.processes import free_port, started
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 
 
-def install_and_run(folder: Path, work: Path) -> dict[str, Any]:
+def install_and_run(folder: Path, work: Path, module: str) -> dict[str, Any]:
     """From the unpacked archive to the answer of the first audited run."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", _IFF_UP))
@@ -48,7 +48,7 @@ def install_and_run(folder: Path, work: Path) -> dict[str, Any]:
         service.wait_until_ready(120)
         request = urllib.request.Request(
             f"{service.url}/api/v1/executions",
-            data=json.dumps({"code": "print(6 * 7)"}).encode(),
+            data=json.dumps({"code": f"import {module}; print(6 * 7)"}).encode(),
             headers={"X-API-Key": key, "Content-Type": "application/json"},
         )
         with urllib.request.urlopen(request, timeout=120) as answer:
@@ -90,4 +90,4 @@ def _without_route() -> int:
 
 
 if __name__ == "__main__":
-    print(json.dumps(install_and_run(Path(sys.argv[1]), Path(sys.argv[2]))))
+    print(json.dumps(install_and_run(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3])))

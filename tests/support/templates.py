@@ -32,7 +32,7 @@ def index(settings: Any, tmp_path: Path, db: None) -> Iterator[PackageIndex]:
     with package_index() as served:
         settings.PACKAGE_INDEX_URL = served.simple
         settings.NPM_REGISTRY_URL = served.url
-        settings.URL_ALLOWED_NETWORKS = ["127.0.0.0/8"]
+        settings.NETWORK_ALLOWED_ADDRESSES = ["127.0.0.0/8"]
         listed(served.url.removeprefix("http://"))
         yield served
     forget_all()

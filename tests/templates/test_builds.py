@@ -133,7 +133,7 @@ def test_an_address_outside_of_the_index_is_not_fetched(
 def test_an_address_inside_of_this_network_is_not_fetched(
     alice: Caller, index: PackageIndex, settings: Any
 ) -> None:
-    settings.URL_ALLOWED_NETWORKS = []
+    settings.NETWORK_ALLOWED_ADDRESSES = []
     version = finished(request(alice.tenant))
     assert version.state == "failed"
     assert "may not be fetched" in version.problem

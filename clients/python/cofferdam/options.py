@@ -35,8 +35,8 @@ class CellOptions(Claims, total=False):
 class RunOptions(Claims, total=False):
     """Options of code in its own sandbox, like CellOptions. The default `language` is python.
 
-    `network` says which hosts the code may reach, such as {"allow": ["pypi.org"]}. `template` is the
-    name of a template.
+    `network` says which hosts the code may reach, such as {"allow": ["pypi.org"]}. `template` is
+    the name of a template.
     """
 
     arguments: Mapping[str, Any]

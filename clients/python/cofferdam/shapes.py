@@ -79,6 +79,9 @@ class Execution(Shape):
     artifacts_skipped: list[Omission]
     # Rich outputs and ends of streams that were not kept, with the reason.
     outputs_skipped: list[Omission]
+    # What helps after a missing package, a failed installation or a refused host: which
+    # packages are there, and which network rule lets pip or npm through. Usually empty.
+    advice: list[str]
     error: Verdict | None
     # The exception that ended the program; null if it did not fail or reported none.
     exception: ProgramException | None

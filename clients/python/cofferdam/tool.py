@@ -35,7 +35,8 @@ def _why(execution: Execution) -> str:
     if execution.status == "timed_out":
         return f"{execution.stderr.rstrip()}\nExecution timed out".lstrip("\n")
     said = execution.error.message if execution.error else execution.status
-    return execution.stderr or said
+    advice = "".join(f"{line}\n" for line in execution.advice)
+    return f"{execution.stderr or said}{advice}"
 
 
 def _short(text: str) -> str:

@@ -163,6 +163,14 @@ export class Cofferdam {
     return (await this.transport.json<Languages>(call, "languages")).languages;
   }
 
+  /** The versions of the packages that Python code can import, by name. */
+  async packages(options: Asked = {}): Promise<Record<string, string>> {
+    const call = get("/api/v1/languages", options);
+    const { packages } = await this.transport.json<Languages>(call, "languages");
+    const known = Object.values(packages) as { versions: Record<string, string> }[];
+    return Object.assign({}, ...known.map((each) => each.versions));
+  }
+
   /** The tenant's quotas and their usage. */
   async usage(options: Asked = {}): Promise<Usage> {
     return await this.transport.json<Usage>(get("/api/v1/usage", options), "tenant", "quotas");

@@ -80,6 +80,11 @@ export interface Execution {
   artifacts_skipped: Omission[];
   /** Rich outputs and ends of streams that were not kept, with the reason. */
   outputs_skipped: Omission[];
+  /**
+   * What helps after a missing package, a failed installation or a refused host: which
+   * packages are there, and which network rule lets pip or npm through. Usually empty.
+   */
+  advice: string[];
   error: Verdict | null;
   /** The exception that ended the program; null if it did not fail or reported none. */
   exception: ProgramException | null;

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 from cofferdam import Cofferdam, Execution, OpenSession
@@ -16,27 +17,32 @@ from openai import OpenAI
 
 MOST_TURNS = 20
 MOST_CHARACTERS = 10_000
-TOOL: Any = {
-    "type": "function",
-    "function": {
-        "name": "run_python",
-        "description": "Run Python code, and see what it prints and the value of its last line. "
-        "Variables and files are kept from call to call.",
-        "parameters": {
-            "type": "object",
-            "properties": {"code": {"type": "string"}},
-            "required": ["code"],
-            "additionalProperties": False,
+
+
+def tool_with(packages: Iterable[str]) -> Any:
+    """What the model is told of the tool, whose code can import these packages."""
+    return {
+        "type": "function",
+        "function": {
+            "name": "run_python",
+            "description": "Run Python code, and see what it prints and the value of its last "
+            "line. Variables and files are kept from call to call. Beside the standard library it "
+            f"can import: {', '.join(packages) or 'nothing'}.",
+            "parameters": {
+                "type": "object",
+                "properties": {"code": {"type": "string"}},
+                "required": ["code"],
+                "additionalProperties": False,
+            },
+            "strict": True,
         },
-        "strict": True,
-    },
-}
+    }
 
 
-def answer(model: OpenAI, name: str, session: OpenSession, question: str) -> str:
+def answer(model: OpenAI, name: str, session: OpenSession, question: str, tool: Any) -> str:
     messages: list[Any] = [{"role": "user", "content": question}]
     for _ in range(MOST_TURNS):
-        said = model.chat.completions.create(model=name, messages=messages, tools=[TOOL])
+        said = model.chat.completions.create(model=name, messages=messages, tools=[tool])
         message = said.choices[0].message
         messages.append(message.model_dump(exclude_none=True))
         if not message.tool_calls:
@@ -61,7 +67,8 @@ def called(session: OpenSession, arguments: str) -> str:
 def told_of(done: Execution) -> str:
     values = [each["text/plain"] for each in done.outputs if "text/plain" in each]
     error = [done.error.message] if done.error else []
-    text = "\n".join(part for part in (done.stdout, *values, done.stderr, *error) if part)
+    parts = (done.stdout, *values, done.stderr, *error, *done.advice)
+    text = "\n".join(part for part in parts if part)
     if len(text) > MOST_CHARACTERS:
         text = f"{text[: MOST_CHARACTERS // 2]}\n...\n{text[-MOST_CHARACTERS // 2 :]}"
     return text or "(nothing was printed)"
@@ -69,7 +76,8 @@ def told_of(done: Execution) -> str:
 
 def main() -> None:
     with Cofferdam() as client, client.open_session() as session:
-        print(answer(OpenAI(), os.environ["OPENAI_MODEL"], session, sys.argv[1]))
+        tool = tool_with(client.packages())
+        print(answer(OpenAI(), os.environ["OPENAI_MODEL"], session, sys.argv[1], tool))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from uuid import UUID
 from django.urls import URLPattern, path
 
 from executions.capabilities.network import credential_changes, lists
+from executions.capabilities.network.advice import advice_of
 from executions.capabilities.network.attempts import store, store_of_run
 from executions.capabilities.network.credential_changes import Holder
 from executions.capabilities.network.credentials import ids_of
@@ -176,6 +177,9 @@ class NetworkLists(Extension):
         attempts: Sequence[Mapping[str, Any]],
     ) -> None:
         store(attempts, tenant_id, tenant_slug, session_id=session_id)
+
+    def advice(self, execution: Execution) -> Sequence[str]:
+        return advice_of(execution)
 
     def before_seal(self, ended: Execution, *, had_code: bool) -> None:
         if NETWORK in ended.meta:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import timedelta
@@ -27,21 +27,22 @@ from executions.capabilities.templates.downloads import fetcher, network_of_buil
 from executions.capabilities.templates.models import (
     MOST_LOG_CHARACTERS,
     Template,
+    TemplateDraft,
     TemplateVersion,
 )
-from executions.capabilities.templates.names import ensure_as_entered, store
+from executions.capabilities.templates.names import TAG, ensure_as_entered, store
 from executions.kernel.audit import acting_as
 from executions.kernel.background import run_once_in_background
 from executions.kernel.claims import by_claim, claim, is_free
 from executions.kernel.coroutines import run_sync
 from executions.kernel.declarations import refuse
-from executions.kernel.text import storable
+from executions.kernel.text import storable, uuid7
 from executions.ledger.append import enter_row, look_at
 from executions.runs.models import Artifact, Execution
 from executions.runs.network import NetworkRequest
 from executions.runs.requests import CONFLICT, Caller, Conflict, ExecutionRequest
 from executions.runs.service import HasEnded, cancel, execute
-from executions.sessions.models import Session
+from executions.sessions.models import Session, Snapshot
 from executions.tenants.models import Tenant
 from executions.tenants.quotas import tenant_lock
 from executions.tenants.service import internal_tenant
@@ -67,6 +68,7 @@ RESOLVE_SECONDS = 300.0
 MOST_LOCK_BYTES = 1 << 20
 # Of one template. What nothing uses is removed after some days.
 MOST_VERSIONS = 100
+MOST_TAGS = 100
 # How long a process may be silent: while the packages are resolved, and after that.
 _RESOLVING = timedelta(minutes=15)
 _BUILDING = timedelta(minutes=5)
@@ -97,7 +99,15 @@ def create(
     Raises InvalidConfiguration for a name that is none, Conflict for one that is taken, RateLimited
     beyond the tenant's bounds.
     """
-    _ensure_carried_out(declaration)
+    with _lock_of(tenant):
+        template = add_template(tenant, name, by, description)
+        version = _add_version(template, declaration, by, None)
+    _start(version)
+    return version
+
+
+def add_template(tenant: Tenant | None, name: str, by: str, description: str = "") -> Template:
+    """Create a template without a version. Raises as `create` does."""
     template = Template(tenant=tenant, name=name, description=description, created_by=by)
     try:
         template.full_clean(validate_unique=False, validate_constraints=False)
@@ -107,11 +117,9 @@ def create(
         with _lock_of(tenant):
             _ensure_one_more(tenant)
             template.save(force_insert=True)
-            version = _add_version(template, declaration, by, None)
     except IntegrityError as error:
         raise Conflict(f"name: There is a template {name} already.", field="name") from error
-    _start(version)
-    return version
+    return template
 
 
 def request_build(
@@ -120,25 +128,26 @@ def request_build(
     declaration: Declaration | None = None,
     *,
     refresh: bool = False,
+    version_id: UUID | None = None,
 ) -> TemplateVersion:
     """Request the next version of a template: of the newest declaration without another one.
 
-    The same declaration keeps its lock, unless `refresh` asks for the newest packages. Raises
-    Conflict while a build is under way, RateLimited beyond the tenant's bounds.
+    The same declaration keeps its lock, unless `refresh` asks for the newest packages. The version
+    has the id that is given. Raises Conflict while a build is under way, RateLimited beyond the
+    tenant's bounds.
     """
     former = template.versions.defer("log").order_by("-number").first()
     if declaration is None:
         if former is None:
             refuse("declaration", "The template has none yet. Send one.")
         declaration = former.declared
-    _ensure_carried_out(declaration)
     try:
         with _lock_of(template.tenant):
             if not Template.objects.filter(pk=template.pk, removed_at=None).exists():
                 raise NoActiveBuild("The template was removed.")
             _ensure_room(template.tenant)
             lock = None if refresh else _lock_known(template, declaration)
-            version = _add_version(template, declaration, by, lock)
+            version = _add_version(template, declaration, by, lock, version_id)
     except IntegrityError as error:
         raise Conflict(
             "A build of the template is under way. Wait for it, or cancel it."
@@ -175,14 +184,12 @@ def needs_approval(template: Template) -> bool:
     return template.tenant_id is None and two_person_rule()
 
 
-def _ensure_carried_out(declaration: Declaration) -> None:
-    """Raises InvalidConfiguration for what is declared and not carried out."""
-    if declaration.start:
-        refuse("start", "No start command is run in sessions. Start a process in each.")
-
-
 def _add_version(
-    template: Template, declaration: Declaration, by: str, lock: list[dict[str, Any]] | None
+    template: Template,
+    declaration: Declaration,
+    by: str,
+    lock: list[dict[str, Any]] | None,
+    version_id: UUID | None = None,
 ) -> TemplateVersion:
     """Add the next version, in the caller's transaction. Raises IntegrityError where one is under
     way, and RateLimited for one too many."""
@@ -194,6 +201,7 @@ def _add_version(
         )
     last = template.versions.aggregate(last=Max("number"))["last"] or 0
     version = TemplateVersion(
+        id=version_id or uuid7(),
         template=template,
         number=last + 1,
         declaration=declaration.to_json(),
@@ -539,6 +547,38 @@ class _Build:
                 raise Superseded
             version.refresh_from_db()
             enter_row(version, "built", before, said)
+            draft = TemplateDraft.objects.filter(pk=version.pk).first()
+            if draft is not None:
+                assign_tags(version, draft.tags, version.requested_by)
+                draft.delete()
+
+
+def assign_tags(version: TemplateVersion, tags: Sequence[str], by: str) -> None:
+    """Have each of the tags mean this version from now on, in its template. Raises
+    InvalidConfiguration for what cannot be a tag."""
+    for tag in tags:
+        if not TAG.fullmatch(tag):
+            refuse("tags", "Use letters, digits, and . _ - between them, 63 at most.")
+    _change_tags(version.template, dict.fromkeys(tags, version.number), by)
+
+
+def remove_tags(template: Template, tags: Sequence[str], by: str) -> None:
+    """Have the tags mean nothing."""
+    _change_tags(template, dict.fromkeys(tags), by)
+
+
+def _change_tags(template: Template, changes: Mapping[str, int | None], by: str) -> None:
+    if not changes:
+        return
+    with transaction.atomic():
+        now = Template.objects.select_for_update().get(pk=template.pk)
+        tags = {name: number for name, number in {**now.tags, **changes}.items() if number}
+        if len(tags) > MOST_TAGS:
+            refuse("tags", f"A template has at most {MOST_TAGS} tags.")
+        before = look_at(Template, template.pk)
+        Template.objects.filter(pk=template.pk).update(tags=tags)
+        template.refresh_from_db()
+        enter_row(template, "tagged", before, {"by": by})
 
 
 def _read_lock(execution: Execution, declaration: Declaration) -> Lock:
@@ -580,7 +620,7 @@ def _remove_if_unused(pk: UUID) -> bool:
     with transaction.atomic():
         rows = TemplateVersion.objects.select_for_update(of=("self",)).filter(pk=pk)
         version = rows.select_related("template").defer("log").first()
-        if version is None or Session.objects.filter(template_version=pk, closed_at=None).exists():
+        if version is None or _is_used(pk):
             return False
         ready = version.template.versions.filter(state=State.READY)
         newest = ready.order_by("-number").values_list("pk", flat=True).first()
@@ -588,6 +628,14 @@ def _remove_if_unused(pk: UUID) -> bool:
             return False
         version.delete()
     return True
+
+
+def _is_used(version_id: UUID) -> bool:
+    """Whether an open session has it, or one that snapshots were taken of."""
+    sessions = Session.objects.filter(template_version=version_id)
+    if sessions.filter(closed_at=None).exists():
+        return True
+    return Snapshot.objects.filter(source__in=sessions.values("pk")).exists()
 
 
 def _remove_files() -> None:

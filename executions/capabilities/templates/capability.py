@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,19 +14,23 @@ from executions.capabilities.network.credentials import within
 from executions.capabilities.templates import names
 from executions.capabilities.templates.builds import COMMANDS
 from executions.capabilities.templates.names import Chosen
+from executions.kernel.declarations import refuse
 from executions.runs.event_log import EventLog
-from executions.runs.extensions import Extension, RunPart, SessionTemplate
+from executions.runs.extensions import START_SECONDS, Extension, RunPart, SessionTemplate
 from executions.runs.models import Execution
 from executions.runs.requests import ExecutionRequest
 from executions.runs.results import TEMPLATE
 from executions.runs.routing import ProviderIncompatible
 from executions.tenants.models import Tenant
 from executions.tenants.service import INTERNAL
-from providers.base import ENVIRONMENT, FILES
+from providers.base import ENVIRONMENT, FILES, PROCESSES
 from providers.manager import Lease
 from providers.network import Layer, Network, NetworkPolicy
-from providers.sandbox import Sandbox
-from providers.values import Emit, InputFile, Job, SandboxSpec
+from providers.sandbox import KeptSandbox, Sandbox
+from providers.values import Command, Emit, InputFile, Job, SandboxSpec
+
+# How often a start command is looked at, and how long a look may take.
+_READY_SECONDS, _CHECK_SECONDS = 0.25, 10.0
 
 _OF_THE_REQUEST = ("run", "session")
 
@@ -102,8 +107,47 @@ class _Session(_WithTemplate):
         spec = super().specify(spec, seconds=seconds)
         return replace(spec, environment={**self._variables, **spec.environment})
 
+    def check_provider(self, lease: Lease) -> None:
+        super().check_provider(lease)
+        if self.starts_sessions and PROCESSES not in lease.provider.capabilities:
+            raise ProviderIncompatible(
+                f"{lease.provider_id} does not support the start command of the template.",
+                field="template",
+            )
+
+    @property
+    def starts_sessions(self) -> bool:
+        return bool(self._declaration.start)
+
+    def start_session(self, sandbox: KeptSandbox) -> None:
+        """Start the template's command, and wait until it is ready."""
+        deadline = time.monotonic() + START_SECONDS
+        process = sandbox.processes.start(Command(shell=self._declaration.start))
+        while self._declared_ready and not _succeeds(sandbox, self._declared_ready):
+            now = next((each for each in sandbox.processes.list() if each.pid == process.pid), None)
+            if now is None or now.exit_code is not None:
+                refuse("template", f"The start command of {self._chosen.label} has ended.")
+            if time.monotonic() > deadline:
+                refuse(
+                    "template",
+                    f"The start command of {self._chosen.label} was not ready in "
+                    f"{START_SECONDS:g} s.",
+                )
+            time.sleep(_READY_SECONDS)
+
+    @property
+    def _declared_ready(self) -> str:
+        ready: str = self._declaration.ready
+        return ready
+
     def session_files(self) -> Sequence[InputFile]:
         return _beside(self._chosen.files, ())
+
+
+def _succeeds(sandbox: KeptSandbox, command: str) -> bool:
+    """Run a command of the template's; tell whether it ends with 0."""
+    check = sandbox.processes.start(Command(shell=command, timeout=_CHECK_SECONDS))
+    return sandbox.processes.follow(check.pid, lambda event: None).exit_code == 0
 
 
 def _beside(files: Mapping[str, bytes], given: Sequence[InputFile]) -> list[InputFile]:

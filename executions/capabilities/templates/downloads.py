@@ -7,18 +7,20 @@ from collections.abc import Callable, Iterator, Sequence
 
 import httpcore
 import httpx
+from django.conf import settings
 
 from executions.capabilities.network import lists
 from executions.kernel.http import (
     HEAD_BYTES,
     Budget,
+    Destinations,
     FetchError,
-    destinations,
     exchange,
     port_of,
     read_url,
     redirected,
 )
+from providers.addresses import Allowed
 from providers.errors import CreationFailed, InvalidConfiguration
 from providers.network import Layer, Network, NetworkPolicy, Target, normalized_host
 from providers.remote.receiver import Receiver
@@ -51,7 +53,9 @@ def network_of_build(tenant_slug: str, rules: Sequence[str]) -> Network:
 def fetcher(network: Network, keep_on: Callable[[], None] = lambda: None) -> Fetch:
     """Return what fetches the content of an address. `keep_on` is called for each piece, and may
     raise to end it."""
-    receiver = Receiver(destinations())
+    # As for the sandbox that resolved the packages, at the same index.
+    allowed = tuple(map(Allowed.parse, settings.NETWORK_ALLOWED_ADDRESSES))
+    receiver = Receiver(Destinations(allowed, (), "NETWORK_ALLOWED_ADDRESSES"))
 
     def fetch(address: str, most_bytes: int) -> Iterator[bytes]:
         try:

@@ -39,6 +39,9 @@ class Template(models.Model):
     created_by = models.CharField(max_length=200, editable=False)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     removed_at = models.DateTimeField(null=True, editable=False)
+    tags = models.JSONField(
+        default=dict, editable=False, help_text="The number of a version by each tag."
+    )
 
     class Meta:
         ordering = ("tenant", "name", "-id")
@@ -175,3 +178,39 @@ class TemplateVersion(Claimable):
     def locked(self) -> Lock:
         """Return its files; without a lock there are none."""
         return Lock.from_json(self.lock or ())
+
+
+class TemplateDraft(models.Model):
+    """A build that a client has announced and whose declaration is still to come.
+
+    Its id is that of the version that comes of it, which is given these tags once it is ready.
+    """
+
+    id = models.UUIDField(primary_key=True, default=uuid7, editable=False)
+    template = models.ForeignKey(Template, on_delete=models.CASCADE, related_name="drafts")
+    tags = models.JSONField(default=list)
+    created_at = models.DateTimeField(default=timezone.now, db_index=True)
+
+    class Meta:
+        default_permissions = ()
+
+    def __str__(self) -> str:
+        return f"{self.template.name} {self.id}"
+
+
+class TemplateUpload(models.Model):
+    """An archive of files for builds of a template, by the hash that its client has given it."""
+
+    template = models.ForeignKey(Template, on_delete=models.CASCADE, related_name="uploads")
+    hash = models.CharField(max_length=64)
+    content = models.BinaryField()
+    created_at = models.DateTimeField(default=timezone.now, db_index=True)
+
+    class Meta:
+        default_permissions = ()
+        constraints = (
+            models.UniqueConstraint(fields=("template", "hash"), name="template_upload_once"),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.template.name} {self.hash}"

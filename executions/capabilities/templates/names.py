@@ -31,14 +31,18 @@ logger = logging.getLogger(__name__)
 
 MOST_LISTED = 100
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+# Tags that mean the newest version where they were not given to one.
+_NEWEST = ("default", "latest")
 _MOST_KEPT = 200
 
 
 class Named(NamedTuple):
-    """A name as a request has it; without a number it is the newest version that is ready."""
+    """A name as a request has it; without number and tag it is the newest version that is ready."""
 
     name: str
-    number: int | None
+    number: int | None = None
+    tag: str = ""
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,11 @@ def store() -> TemplateStore:
 
 
 def read_name(text: str) -> Named | None:
-    """Return what `name` or `name@3` says; None for what cannot name a template of ours."""
+    """Return what `name`, `name@3` or `name:tag` says; None for what names no template of ours."""
+    name, colon, tag = text.partition(":")
+    if colon:
+        is_read = NAME.fullmatch(name) and TAG.fullmatch(tag)
+        return Named(name, tag=tag) if is_read else None
     name, at, number = text.partition("@")
     if not NAME.fullmatch(name) or (at and not _NUMBER.fullmatch(number)):
         return None
@@ -110,8 +118,15 @@ def find(tenant_slug: str, text: str) -> Chosen | None:
     rows = _ready().filter(
         _of(tenant_slug, "template__"), template__name=named.name, template__removed_at=None
     )
-    if named.number is not None:
-        rows = rows.filter(number=named.number)
+    number = named.number
+    if named.tag:
+        templates = Template.objects.filter(_of(tenant_slug), name=named.name, removed_at=None)
+        tagged = sorted(templates, key=lambda each: each.tenant_id is None)[:1]
+        number = tagged[0].tags.get(named.tag) if tagged else None
+        if number is None and named.tag not in _NEWEST:
+            return None
+    if number is not None:
+        rows = rows.filter(number=number)
     found = list(rows.order_by("-number")[:MOST_LISTED])
     own = [row for row in found if row.template.tenant_id is not None]
     row = next(iter(own or found), None)

@@ -30,6 +30,7 @@ from executions.doors.native.frame import deferred
 from executions.doors.native.rendering import json_response
 from executions.kernel.text import is_storable
 from executions.runs.active_runs import LEFT_STREAM, ClientRun
+from executions.runs.advice import advice_text
 from executions.runs.event_log import EventLog, RunEvent
 from executions.runs.models import Execution
 from executions.runs.requests import Conflict, ExecutionRequest, run_limits
@@ -121,7 +122,7 @@ class CellEvents(KeptAlive):
             told += _line({"type": "error", **error})
         if (execution := said.get("execution")) is not None:
             left_out = "".join(f"[{line}]\n" for line in omission_lines(execution))
-            told += _text("stderr", left_out.encode())
+            told += _text("stderr", f"{left_out}{advice_text(execution)}".encode())
         return told + _line({"type": "end_of_execution"})
 
     def _errors(self, data: bytes) -> bytes:

@@ -30,6 +30,7 @@ from executions.doors.native.frame import deferred
 from executions.kernel.coroutines import wait_for
 from executions.kernel.text import storable
 from executions.runs import event_log, event_stream
+from executions.runs.advice import advice_text
 from executions.runs.event_log import STREAMS, EventLog, RunEvent
 from executions.runs.event_stream import EventBuffer, Listener, first_of, follow, recorded_events
 from executions.runs.models import Execution
@@ -113,8 +114,13 @@ class ProcessEvents(KeptAlive):
 
     def render_end(self, said: Mapping[str, Any]) -> bytes:
         left_out = self._data("stderr", _LEFT_OUT.encode()) if said.get("left_out") else b""
+        advice = self._data("stderr", said["advice"].encode()) if self._takes(said) else b""
         last = message({"event": {"end": said["end"]}}) if "end" in said else b""
-        return left_out + last + super().render_end(said)
+        return left_out + advice + last + super().render_end(said)
+
+    def _takes(self, said: Mapping[str, Any]) -> bool:
+        # Who sits at a terminal reads what it shows.
+        return bool(said.get("advice")) and not self.is_terminal
 
     def _data(self, stream: str, data: bytes) -> bytes:
         name = "pty" if self.is_terminal else stream
@@ -230,7 +236,8 @@ def _end_of(execution: Execution) -> dict[str, Any]:
             return {"error": {"code": "unavailable", "message": _GONE}}
         said = execution.error_message or "The command was ended."
         return {"error": {"code": "unavailable", "message": said}}
-    return {"left_out": left_out, "end": _exit(execution.exit_code)}
+    advice = advice_text(execution)
+    return {"left_out": left_out, "advice": advice, "end": _exit(execution.exit_code)}
 
 
 def _exit(code: int, why: str = "") -> dict[str, Any]:

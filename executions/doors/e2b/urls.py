@@ -27,6 +27,19 @@ from executions.doors.e2b.sandboxes import (
     TimeoutView,
 )
 from executions.doors.e2b.secrets import OneSecretView, SecretsView
+from executions.doors.e2b.templates import (
+    AliasView,
+    BuildView,
+    StatusView,
+    TagsView,
+    TemplatesView,
+    TemplateTagsView,
+    TemplateView,
+    upload,
+)
+from executions.doors.e2b.templates import (
+    FilesView as TemplateFilesView,
+)
 
 
 class SnapshotId:
@@ -68,6 +81,33 @@ urlpatterns = [
     path("snapshots", SnapshotsView.as_view(), name="e2b-snapshots"),
     # To clients a snapshot is a template.
     path("templates/<e2b_snapshot:snapshot_id>", SnapshotView.as_view(), name="e2b-snapshot"),
+    path("templates", TemplatesView.as_view(), name="e2b-templates"),
+    path("v2/templates", TemplatesView.as_view(), name="e2b-templates-2"),
+    path("v3/templates", TemplatesView.as_view(), name="e2b-templates-3"),
+    path("templates/tags", TagsView.as_view(), name="e2b-template-tags"),
+    path("templates/uploads/<str:token>", upload, name="e2b-template-upload"),
+    path("templates/aliases/<str:alias>", AliasView.as_view(), name="e2b-template-alias"),
+    path("templates/<str:template>", TemplateView.as_view(), name="e2b-template"),
+    path(
+        "templates/<str:template>/tags",
+        TemplateTagsView.as_view(),
+        name="e2b-template-tags-of",
+    ),
+    path(
+        "templates/<str:template>/files/<str:digest>",
+        TemplateFilesView.as_view(),
+        name="e2b-template-files",
+    ),
+    path(
+        "templates/<str:template>/builds/<uuid:build_id>/status",
+        StatusView.as_view(),
+        name="e2b-template-status",
+    ),
+    path(
+        "v2/templates/<str:template>/builds/<uuid:build_id>",
+        BuildView.as_view(),
+        name="e2b-template-build",
+    ),
     # What only looks takes another scope.
     path("process.Process/List", _PROCESS, {"method": "List"}, name="e2b-process-list"),
     path("process.Process/Connect", _PROCESS, {"method": "Connect"}, name="e2b-process-connect"),

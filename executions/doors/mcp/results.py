@@ -24,6 +24,7 @@ from executions.kernel.coroutines import Coroutine
 from executions.kernel.declarations import Query, refuse, shown
 from executions.kernel.text import from_json, is_storable, to_json
 from executions.runs.active_runs import ClientRun
+from executions.runs.advice import advice_of
 from executions.runs.models import Artifact, Execution
 from executions.runs.requests import Caller
 from executions.runs.results import (
@@ -154,16 +155,19 @@ class Tool:
             if name not in self.takes:
                 refuse(shown(name), f"Unknown argument. Known are: {', '.join(self.takes)}.")
 
-    def describe(self, languages: Sequence[str] = ()) -> types.Tool:
-        """Describe the tool to clients, where code can be in these languages; none: nobody
-        knows."""
+    def describe(self, languages: Sequence[str] = (), importable: str = "") -> types.Tool:
+        """Describe the tool to clients, where code can be in these languages, and Python code
+        import these packages. Without them: nobody knows."""
         takes = dict(self.takes)
+        description = self.description
+        if importable and "code" in takes:
+            description = f"{description} {importable}"
         if languages and "language" in takes:
             takes["language"] = {**takes["language"], "enum": list(languages)}
         return types.Tool(
             name=self.name,
             title=self.title,
-            description=self.description,
+            description=description,
             input_schema={
                 "type": "object",
                 "properties": takes,
@@ -240,6 +244,11 @@ EXECUTION = {
             "properties": {"type": _TEXT, "message": _TEXT},
             "description": "The exception that ended the code; stderr has its traceback.",
         },
+        "advice": {
+            "type": "array",
+            "items": _TEXT,
+            "description": "What helps after a missing package or a refused host.",
+        },
         "artifacts": {
             "type": "array",
             "items": {
@@ -299,6 +308,7 @@ def run_answer(execution: Execution) -> types.CallToolResult:
         "exit_code": execution.exit_code,
         "error": error_of(execution),
         "exception": _exception(execution),
+        "advice": advice_of(execution),
         "artifacts": [
             {
                 "name": each.name,

@@ -324,11 +324,11 @@ def make_server(door: Door | None = None) -> Server[Any]:
     ) -> types.ListToolsResult:
         by = door_of(context)
         try:
-            languages = await by.do(lambda: tool_calls.languages(by))
+            said = await by.do(lambda: tool_calls.languages(by))
         except SandboxError:
             # No provider can be asked. A run says what is the matter.
-            languages = []
-        tools = [tool.describe(languages) for tool in TOOLS.values() if not lacks(by, tool.needs)]
+            said = ([], "")
+        tools = [tool.describe(*said) for tool in TOOLS.values() if not lacks(by, tool.needs)]
         return types.ListToolsResult(tools=tools)
 
     async def call_tool(

@@ -35,6 +35,7 @@ from executions.kernel.declarations import refuse
 from executions.kernel.text import to_json, to_text
 from executions.runs import extensions
 from executions.runs.active_runs import ClientRun
+from executions.runs.advice import advice_of, importable
 from executions.runs.event_log import Broadcast, EventLog, EventSource, RunEvent
 from executions.runs.event_stream import Listener, first_of, follow
 from executions.runs.models import Execution
@@ -67,15 +68,17 @@ MOST_WAIT_SECONDS = 30
 Begin = Callable[[EventLog], Coroutine[Outcome]]
 
 
-async def languages(door: Door) -> list[str]:
-    """What the client's code can be in now, as `GET /api/v1/languages` tells it. Raises
-    SandboxError where no provider can be asked."""
+async def languages(door: Door) -> tuple[list[str], str]:
+    """What the client's code can be in now, and what it can import, as `GET /api/v1/languages`
+    tells it. Raises SandboxError where no provider can be asked."""
     slug, key = tenant_of(door).slug, door.caller.api_key
     if key is None:
-        found, _ = await languages_for(slug)
-        return extensions.allowed_languages(slug, found)
-    found, _ = await languages_for(slug, partial(key.allows, "providers"))
-    return extensions.allowed_languages(slug, allowed_languages(key, found))
+        found, packages = await languages_for(slug)
+    else:
+        found, packages = await languages_for(slug, partial(key.allows, "providers"))
+        found = list(allowed_languages(key, found))
+    allowed = extensions.allowed_languages(slug, found)
+    return allowed, importable(packages) if "python" in allowed else ""
 
 
 async def run_code(call: Call) -> types.CallToolResult:
@@ -226,6 +229,7 @@ def _output_of(execution: Execution, entries: Sequence[RunEvent], after: int) ->
         **texts,
         "state": "running" if execution.finished_at is None else "exited",
         "exit_code": execution.exit_code,
+        "advice": advice_of(execution),
         "next": entries[-1].seq if entries else after,
     }
 
@@ -686,6 +690,7 @@ _ALL = (
                 "stderr": TEXT,
                 "state": {**TEXT, "enum": ["running", "exited"]},
                 "exit_code": {"type": ["integer", "null"]},
+                "advice": {"type": "array", "items": TEXT},
                 "next": WHOLE,
             },
             "required": ["stdout", "stderr", "state", "exit_code", "next"],

@@ -107,6 +107,16 @@ NEEDS: Mapping[str, Mapping[str, tuple[Scope, ...]]] = {
     "e2b-process-list": {"POST": _READ},
     "e2b-secrets": {"GET": _READ, "POST": _SESSIONS},
     "e2b-secret": {"GET": _READ, "POST": _SESSIONS, "DELETE": _SESSIONS},
+    "e2b-templates": {"GET": _READ, "POST": _BUILD},
+    "e2b-templates-2": {"GET": _READ, "POST": _BUILD},
+    "e2b-templates-3": {"GET": _READ, "POST": _BUILD},
+    "e2b-template": {"GET": _READ, "DELETE": _BUILD},
+    "e2b-template-alias": {"GET": _READ},
+    "e2b-template-files": {"GET": _BUILD},
+    "e2b-template-status": {"GET": _READ},
+    "e2b-template-build": {"POST": _BUILD},
+    "e2b-template-tags": {"POST": _BUILD, "DELETE": _BUILD},
+    "e2b-template-tags-of": {"GET": _READ},
     "e2b-process-connect": {"POST": _READ},
     "e2b-filesystem": {"POST": _FILES},
     "e2b-files": {"GET": _FILES, "POST": _FILES},
@@ -146,9 +156,23 @@ ENTERED: Mapping[str, tuple[str, ...]] = {
     "e2b-fork": ("POST",),
     "e2b-secrets": ("POST",),
     "e2b-secret": ("POST", "DELETE"),
+    "e2b-templates": ("POST",),
+    "e2b-templates-2": ("POST",),
+    "e2b-templates-3": ("POST",),
+    "e2b-template": ("DELETE",),
+    "e2b-template-build": ("POST",),
+    "e2b-template-tags": ("POST", "DELETE"),
 }
 # For anybody: what tells nothing of a tenant, and links that are their own proof.
-OPEN = frozenset(("ledger-keys", "agent-sandbox-health", "signed-artifact", "workspace-link"))
+OPEN = frozenset(
+    (
+        "ledger-keys",
+        "agent-sandbox-health",
+        "signed-artifact",
+        "workspace-link",
+        "e2b-template-upload",
+    )
+)
 
 
 def is_entered(request: Request) -> bool:

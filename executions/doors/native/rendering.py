@@ -13,6 +13,7 @@ from rest_framework.request import Request
 
 from executions.kernel.bodies import Choices, JsonObject, PageShape, Time
 from executions.kernel.text import from_json
+from executions.runs.advice import advice_of
 from executions.runs.models import Artifact, Execution
 from executions.runs.network import NETWORK_KEYS, network_of
 from executions.runs.record import late_result_of, receipt_of
@@ -162,6 +163,7 @@ def execution_detail(
         "artifacts": [_artifact(execution, artifact, absolute) for artifact in artifacts],
         "artifacts_skipped": omissions[ARTIFACTS_SKIPPED],
         "outputs_skipped": omissions[OUTPUTS_SKIPPED],
+        "advice": advice_of(execution),
         "error": error_of(execution),
         "exception": value_of(execution.exception) if execution.exception else None,
         "hops": execution.hops,
@@ -203,6 +205,7 @@ _UNREAD_EXECUTION: Mapping[str, Any] = {
     "artifacts": [],
     "artifacts_skipped": [],
     "outputs_skipped": [],
+    "advice": [],
     "error": None,
     "exception": None,
     "hops": [],

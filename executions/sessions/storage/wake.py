@@ -36,7 +36,13 @@ from executions.sessions.capacity import open_evicting, reserve_slot
 from executions.sessions.maintenance import ends
 from executions.sessions.models import Session, Workspace
 from executions.sessions.requests import SavedFilesShape, SessionClosed, ensure_not_ended, tenant_of
-from executions.sessions.session_sandbox import LEASE_SECONDS, extend_lease, lender_of
+from executions.sessions.session_sandbox import (
+    LEASE_SECONDS,
+    extend_lease,
+    lender_of,
+    parts_of,
+    start_session,
+)
 from executions.sessions.storage.archives import Restored, archive_of, to_restore
 from executions.sessions.storage.file_saves import mark_of
 from providers.errors import InvalidConfiguration, SandboxError
@@ -156,6 +162,7 @@ async def _wake(session: Session, claimed_at: datetime, turn: int | None) -> Non
         try:
             isolation, _ = ensure_sandbox_isolation(lease, sandbox, floor)
             mark = await restore_files(session, lease, sandbox, members)
+            await start_session(session, lease, sandbox, parts_of(session))
             _put(session, sandbox, isolation, mark, claimed_at, turn)
             await extend_lease(lease, session, sandbox)
         except BaseException:

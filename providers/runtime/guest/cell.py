@@ -3,7 +3,7 @@
 import os
 import time
 
-from . import advice, artifacts, missing, network, wire
+from . import advice, artifacts, network, wire
 from .capture import STDERR, STDOUT, Bundles, Capture, Order
 from .protocol import (
     CALL_ANSWER_BYTES,
@@ -234,7 +234,6 @@ class Cell:
         self._cpu_after = _tree_seconds(self._context.pid) if cpu_seconds is None else cpu_seconds
         self.stdout.drain(PIPE_BYTES)
         self.stderr.drain(PIPE_BYTES)
-        missing.tell(self)
         found = artifacts.collect_new(self._context.artifacts, self.limits, self._before)
         header, parts = outcome(self, seconds, *found)
         header["context_kept"] = context_kept

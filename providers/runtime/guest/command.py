@@ -12,7 +12,7 @@ import resource
 import select
 import time
 
-from . import missing, paths, trees, wire
+from . import paths, trees, wire
 from .kept import Refused
 from .kernel import TERMINALS, become, domain_rules, enter_domain, forbid_message_queues
 from .process_tree import give_to_group, open_pipe, with_group
@@ -167,10 +167,6 @@ class Command:
             left = _LEFT_BYTES
             while left > 0 and fd in self._sources and (count := self._read(fd)):
                 left -= count
-        if not self.has_terminal and not self.ended_by_us:
-            told = missing.advice(code, b"", self.output.latest(missing.LOOKED_AT_BYTES))
-            if told:
-                self.output.add("stderr", told)
         # Whoever was started by it and is still there may put out more, for later followers.
         self._final = self.output.end
         self._drop_input()
@@ -507,15 +503,6 @@ class Output:
         _, piece = self._pieces.pop(0)
         del self._starts[0]
         self.held -= len(piece) + EVENT_COST
-
-    def latest(self, most: int) -> bytes:
-        """The last bytes of both streams together."""
-        found = b""
-        for _, piece in reversed(self._pieces):
-            found = bytes(piece) + found
-            if len(found) >= most:
-                break
-        return found[-most:]
 
     def at(self, position: int, most: int) -> "tuple[str, bytes]":
         """Stream and bytes from `position` on, which lies between `start` and `end`."""

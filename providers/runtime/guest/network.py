@@ -10,6 +10,10 @@ import socket
 
 from . import wire
 
+TYPE_CHECKING = False  # as in typing, which is too dear to import here
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 ADDRESS = ("127.0.0.1", 3128)
 # The variable by which the host hands over the certificate that programs are to trust.
 AUTHORITY = "COFFERDAM_AUTHORITY"
@@ -27,6 +31,11 @@ def offer(channel: int) -> None:
         listener.bind(ADDRESS)
         with socket.socket(fileno=os.dup(channel)) as to_host:
             socket.send_fds(to_host, [wire.LISTENER], [listener.fileno()])
+
+
+def is_open(environment: "Mapping[str, str]") -> bool:
+    """Whether programs with this environment may reach something."""
+    return "HTTPS_PROXY" in environment
 
 
 def complete(environment: "dict[str, str]") -> "dict[str, str]":

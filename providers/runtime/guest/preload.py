@@ -94,6 +94,29 @@ def load_site() -> None:
         site.main()
 
 
+def find_own_packages(*, makes_folder: bool) -> None:
+    """Have this interpreter import what its program installs, before all else of the same name.
+
+    It is where pip puts packages that it must not put beside those that are there, which other
+    interpreters of the program know by themselves. A folder that is made after the first import
+    would not be looked at, so with `makes_folder` it is made.
+    """
+    release = "python%d.%d" % sys.version_info[:2]
+    own = os.path.join(os.path.expanduser("~"), ".local", "lib", release, "site-packages")
+    if own in sys.path:
+        return
+    if makes_folder:
+        try:
+            os.makedirs(own, exist_ok=True)
+        except OSError:
+            # The program has something else there, or no room, and pip will say so.
+            return
+    elif not os.path.isdir(own):
+        return
+    others = (at for at, path in enumerate(sys.path) if path.endswith("-packages"))
+    sys.path.insert(next(others, len(sys.path)), own)
+
+
 def set_environment() -> None:
     """Have matplotlib, should it be imported, draw without a display, and keep its files in /tmp.
 

@@ -14,7 +14,7 @@ import os
 import sys
 import traceback
 
-from . import calls, display, ending, plots, preload, program, wire
+from . import calls, display, ending, network, plots, preload, program, wire
 from .job import enter_folder, lend_artifacts
 from .kernel import keep_apart
 from .streams import Streams
@@ -151,6 +151,8 @@ class Context:
         environment: "dict[str, str]" = header["environment"]
         before = {name: os.environ.get(name) for name in environment}
         os.environ.update(environment)
+        # Also without a network: a sandbox that slept may have had one before.
+        preload.find_own_packages(makes_folder=network.is_open(environment))
         arguments = parts.get("arguments")
         self._tools.offer(header.get("tools", ()))
         try:

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 
-from . import display, ending, preload, printing, program, wire
+from . import display, ending, network, preload, printing, program, wire
 from .job import free_name, lend_artifacts, limit_cpu_time, write_files
 
 # The program may replace what is in `os`, and would come back to whoever called us.
@@ -46,6 +46,8 @@ def serve(job: int, report: int, template: "dict[str, object]") -> None:
     limit_cpu_time(float(header["timeout"]))  # type: ignore[arg-type]
     _choose_file(parts)
     _complete_sys_path()
+    if network.is_open(environment):
+        preload.find_own_packages(makes_folder=True)
     lend_artifacts()
     write_files(parts)
     _write_program(parts["code"])

@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 
-from . import display
+from . import display, network
 
 TYPE_CHECKING = False  # as in typing, which is too dear to import here
 if TYPE_CHECKING:
@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 
     Magic = Callable[..., object]
 
-_NO_NETWORK = (
-    "This sandbox has no network: pip can install only files that are in it. `%pip list` shows the "
-    "installed packages; an administrator can add more."
-)
 # `{expression}`, `$name`, and `$$name` for the shell's own.
 _VARIABLE = re.compile(r"\{([^{}\n]+)\}|\$(\$?)([A-Za-z_]\w*)")
 _PIP = re.compile(r"^\s*(?:pip3?|python3? -m pip)(?=\s)")
@@ -198,13 +194,11 @@ class InteractiveShell:
         os.environ.setdefault("PIP_BREAK_SYSTEM_PACKAGES", "1")
         os.environ.setdefault("PIP_DISABLE_PIP_VERSION_CHECK", "1")
         try:
-            code = self.user_ns["_exit_code"] = _run([_shell(), "-c", command])
+            self.user_ns["_exit_code"] = _run([_shell(), "-c", command])
         finally:
             for name in set(os.environ) - set(before):
                 del os.environ[name]
             os.environ.update(before)
-        if code and not has_network:
-            print(_NO_NETWORK, file=sys.stderr)
 
     # Magics.
 
@@ -546,7 +540,7 @@ def _shell() -> str:
 
 def _has_network() -> bool:
     """Whether there is a way to anywhere else. Where nothing says so, there is."""
-    if "HTTPS_PROXY" in os.environ:
+    if network.is_open(os.environ):
         return True
     try:
         with open("/proc/net/route") as routes:

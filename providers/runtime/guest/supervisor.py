@@ -15,7 +15,7 @@ import select
 import sys
 import time
 
-from . import missing, network, preload, python_runner, wire
+from . import network, preload, python_runner, wire
 from .child import EXHAUSTED, STOP, bounds
 from .kernel import adopt_orphans, close_to_others
 from .memory import Memory
@@ -190,9 +190,6 @@ def _serve(
     run.follow(job, wakeup, channel_in)
     seconds = time.monotonic() - began
     run.finish()
-    if "HTTPS_PROXY" not in variables:
-        # With a network it is the proxy that says what could not be reached.
-        missing.tell(run)
     if stream is not None:
         stream.finish()
     wire.write_all(channel_out, answer(run, request["id"], seconds))

@@ -40,7 +40,7 @@ from providers.runtime.pool.launcher import (
     start_failure,
     start_process,
 )
-from providers.runtime.pool.template import WORKSPACE, Template
+from providers.runtime.pool.template import NPM_RETRIES, WORKSPACE, Template
 
 REMEDY = "Install it (Debian, Ubuntu: apt-get install bubblewrap)."
 OLDEST = (0, 8)
@@ -189,6 +189,7 @@ class BubblewrapLauncher(HostProgramsLauncher):
             ("LANG", "C.UTF-8"),
             ("TMPDIR", "/tmp"),
             *node_path(self._python),
+            (NPM_RETRIES, "0"),
         ):
             arguments += ["--setenv", name, value]
         # bubblewrap makes missing parents readable to their owner only, who is not the program.

@@ -24,13 +24,13 @@ from providers.runtime.launchers.guest_files import (
 from providers.runtime.launchers.image_archive import OWN_FILES
 from providers.runtime.launchers.images import Image
 from providers.runtime.pool.launcher import OOM_SCORE_ADJ
-from providers.runtime.pool.template import WORKSPACE
+from providers.runtime.pool.template import NPM_RETRIES, OWN_PROGRAMS, WORKSPACE
 
 Home = Literal["link", "mount", "folder"]
 
 NAMESPACES = ("pid", "ipc", "uts", "mount", "network")
 
-_ENVIRONMENT = {"HOME": WORKSPACE, "LANG": "C.UTF-8", "TMPDIR": "/tmp"}
+_ENVIRONMENT = {"HOME": WORKSPACE, "LANG": "C.UTF-8", "TMPDIR": "/tmp", NPM_RETRIES: "0"}
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,9 @@ def process_of(
     path = search_path(python)
     if image:
         python = image.interpreter("python") or ""
-        path = f"{image.path}:{INSIDE}/bin"
-    environment = {**(image.environment if image else dict(node_path(python))), **_ENVIRONMENT}
-    environment["PATH"] = path
+        path = f"{image.path}:{INSIDE}/bin:{OWN_PROGRAMS}/bin"
+    own = image.environment if image else dict(node_path(python))
+    environment = {**own, **_ENVIRONMENT, "PATH": path}
     return {
         "terminal": False,
         "cwd": "/",

@@ -19,6 +19,7 @@ from pathlib import Path
 from providers.errors import ProviderUnavailable
 from providers.languages import language_of
 from providers.runtime.guest.root import group, passwd
+from providers.runtime.pool.template import OWN_PROGRAMS
 
 # By name, and read with this module: whoever gives up a privilege after that, or is given another
 # user, may not be able to enter the folder of the project.
@@ -114,7 +115,9 @@ def program_folders(python: str) -> list[str]:
 
 
 def search_path(
-    python: str, guest: str = INSIDE, system: str = "/usr/local/bin:/usr/bin:/bin"
+    python: str,
+    guest: str = INSIDE,
+    system: str = f"/usr/local/bin:/usr/bin:/bin:{OWN_PROGRAMS}/bin",
 ) -> str:
     """Return PATH, by which `python` and `python3` are the interpreter that programs have."""
     own = [] if python.startswith("/usr/") else [str(Path(python).parent)]
@@ -197,10 +200,23 @@ def _write(draft: Path, python: str, hidden: Sequence[Path]) -> None:
 # Who a program is where every sandbox has the same user.
 NOBODY = 65534
 
+# What a program installs goes into a folder of its own in the workspace. Nothing that it downloads
+# is kept there a second time.
+PIP_CONFIGURATION = """[global]
+break-system-packages = true
+cache-dir = /tmp/.cache/pip
+disable-pip-version-check = true
+no-warn-script-location = true
+retries = 2
+root-user-action = ignore
+"""
+
 _FILES = {
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files\nservices: files\n",
     "hosts": "127.0.0.1 localhost sandbox\n::1 localhost ip6-localhost\n",
     "matplotlibrc": "# What is not named here is matplotlib's own default.\nbackend: agg\n",
+    "pip.conf": PIP_CONFIGURATION,
+    "uv/uv.toml": "cache-dir = '/tmp/.cache/uv'\n",
     "fonts/fonts.conf": "<?xml version='1.0'?>\n"
     "<!DOCTYPE fontconfig SYSTEM 'urn:fontconfig:fonts.dtd'>\n"
     "<fontconfig><dir>/usr/share/fonts</dir><cachedir>/tmp/.fontconfig</cachedir></fontconfig>\n",

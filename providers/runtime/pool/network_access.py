@@ -16,6 +16,7 @@ from providers.runtime.guest import wire
 from providers.runtime.guest.network import ADDRESS, AUTHORITY
 from providers.runtime.guest.protocol import CHUNK_BYTES
 from providers.runtime.pool.protocol import ChannelClosed, Frame, GuestChannel
+from providers.runtime.pool.template import NPM_RETRIES, OWN_PROGRAMS
 
 if TYPE_CHECKING:
     from providers.runtime.network.authority import Authority
@@ -37,6 +38,11 @@ VARIABLES = {
     "JAVA_TOOL_OPTIONS": " ".join(
         f"-D{scheme}.proxyHost={_HOST} -D{scheme}.proxyPort={_PORT}" for scheme in ("http", "https")
     ),
+    # What npm installs for all folders, and what it downloads, which is not kept.
+    "npm_config_prefix": OWN_PROGRAMS,
+    "npm_config_cache": "/tmp/.cache/npm",  # noqa: S108  the sandbox has one of its own
+    "npm_config_update_notifier": "false",
+    NPM_RETRIES: "2",
 }
 
 

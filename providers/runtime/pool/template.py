@@ -10,6 +10,10 @@ from providers.languages import language_of
 from providers.values import SandboxLimits
 
 WORKSPACE = "/workspace"
+# Where pip and npm put what a program installs for itself. It stays with the workspace.
+OWN_PROGRAMS = f"{WORKSPACE}/.local"
+# npm waits for a minute before it tries again, and without a network it may fail at once.
+NPM_RETRIES = "npm_config_fetch_retries"
 
 
 @dataclass(frozen=True)

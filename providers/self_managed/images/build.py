@@ -19,10 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import docker
+from packaging.markers import Marker
 
 from providers.errors import CreationFailed, InvalidConfiguration, ProviderUnavailable
+from providers.runtime.launchers.guest_files import PIP_CONFIGURATION
 
 FOLDER = Path(__file__).resolve().parent
+# The packages of the Python image: the lock that `manage.py packages` installs.
+LOCK = FOLDER.parents[1] / "local" / "packages.txt"
 REPOSITORY = "cofferdam"
 
 # What an image was made from, so that one that is up to date is not built again.
@@ -58,15 +62,15 @@ def build_from_registry(
     client: docker.DockerClient, language: str, *, rebuild: bool, tell: Tell
 ) -> str:
     """Build a language's image from its Dockerfile. Returns the image's id."""
-    folder = FOLDER / language
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    made_from = recipe("dockerfile", *files)
+    files = {path.name: path.read_bytes() for path in (FOLDER / language).iterdir()}
+    if language == "python":
+        files |= {"requirements.txt": LOCK.read_bytes(), "pip.conf": PIP_CONFIGURATION.encode()}
+    made_from = recipe("dockerfile", *(part for file in sorted(files.items()) for part in file))
     name = f"{REPOSITORY}/{language}"
     if not rebuild and (found := image_id(client, name, made_from)):
         tell(f"{name} is up to date")
         return found
-    context = make_context({path.name: path.read_bytes() for path in files})
-    return build(client, context, name, {RECIPE_LABEL: made_from}, tell)
+    return build(client, make_context(files), name, {RECIPE_LABEL: made_from}, tell)
 
 
 def build_template(
@@ -166,6 +170,21 @@ def install_packages(requirements: Path, target: Path, version: str) -> None:
         run(["rm", "-rf", str(tests)], "")
 
 
+def lock_for(lock: str, version: str) -> str:
+    """Return what a lock has for one Python release, such as 3.11, without its conditions.
+
+    pip holds these against the interpreter that it runs in, whichever it installs for.
+    """
+    environment = {"python_version": version, "python_full_version": f"{version}.0"}
+    lines = []
+    for block in re.split(r"\n(?=\S)", lock):
+        head, _, hashes = block.partition("\n")
+        requirement, _, condition = head.removesuffix(" \\").partition(" ; ")
+        if not condition or Marker(condition).evaluate(environment):
+            lines.append(f"{requirement} \\\n{hashes}" if hashes else requirement)
+    return "\n".join(lines)
+
+
 def run(command: list[str], problem: str, **options: Any) -> None:
     """Run a tool. Raises CreationFailed with `problem` and the end of what it printed."""
     done = subprocess.run(
@@ -222,7 +241,6 @@ _PACKAGES = (
     *("python3", "python-is-python3", "nodejs", "git"),
     *("fonts-wqy-zenhei", "ca-certificates"),
 )
-_REQUIREMENTS = FOLDER / "python" / "requirements.txt"
 _MATPLOTLIBRC = FOLDER / "python" / "matplotlibrc"
 _NODE_PACKAGES = FOLDER / "nodejs" / "package.json"
 _SITE = f"usr/local/lib/python{PYTHON}/dist-packages"
@@ -237,8 +255,8 @@ def build_from_debian(client: docker.DockerClient, *, rebuild: bool, tell: Tell)
     """One image with Python and Node.js in it, under both names. Needs root. Returns its id."""
     names = [f"{REPOSITORY}/{language}" for language in ("python", "nodejs")]
     made_from = recipe(
-        "debian", SUITE, platform.machine(), Path(__file__), _REQUIREMENTS, _MATPLOTLIBRC,
-        _NODE_PACKAGES,
+        "debian", SUITE, platform.machine(), Path(__file__), LOCK, PIP_CONFIGURATION,
+        _MATPLOTLIBRC, _NODE_PACKAGES,
     )  # fmt: skip
     found = {image_id(client, name, made_from) for name in names}
     if not rebuild and None not in found:
@@ -261,17 +279,21 @@ def _make_root(root: Path, work: Path, tell: Tell) -> None:
     with_npm = shutil.which("npm") is not None
     packages = _PACKAGES if with_npm else (*_PACKAGES, "node-axios", "node-typescript")
     tell(f"Making a Debian {SUITE} system and fetching packages")
+    lock = work / LOCK.name
+    lock.write_text(lock_for(LOCK.read_text(), PYTHON))
     # The three are independent and mostly wait for the network.
     with ThreadPoolExecutor(3) as threads:
         jobs = [
             threads.submit(_debootstrap, root, packages),
-            threads.submit(install_packages, _REQUIREMENTS, work / "site", PYTHON),
+            threads.submit(install_packages, lock, work / "site", PYTHON),
         ]
         if with_npm:
             jobs.append(threads.submit(_install_node_packages, work / "node"))
         for job in jobs:
             job.result()
+    _move_commands(work / "site" / "bin", root / "usr/local/bin")
     shutil.copytree(work / "site", root / _SITE, dirs_exist_ok=True)
+    (root / "etc/pip.conf").write_text(PIP_CONFIGURATION)
     if with_npm:
         shutil.copytree(work / "node" / "node_modules", root / "node_modules", symlinks=True)
     for name in _USELESS:
@@ -288,6 +310,17 @@ def _make_root(root: Path, work: Path, tell: Tell) -> None:
     look = "import matplotlib.font_manager"
     cache = "MPLCONFIGDIR=/usr/share/cofferdam/tmp/.matplotlib"
     run([*inside, cache, "python3", "-c", look], "matplotlib does not work in the image")
+
+
+def _move_commands(made: Path, target: Path) -> None:
+    """Have commands be found that were made for the interpreter of this machine."""
+    target.mkdir(parents=True, exist_ok=True)
+    for name in ("uv", "uvx"):
+        shutil.copy(made / name, target / name)
+    for name in ("pip", "pip3"):
+        (target / name).write_text('#!/bin/sh\nexec python3 -m pip "$@"\n')
+        (target / name).chmod(0o755)
+    shutil.rmtree(made)
 
 
 def _debootstrap(root: Path, packages: tuple[str, ...]) -> None:

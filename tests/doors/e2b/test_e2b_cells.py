@@ -49,6 +49,15 @@ def test_a_cell_has_a_value_prints_and_keeps_what_it_made(sandbox: Sandbox) -> N
     ]
 
 
+def test_a_cell_that_misses_a_module_is_advised_on_stderr(sandbox: Sandbox) -> None:
+    ended = sandbox.run_code("import no_such_package")
+    assert ended.error is not None
+    assert ended.error.name == "ModuleNotFoundError"
+    assert "Advice" not in ended.error.traceback
+    told = "".join(ended.logs.stderr)
+    assert told.startswith("Advice: There is no module 'no_such_package'.")
+
+
 @pytest.mark.parametrize(
     ("code", "language", "text"),
     [

@@ -45,6 +45,15 @@ def test_a_command_runs_in_any_folder_that_it_sees(sandbox: Sandbox) -> None:
     assert sandbox.commands.run("pwd", cwd="../../etc").stdout == "/etc\n"
 
 
+def test_a_command_that_misses_a_module_is_advised_on_stderr(sandbox: Sandbox) -> None:
+    with pytest.raises(CommandExitException) as failed:
+        sandbox.commands.run("python3 -c 'import no_such_package'")
+    *_, error, advice, network = failed.value.stderr.splitlines()
+    assert error == "ModuleNotFoundError: No module named 'no_such_package'"
+    assert advice.startswith("Advice: There is no module 'no_such_package'.")
+    assert network.startswith("Advice: pip reaches no registry: ")
+
+
 def test_failures_are_told_in_the_sdks_words(sandbox: Sandbox) -> None:
     with pytest.raises(CommandExitException) as failed:
         sandbox.commands.run("echo said; exit 3")

@@ -36,9 +36,12 @@ def test_code_runs_and_is_answered_as_an_object_and_as_text(
             for name in ("run_code", "session_open"):
                 language = tools[name].input_schema["properties"]["language"]
                 assert language["enum"] == there.json["languages"]
+            says_packages = " can import " in str(tools["run_code"].description)
+            assert says_packages == bool(there.json["packages"])
             for tool in tools.values():
                 assert tool.description
-                assert len(tool.description) < 400
+                # With the names of packages, of which there are 15 at most.
+                assert len(tool.description) < 700
                 assert tool.output_schema
             told: list[str] = []
 
@@ -82,6 +85,28 @@ def test_code_runs_and_is_answered_as_an_object_and_as_text(
                 key=streaming_site.alice,
             )
             assert native.json["stdout"] == said["stdout"]
+
+    go(work)
+
+
+def test_who_misses_a_module_is_advised(streaming_site: Site) -> None:
+    async def work() -> None:
+        async with connected(streaming_site) as client:
+            said = await called(client, "run_code", code="import no_such_package")
+            assert "There is no module 'no_such_package'" in said["advice"][0]
+            assert "Advice" not in said["stderr"]
+            said = await called(client, "run_code", code="1")
+            assert said["advice"] == []
+            opened = await called(client, "session_open")
+            here = {"session_id": opened["session_id"]}
+            started = await called(
+                client, "command_start", command="python3 -m no_such_package", **here
+            )
+            ended: dict[str, Any] = {"state": "running"}
+            while ended["state"] == "running":
+                ended = await called(client, "command_output", pid=started["pid"], wait=30, **here)
+            assert "There is no module 'no_such_package'" in ended["advice"][0]
+            await called(client, "session_close", **here)
 
     go(work)
 

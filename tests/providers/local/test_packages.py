@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import base64
-import csv
 import hashlib
-import io
 import os
 import shutil
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +16,8 @@ from django.core.management import CommandError, call_command
 from providers.errors import ProviderUnavailable
 from providers.local import packages
 from tests.conftest import Caller
+from tests.support.index_folders import put_wheel
+from tests.support.required import missing
 from tests.support.sandboxes import Local
 
 PROGRAM = "import counting; print(counting.VALUE)"
@@ -46,22 +44,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def publish(registry: Path, version: str, value: int) -> Path:
     """Put a wheel of the package `counting` into the registry; return a lock that names it."""
-    name = f"counting-{version}"
-    files = {
-        "counting.py": f"VALUE = {value}\n",
-        f"{name}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: counting\nVersion: {version}\n",
-        f"{name}.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    }
-    record = io.StringIO()
-    lines = csv.writer(record)
-    for path, text in files.items():
-        digest = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=")
-        lines.writerow([path, f"sha256={digest.decode()}", len(text)])
-    lines.writerow([f"{name}.dist-info/RECORD", "", ""])
-    wheel = registry / f"{name}-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        for path, text in {**files, f"{name}.dist-info/RECORD": record.getvalue()}.items():
-            archive.writestr(path, text)
+    wheel = put_wheel(registry, version, value)
     lock = registry / f"{version}.txt"
     digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
     lock.write_text(f"counting=={version} --hash=sha256:{digest}\n")
@@ -87,6 +70,35 @@ def test_a_running_provider_has_the_packages_once_they_are_installed(
         local.close()
 
 
+@pytest.mark.slow
+def test_the_lock_has_what_programs_import_and_draws_a_chart(folder: Path, settings: Any) -> None:
+    settings.SANDBOX_LOCAL_PYTHON = str(packages.create(folder))
+    try:
+        packages.install(folder)
+    except packages.InstallationFailed as error:
+        missing(f"the packages cannot be installed: {error}")
+    local = Local("bubblewrap", pool_size=1)
+    try:
+        drawn = local.run(
+            """
+            import bs4, httpx, lxml, matplotlib, numpy, openpyxl, PIL, pyarrow, requests, scipy
+            import sklearn, sympy
+            import pandas
+            pandas.Series([1, 3, 2]).plot().figure.savefig("artifacts/chart.png")
+            import subprocess, sys
+            for command in (["pip"], ["uv"], [sys.executable, "-m", "pip"]):
+                subprocess.run([*command, "--version"], check=True)
+            """,
+            timeout=60,
+        )
+    finally:
+        local.close()
+    assert drawn.exit_code == 0, drawn.stderr
+    assert [each.name for each in drawn.artifacts] == ["chart.png"]
+    assert [line.split()[0] for line in drawn.stdout.splitlines()] == ["pip", "uv", "pip"]
+    assert not packages.look(folder).versions.keys() & {"pip", "uv"}
+
+
 def test_another_lock_is_installed_in_the_place_of_the_former(folder: Path, registry: Path) -> None:
     packages.create(folder)
     first, second = publish(registry, "1.0", 1), publish(registry, "2.0", 2)
@@ -97,7 +109,7 @@ def test_another_lock_is_installed_in_the_place_of_the_former(folder: Path, regi
     packages.install(folder, second)
 
     assert packages.look(folder) == packages.Packages("ready", "", {"counting": "2.0"})
-    assert [path.name for path in folder.glob("lib/python*/site-packages/*.py")] == ["counting.py"]
+    assert [path.name for path in folder.glob("lib/python*/packages/*.py")] == ["counting.py"]
 
 
 def test_without_a_registry_the_reason_is_kept_and_the_next_try_succeeds(
@@ -169,7 +181,8 @@ def test_a_program_can_neither_hold_an_installation_up_nor_feign_one(
             f"""
             import os
             for above, _, names in os.walk({str(folder.parent)!r}):
-                print(*(name for name in names if name.endswith((".txt", ".lock"))), end="")
+                if not above.endswith(".dist-info"):
+                    print(*(name for name in names if name.endswith((".txt", ".lock"))), end="")
             """
         )
     finally:

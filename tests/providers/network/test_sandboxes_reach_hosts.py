@@ -8,7 +8,6 @@ import json
 import shutil
 import subprocess
 import sys
-import tarfile
 import textwrap
 import zipfile
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from providers.self_managed.provider import SelfManagedProvider
 from providers.values import Command, ExecutionResult, InputFile, Job, SandboxSpec
 from tests.e2b_sdks.published import INSTALLED
 from tests.providers.network.upstreams import ADDRESS, LARGE, Upstream, upstreams
+from tests.support.index_folders import put_npm_registry
 from tests.support.pool_service import over_docker, provider_of, running
 from tests.support.processes import free_port
 from tests.support.required import missing, require
@@ -296,25 +296,8 @@ def test_npm_installs_a_package(reach: Reach, request: pytest.FixtureRequest) ->
         if not npm.exists():
             missing("npm")
         program = [str((INSTALLED / "node").resolve()), str(npm)]
-    folder = reach.plain.folder / "npm"
-    folder.mkdir(exist_ok=True)
-    about = {"name": "tiny-package", "version": "1.0.0", "main": "index.js"}
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        texts = {"package.json": json.dumps(about), "index.js": "module.exports = 42\n"}
-        for name, text in texts.items():
-            entry = tarfile.TarInfo(f"package/{name}")
-            entry.size = len(text)
-            archive.addfile(entry, io.BytesIO(text.encode()))
-    (folder / "tiny-package-1.0.0.tgz").write_bytes(packed.getvalue())
+    put_npm_registry(reach.plain.folder, reach.secure.url)
     url = f"{reach.secure.url}/npm"
-    version = {**about, "dist": {"tarball": f"{url}/tiny-package-1.0.0.tgz"}}
-    listed = {
-        "name": "tiny-package",
-        "dist-tags": {"latest": "1.0.0"},
-        "versions": {"1.0.0": version},
-    }
-    (folder / "tiny-package").write_text(json.dumps(listed))
     code = f"""
     import os, subprocess
     os.mkdir("/tmp/project")

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from django.test import override_settings
 
 from providers.errors import InvalidConfiguration
-from providers.local import packages
 from providers.network import Layer, Network, NetworkPolicy
 from providers.templates.declaration import Declaration
 from providers.templates.lock import Lock
@@ -21,6 +16,7 @@ from providers.values import ExecutionResult, Job, SandboxSpec
 from tests.conftest import require
 from tests.support.package_index import PackageIndex, package_index
 from tests.support.sandboxes import Local
+from tests.support.uv_environment import uv_environment
 
 
 @pytest.fixture(scope="module")
@@ -33,16 +29,10 @@ def index() -> Iterator[PackageIndex]:
 def local() -> Iterator[Local]:
     """A provider whose sandboxes have uv."""
     require("bwrap")
-    folder = Path(tempfile.mkdtemp(dir="/var/tmp"))
-    folder.chmod(0o755)
-    try:
-        python = packages.create(folder / "environment")
-        program = python.with_name("uv")
-        shutil.copyfile(Path(sys.executable).with_name("uv"), program)
-        program.chmod(0o755)
+    with uv_environment() as python:
         chosen = {
             "SANDBOX_LOCAL_PYTHON": str(python),
-            "DATA_DIR": folder,
+            "DATA_DIR": python.parents[2],
             "NETWORK_ALLOWED_ADDRESSES": ["127.0.0.0/8"],
         }
         with override_settings(**chosen):
@@ -51,8 +41,6 @@ def local() -> Iterator[Local]:
                 yield opened
             finally:
                 opened.close()
-    finally:
-        shutil.rmtree(folder)
 
 
 def resolve(local: Local, index: PackageIndex, wanted: Declaration) -> ExecutionResult:

@@ -158,6 +158,12 @@ class AsyncCofferdam:
         found = await self._transport.json(calls.get("/api/v1/languages"))
         return [str(each) for each in found["languages"]]
 
+    async def packages(self) -> dict[str, str]:
+        """The versions of the packages that Python code can import, by name."""
+        found = await self._transport.json(calls.get("/api/v1/languages"))
+        known = found["packages"].values()
+        return {name: str(each["versions"][name]) for each in known for name in each["versions"]}
+
     async def usage(self) -> Usage:
         """The tenant's quotas and their usage."""
         return decode(Usage, await self._transport.json(calls.get("/api/v1/usage")))

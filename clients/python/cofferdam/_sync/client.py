@@ -157,6 +157,12 @@ class Cofferdam:
         found = self._transport.json(calls.get("/api/v1/languages"))
         return [str(each) for each in found["languages"]]
 
+    def packages(self) -> dict[str, str]:
+        """The versions of the packages that Python code can import, by name."""
+        found = self._transport.json(calls.get("/api/v1/languages"))
+        known = found["packages"].values()
+        return {name: str(each["versions"][name]) for each in known for name in each["versions"]}
+
     def usage(self) -> Usage:
         """The tenant's quotas and their usage."""
         return decode(Usage, self._transport.json(calls.get("/api/v1/usage")))

@@ -148,9 +148,11 @@ def told_record(execution: Execution, options: argparse.Namespace) -> int:
 
 
 def _tell_problems(execution: Execution) -> None:
-    """Print the files and outputs that were left out, and the error."""
+    """Print the files and outputs that were left out, the advice, and the error."""
     for each in (*execution.artifacts_skipped, *execution.outputs_skipped):
         output.problem(f"{each.name} was left out: {each.reason}" if each.name else each.reason)
+    for line in execution.advice:
+        output.problem(f"Advice: {line}")
     if execution.error is not None:
         output.problem(f"{execution.error.code}: {execution.error.message}")
 
