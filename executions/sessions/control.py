@@ -6,7 +6,6 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from time import perf_counter
 from typing import Any, TypeVar
 from uuid import UUID
@@ -273,35 +272,37 @@ async def open_session(
     then closed.
     """
     slug = caller.tenant.slug
-    request = _from_snapshot(request)
+    wanted, source = _template_and_source(request)
     steps: Sequence[Step] = _steps(request, slug, may_choose)
-    former = ended_session_with_files(caller.tenant, request.source) if request.source else None
+    former = ended_session_with_files(caller.tenant, source) if source else None
     snapshot = None
-    if request.source and former is None:
-        snapshot = snapshot_of(caller.tenant, request.source, "from")
-    template = _template_of(request, former, snapshot)
-    ensure_template(caller, template.label if template else request.template)
+    if source and former is None:
+        snapshot = snapshot_of(caller.tenant, source, "from")
+    template = None if wanted else _template_of(former, snapshot)
+    ensure_template(caller, template.label if template else wanted)
     steps = allowed_steps(caller, request.language, steps)
     asked = NetworkRequest(mode="none") if request.offline else request.network
     network = extensions.session_network(slug, asked)
-    if request.template:
-        template = extensions.session_template(slug, request.template)
+    if wanted:
+        template = extensions.session_template(slug, wanted)
     parts = extensions.begin_session(slug, network, template.version if template else None)
     parts.check_language(request.language)
     steps = parts.select(steps)
     ensure_supported(request.language, steps)
-    if request.template and template is None:
-        ensure_image(request.template, steps, extensions.template_names(slug))
+    if wanted and template is None:
+        ensure_image(wanted, steps, extensions.template_names(slug))
     ensure_ready(slug)
     if request.offline:
         steps = await _offline_steps(steps)
-    session = await _reserve(request, caller, network, template, beside)
+    label = template.label if template else wanted
+    version = template.version if template else None
+    session = await _reserve(request, caller, network, (label, version), beside)
     try:
         if snapshot:
             members = await copy_snapshot(session, snapshot)
         else:
             members = inherit(session, former)
-        await _place(session, caller.tenant, request, steps, members, parts)
+        await _place(session, caller.tenant, request, steps, members, parts, source)
     except BaseException as error:
         problem = error.message if isinstance(error, SandboxError) else "the service failed"
         fail(session, f"it could not be opened: {storable(problem)}")
@@ -313,25 +314,23 @@ async def open_session(
 _SNAPSHOT = "snapshot:"
 
 
-def _from_snapshot(request: SessionRequest) -> SessionRequest:
-    """Read the template `snapshot:ID` as the snapshot it names. Raises InvalidConfiguration."""
+def _template_and_source(request: SessionRequest) -> tuple[str, UUID | None]:
+    """Read the template `snapshot:ID` as the source of files that it is.
+
+    Raises InvalidConfiguration.
+    """
     if not request.template.startswith(_SNAPSHOT):
-        return request
+        return request.template, request.source
     if request.source is not None:
         refuse("template", "Name a snapshot either here or in `from`.")
     try:
-        source = UUID(request.template.removeprefix(_SNAPSHOT))
+        return "", UUID(request.template.removeprefix(_SNAPSHOT))
     except ValueError:
         refuse("template", "What follows snapshot: is the id of a snapshot.")
-    return replace(request, template="", source=source)
 
 
-def _template_of(
-    request: SessionRequest, former: Session | None, snapshot: Snapshot | None
-) -> SessionTemplate | None:
-    """The template of the session whose files the request begins with, unless it names another."""
-    if request.template:
-        return None
+def _template_of(former: Session | None, snapshot: Snapshot | None) -> SessionTemplate | None:
+    """The template of the session whose files a new one begins with."""
     if snapshot is not None:
         former = Session.objects.filter(pk=snapshot.source).first()
     if former is None or former.template_version is None:
@@ -371,7 +370,7 @@ async def _reserve(
     request: SessionRequest,
     caller: Caller,
     network: NetworkPolicy | None,
-    template: SessionTemplate | None,
+    template: tuple[str, UUID | None],
     beside: Callable[[Session], None],
 ) -> Session:
     """The row, so that name and room are its own before anything is started."""
@@ -386,8 +385,8 @@ async def _reserve(
         name=request.name,
         metadata=dict(request.metadata),
         language=request.language,
-        template=template.label if template else request.template,
-        template_version=template.version if template else None,
+        template=template[0],
+        template_version=template[1],
         env=dict(request.env),
         contexts=[{"id": DEFAULT_CONTEXT, "language": request.language, "cwd": ""}],
         idle_seconds=request.idle_seconds,
@@ -421,6 +420,7 @@ async def _place(
     steps: Sequence[Step],
     members: Sequence[Restored],
     parts: RunParts,
+    source: UUID | None,
 ) -> None:
     floor = required_isolation_for(tenant, session.api_key, request.language)
 
@@ -444,7 +444,7 @@ async def _place(
             elif files := parts.session_files():
                 await put_files(session, lease, sandbox, files)
             await start_session(session, lease, sandbox, parts)
-            _put(session, lease, sandbox, isolation, mark, request.source)
+            _put(session, lease, sandbox, isolation, mark, source)
             await extend_lease(lease, session, sandbox)
         except BaseException:
             sandbox.submit_close()

@@ -63,6 +63,10 @@ class PackageIndex:
         self.hashes: dict[str, str] = {}
         self.npm: dict[str, dict[str, Any]] = {}
         self.requests: list[str] = []
+        # Pages of projects in place of the usual, by name.
+        self.pages: dict[str, str] = {}
+        # Files that are other ones once they were asked for, by name.
+        self.changed_after_first: dict[str, bytes] = {}
 
     def add(self, name: str, version: str = "1.0", **parts: Any) -> str:
         """Serve a wheel; return its address."""
@@ -101,7 +105,10 @@ class PackageIndex:
     def answer(self, path: str) -> tuple[int, str, bytes]:
         self.requests.append(path)
         if path.startswith("/files/"):
-            content = self.files.get(path.removeprefix("/files/"))
+            file_name = path.removeprefix("/files/")
+            content = self.files.get(file_name)
+            if file_name in self.changed_after_first:
+                self.files[file_name] = self.changed_after_first.pop(file_name)
             return (
                 (404, "text/plain", b"") if content is None else (200, "application/zip", content)
             )
@@ -112,6 +119,7 @@ class PackageIndex:
                 for each in self.files
                 if each.lower().startswith(f"{name}-")
             ]
+            links = [self.pages[name]] if name in self.pages else links
             page = f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>"
             return (200 if links else 404, "text/html", page.encode())
         package = self.npm.get(path.lstrip("/").replace("%2f", "/"))

@@ -420,9 +420,20 @@ class _Build:
         if not declaration.run or files.find(declaration, lock):
             return files.build(declaration, lock, fetch, self.tell)
         base = files.build(replace(declaration, run=()), lock, fetch, self.tell)
-        left = self._run_commands(declaration, base.digest)
-        with left.file.open("rb") as workspace:
-            return files.build(declaration, lock, fetch, self.tell, workspace)
+        try:
+            left = self._run_commands(declaration, base.digest)
+            with left.file.open("rb") as workspace:
+                return files.build(declaration, lock, fetch, self.tell, workspace)
+        finally:
+            self._remove_base(base.digest)
+
+    def _remove_base(self, digest: str) -> None:
+        """Remove what only the commands have used. Another build may be about to use it."""
+        others = TemplateVersion.objects.filter(state__in=TemplateVersion.UNDER_WAY)
+        if others.exclude(pk=self.version.pk).exists():
+            return
+        if not TemplateVersion.objects.filter(digest=digest).exists():
+            store().remove(digest)
 
     def _run_commands(self, declaration: Declaration, digest: str) -> Artifact:
         """Run the commands in a sandbox with these packages; return the workspace that they leave.

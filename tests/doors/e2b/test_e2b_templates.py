@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import UUID
 
 import httpx
@@ -17,74 +14,18 @@ from e2b.exceptions import BuildException, SandboxException
 from e2b_code_interpreter import Sandbox
 
 from providers.templates.store import python_release
-from tests.support.package_index import PackageIndex, package_index
-from tests.support.processes import ROOT, clean_environment
-from tests.support.required import require
-from tests.support.site import Site, prepare, serving
-from tests.support.uv_environment import uv_environment
-
-T = TypeVar("T")
-
-LISTS = """
-from executions.capabilities.network.models import NetworkList
-from executions.tenants.models import ApiKey
-NetworkList.objects.create(mode="allowlist", rules={rules!r})
-for key in ApiKey.objects.all():
-    key.scopes = f"{{key.scopes}} templates"
-    key.save()
-"""
-BUILD = """
-from executions.capabilities.templates.builds import build_waiting
-build_waiting()
-"""
-
-
-class Door:
-    """A running site whose builds are carried out when a test says so."""
-
-    def __init__(self, site: Site, index: PackageIndex, environment: dict[str, str]) -> None:
-        self.site, self.index, self.environment = site, index, environment
-
-    def shell(self, script: str) -> None:
-        command = [sys.executable, "manage.py", "shell", "-c", script]
-        subprocess.run(command, env=self.environment, cwd=ROOT, check=True, timeout=120)
-
-    def building(self, call: Callable[[], T]) -> T:
-        """What a call of the SDK returns that waits for a build."""
-        with ThreadPoolExecutor(1) as threads:
-            waited = threads.submit(call)
-            while not waited.done():
-                self.shell(BUILD)
-            return waited.result()
+from tests.support.template_door import TemplateDoor, template_door
 
 
 @pytest.fixture(scope="module")
-def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
-    require("bwrap")
-    folder = tmp_path_factory.mktemp("site")
-    with package_index() as index, uv_environment() as python:
-        # Templates lie below it, where sandboxes have nothing of their own.
-        prepared = prepare(python.parents[2] / "data")
-        extra = {
-            "NETWORK_ALLOWED_ADDRESSES": "127.0.0.0/8",
-            "PACKAGE_INDEX_URL": index.simple,
-            "NPM_REGISTRY_URL": index.url,
-            "SANDBOX_LOCAL_PYTHON": str(python),
-        }
-        environment = clean_environment(prepared.data_dir, **extra)
-        with (
-            serving(prepared, folder / "log", **extra) as site,
-            pytest.MonkeyPatch.context() as patch,
-        ):
-            opened = Door(site, index, environment)
-            opened.shell(LISTS.format(rules=index.url.removeprefix("http://")))
-            patch.setenv("E2B_API_URL", site.service.url)
-            patch.setenv("E2B_SANDBOX_URL", site.service.url)
-            patch.setenv("E2B_API_KEY", site.alice)
-            yield opened
+def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemplateDoor]:
+    with template_door(tmp_path_factory.mktemp("site")) as opened:
+        yield opened
 
 
-def test_a_template_of_packages_files_variables_and_commands(door: Door, tmp_path: Path) -> None:
+def test_a_template_of_packages_files_variables_and_commands(
+    door: TemplateDoor, tmp_path: Path
+) -> None:
     door.index.add("alpha", files={"alpha.py": "VALUE = 42\n"})
     door.index.add_npm("gamma", "1.0.0", {"index.js": "module.exports = 'gamma';\n"})
     (tmp_path / "app").mkdir()
@@ -122,7 +63,7 @@ def test_a_template_of_packages_files_variables_and_commands(door: Door, tmp_pat
     assert [(each.tag, each.build_id) for each in tags] == [("v1", info.build_id)]
 
 
-def test_the_same_template_again_asks_no_index(door: Door) -> None:
+def test_the_same_template_again_asks_no_index(door: TemplateDoor) -> None:
     door.index.add("beta")
     template = Template().from_base_image().pip_install("beta")
     door.building(lambda: Template.build(template, "again"))
@@ -133,7 +74,7 @@ def test_the_same_template_again_asks_no_index(door: Door) -> None:
     assert door.index.requests != []
 
 
-def test_tags_lead_to_versions(door: Door) -> None:
+def test_tags_lead_to_versions(door: TemplateDoor) -> None:
     door.index.add("delta", "1.0")
     first = Template().from_base_image().pip_install("delta==1.0")
     door.building(lambda: Template.build(first, "tagged:old"))
@@ -150,7 +91,9 @@ def test_tags_lead_to_versions(door: Door) -> None:
     assert {each.tag for each in Template.get_tags("tagged")} == {"stable"}
 
 
-def test_the_start_command_serves_when_a_sandbox_is_there_and_after_a_pause(door: Door) -> None:
+def test_the_start_command_serves_when_a_sandbox_is_there_and_after_a_pause(
+    door: TemplateDoor,
+) -> None:
     template = (
         Template()
         .from_base_image()
@@ -165,7 +108,7 @@ def test_the_start_command_serves_when_a_sandbox_is_there_and_after_a_pause(door
         assert sandbox.files.read("started.txt") == "started\nstarted\n"
 
 
-def test_a_snapshot_keeps_the_template_of_its_sandbox(door: Door) -> None:
+def test_a_snapshot_keeps_the_template_of_its_sandbox(door: TemplateDoor) -> None:
     door.index.add("eta")
     template = Template().from_base_image().pip_install("eta")
     door.building(lambda: Template.build(template, "kept"))
@@ -189,7 +132,7 @@ def test_a_snapshot_keeps_the_template_of_its_sandbox(door: Door) -> None:
     assert (refused.status_code, refused.json()["error"]["field"]) == (400, "template")
 
 
-def test_a_start_command_that_ends_makes_no_sandbox(door: Door) -> None:
+def test_a_start_command_that_ends_makes_no_sandbox(door: TemplateDoor) -> None:
     template = Template().from_base_image().set_start_cmd("exit 3", wait_for_file("never"))
     door.building(lambda: Template.build(template, "ending"))
     with pytest.raises(SandboxException, match="The start command of ending@1 has ended"):
@@ -207,19 +150,19 @@ def test_a_start_command_that_ends_makes_no_sandbox(door: Door) -> None:
     ],
 )
 def test_steps_that_are_not_carried_out_are_refused(
-    door: Door, steps: Callable[[Any], Any], said: str
+    door: TemplateDoor, steps: Callable[[Any], Any], said: str
 ) -> None:
     with pytest.raises(BuildException, match=said):
         Template.build(steps(Template().from_base_image()), "refused")
 
 
 @pytest.mark.parametrize("image", ["ubuntu:22.04", "python:2.7", "evil.example/x"])
-def test_an_image_that_is_not_here_is_refused(door: Door, image: str) -> None:
+def test_an_image_that_is_not_here_is_refused(door: TemplateDoor, image: str) -> None:
     with pytest.raises(BuildException, match="is not here"):
         Template.build(Template().from_image(image).run_cmd("true"), "refused")
 
 
-def test_a_failing_command_ends_the_build_with_its_output(door: Door) -> None:
+def test_a_failing_command_ends_the_build_with_its_output(door: TemplateDoor) -> None:
     template = Template().from_base_image().run_cmd("echo before; echo why >&2; exit 7")
     lines: list[str] = []
     with pytest.raises(BuildException, match="exit code 7"):
@@ -231,7 +174,7 @@ def test_a_failing_command_ends_the_build_with_its_output(door: Door) -> None:
     assert any("why" in line for line in lines)
 
 
-def test_strangers_neither_see_nor_use_nor_change_it(door: Door) -> None:
+def test_strangers_neither_see_nor_use_nor_change_it(door: TemplateDoor) -> None:
     door.index.add("epsilon")
     template = Template().from_base_image().pip_install("epsilon")
     info = door.building(lambda: Template.build(template, "secretive", tags=["v1"]))
