@@ -140,7 +140,8 @@ def test_a_program_sees_the_image_and_not_the_machine(line: Line) -> None:
         "OF_THE_IMAGE": "yes",
         "TMPDIR": "/tmp",
         "HOME": "/workspace",
-        "PATH": "/opt/tools/bin:/cofferdam/bin",
+        "PATH": "/opt/tools/bin:/cofferdam/bin:/workspace/.local/bin",
+        "npm_config_fetch_retries": "0",
     }
 
 

@@ -38,7 +38,7 @@ def test_nothing_in_it_is_this_machines(local: Local) -> None:
     names = set(eval(result.stdout.splitlines()[0]))
     assert names <= {
         *("alternatives", "fonts", "group", "hosts", "ld.so.cache", "ld.so.conf"),
-        *("matplotlibrc", "nsswitch.conf", "passwd", "ssl"),
+        *("matplotlibrc", "nsswitch.conf", "passwd", "pip.conf", "ssl", "uv"),
     }
     assert os.uname().nodename not in result.stdout.replace("sandbox", "")
 
