@@ -384,6 +384,15 @@ TEMPLATES: Group = Group(
             unit="MiB",
         ),
         number(
+            "TEMPLATE_BUILD_SECONDS",
+            300,
+            1,
+            3600,
+            "The most that resolving a template's packages may take, and as much again its "
+            "commands.",
+            unit="s",
+        ),
+        number(
             "TEMPLATES_MB_PER_TENANT",
             8192,
             1,

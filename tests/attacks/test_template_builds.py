@@ -15,15 +15,10 @@ from providers.templates.store import TemplateStore
 from tests.support.package_index import make_wheel, package_index
 from tests.support.template_door import TemplateDoor, template_door
 
-SHORT = """
-from executions.capabilities.templates import builds
-builds.RESOLVE_SECONDS = 3.0
-"""
-
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TemplateDoor]:
-    with template_door(tmp_path_factory.mktemp("site")) as opened:
+    with template_door(tmp_path_factory.mktemp("site"), TEMPLATE_BUILD_SECONDS="10") as opened:
         yield opened
 
 
@@ -53,7 +48,7 @@ def test_a_command_that_takes_too_much_ends_its_own_build_alone(
 ) -> None:
     template = Template().from_base_image().run_cmd(command)
     with pytest.raises(BuildException, match=said):
-        door.building(lambda: Template.build(template, "greedy"), SHORT)
+        door.building(lambda: Template.build(template, "greedy"))
     assert_nothing_is_left(door)
 
 
@@ -76,7 +71,7 @@ def test_a_lock_that_leads_to_another_host_is_refused(door: TemplateDoor) -> Non
         door.index.pages["wander"] = page
         template = Template().from_base_image().pip_install("wander")
         with pytest.raises(BuildException):
-            door.building(lambda: Template.build(template, "wandering"), SHORT)
+            door.building(lambda: Template.build(template, "wandering"))
         assert other.requests == []
     assert_nothing_is_left(door)
 

@@ -44,17 +44,17 @@ class TemplateDoor:
         command = [sys.executable, "manage.py", "shell", "-c", script]
         subprocess.run(command, env=self.environment, cwd=ROOT, check=True, timeout=120)
 
-    def building(self, call: Callable[[], T], before: str = "") -> T:
-        """What a call of the SDK returns that waits for a build, which `before` prepares."""
+    def building(self, call: Callable[[], T]) -> T:
+        """What a call of the SDK returns that waits for a build."""
         with ThreadPoolExecutor(1) as threads:
             waited = threads.submit(call)
             while not waited.done():
-                self.shell(before + BUILD)
+                self.shell(BUILD)
             return waited.result()
 
 
 @contextmanager
-def template_door(folder: Path) -> Iterator[TemplateDoor]:
+def template_door(folder: Path, **settings: str) -> Iterator[TemplateDoor]:
     require("bwrap")
     with package_index() as index, uv_environment() as python:
         # Templates lie below it, where sandboxes have nothing of their own.
@@ -64,6 +64,7 @@ def template_door(folder: Path) -> Iterator[TemplateDoor]:
             "PACKAGE_INDEX_URL": index.simple,
             "NPM_REGISTRY_URL": index.url,
             "SANDBOX_LOCAL_PYTHON": str(python),
+            **settings,
         }
         environment = clean_environment(prepared.data_dir, **extra)
         with (

@@ -64,7 +64,6 @@ from providers.templates.store import Built
 logger = logging.getLogger(__name__)
 
 TASK = "executions.tasks.build_templates"
-RESOLVE_SECONDS = 300.0
 MOST_LOCK_BYTES = 1 << 20
 # Of one template. What nothing uses is removed after some days.
 MOST_VERSIONS = 100
@@ -446,7 +445,7 @@ class _Build:
             "python",
             files=job.files,
             env=dict(declaration.environment),
-            usual_timeout=RESOLVE_SECONDS,
+            usual_timeout=settings.TEMPLATE_BUILD_SECONDS,
             subject=f"template {self.version}"[:255],
         )
         execution = self._execute(request, "The commands failed", digest)
@@ -494,7 +493,7 @@ class _Build:
             job.code,
             "python",
             files=job.files,
-            usual_timeout=RESOLVE_SECONDS,
+            usual_timeout=settings.TEMPLATE_BUILD_SECONDS,
             subject=f"template {self.version}"[:255],
             network=NetworkRequest(mode="allowlist", allow=list(job.rules)),
         )
