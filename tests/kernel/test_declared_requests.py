@@ -45,6 +45,7 @@ UNSAID = (
     *("cannot be the name of a tool", "Two tools have the same name"),
     *("Must be a time with its zone", "cron expression", "Unknown time zone"),
     *("cannot be set. Choose another name", "is too long, or has a NUL", "path in the workspace"),
+    "Needs a start command",
 )
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
 ANY_JSON = st.recursive(

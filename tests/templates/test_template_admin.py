@@ -149,9 +149,6 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     file.write_text('name = "science"\npython = ["nonesuch @ file:///etc"]')
     with pytest.raises(CommandError, match="names an address"):
         command("build", str(file))
-    file.write_text('name = "science"\nstart = "server"')
-    with pytest.raises(CommandError, match="No start command"):
-        command("build", str(file))
     with pytest.raises(CommandError, match="no tenant"):
         command("list", "--tenant", "nowhere")
 
@@ -163,6 +160,8 @@ def test_toml_reads_what_was_written() -> None:
         "environment": {"A": 'quote " and \\ and \x7f\n'},
         "files": {"a b/ü.txt": "line\nline\ttab 😀", "b.bin": {"base64": "AP8="}},
         "run": ["echo 'a' > b.txt"],
+        "start": "python server.py",
+        "ready": "true",
         "network": {"mode": "allowlist", "rules": ["pypi.org"]},
     }
     declaration = Declaration.parse(declared)

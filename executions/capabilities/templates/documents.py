@@ -46,6 +46,7 @@ def to_toml(declaration: Declaration) -> str:
     """Return the text that `read_declaration` reads."""
     said = declaration.to_json()
     lines = [f"{name} = {_value(said[name])}" for name in ("python", "npm", "run") if said[name]]
+    lines += [f"{name} = {_value(said[name])}" for name in ("start", "ready") if said[name]]
     for name in ("environment", "files", "network"):
         if said[name]:
             lines += ["", f"[{name}]"]

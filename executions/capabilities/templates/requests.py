@@ -126,6 +126,23 @@ class DeclaredTemplate(BaseModel):
             "What they leave there is of the template."
         ),
     ] = ()
+    start: Annotated[
+        str,
+        Field(
+            max_length=_LONGEST,
+            description="A shell command that each session with it starts, such as a server.",
+        ),
+        STORABLE,
+    ] = ""
+    ready: Annotated[
+        str,
+        Field(
+            max_length=_LONGEST,
+            description="A shell command that ends with 0 once the start command serves. The "
+            "session is answered after that.",
+        ),
+        STORABLE,
+    ] = ""
     network: Annotated[
         NetworkField | None,
         Field(
@@ -143,6 +160,8 @@ class DeclaredTemplate(BaseModel):
             "environment": dict(self.environment),
             "files": dict(self.files),
             "run": list(self.run),
+            "start": self.start,
+            "ready": self.ready,
         }
         if network is not None:
             policy = network.policy
