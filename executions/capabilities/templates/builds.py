@@ -526,8 +526,7 @@ class _Build:
         if outcome.error is not None:
             raise BuildFailed(f"{problem}: {outcome.error.message}")
         if execution.status != Execution.Status.SUCCEEDED:
-            last = next(filter(None, reversed(execution.stderr.strip().splitlines())), "")
-            raise BuildFailed(f"{problem}. {last}".strip())
+            raise BuildFailed(f"{problem}. {_reason_of(execution)}".strip())
         return execution
 
     def _finish(self, lock: Lock, built: Built) -> None:
@@ -589,6 +588,18 @@ def _change_tags(template: Template, changes: Mapping[str, int | None], by: str)
         Template.objects.filter(pk=template.pk).update(tags=tags)
         template.refresh_from_db()
         enter_row(template, "tagged", before, {"by": by})
+
+
+def _reason_of(execution: Execution) -> str:
+    """Return why a part of a build did not succeed."""
+    if execution.status == Execution.Status.TIMED_OUT:
+        most = settings.TEMPLATE_BUILD_SECONDS
+        return (
+            f"It took more time than {most} s. An administrator can raise TEMPLATE_BUILD_SECONDS."
+        )
+    if execution.status == Execution.Status.OUT_OF_MEMORY:
+        return "It took more memory than a sandbox has."
+    return next(filter(None, reversed(execution.stderr.strip().splitlines())), "")
 
 
 def _read_lock(execution: Execution, declaration: Declaration) -> Lock:
