@@ -62,6 +62,7 @@ lint: venv-dev ## Check style, types, imports, wording, spelling and migrations
 bench: venv-dev bubblewrap ## Measure executions against a bare interpreter and a bare SDK, and under attack
 	@$(PY) -m benchmarks.executions $(ARGS)
 	@$(PY) -m benchmarks.packages
+	@$(PY) -m benchmarks.templates
 	@$(PY) -m benchmarks.remote
 	@$(PY) -m benchmarks.bounds
 	@$(PY) -m benchmarks.attacks

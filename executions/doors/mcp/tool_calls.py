@@ -501,6 +501,9 @@ NETWORK = _object(
         },
     },
 )
+TEMPLATE = _text(
+    "The name of a template, whose packages and files the sandbox has; without it the usual ones."
+)
 COMMAND = _text("A bash command, such as `ls -la | head`.")
 SESSION = {
     "properties": {
@@ -547,6 +550,7 @@ _ALL = (
             ),
             "env": ENVIRONMENT,
             "network": NETWORK,
+            "template": TEMPLATE,
         },
         EXECUTION,
         NEEDS["executions"]["POST"],
@@ -571,6 +575,7 @@ _ALL = (
             },
             "env": ENVIRONMENT,
             "network": NETWORK,
+            "template": TEMPLATE,
         },
         SESSION,
         NEEDS["sessions"]["POST"],

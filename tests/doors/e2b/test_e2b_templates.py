@@ -14,6 +14,7 @@ from e2b.exceptions import BuildException, SandboxException
 from e2b_code_interpreter import Sandbox
 
 from providers.templates.store import python_release
+from tests.support.mcp_client import called, connected, go
 from tests.support.template_door import TemplateDoor, template_door
 
 
@@ -61,6 +62,22 @@ def test_a_template_of_packages_files_variables_and_commands(
         assert sandbox.run_code("import alpha").error is None
     tags = Template.get_tags("science")
     assert [(each.tag, each.build_id) for each in tags] == [("v1", info.build_id)]
+
+
+def test_tools_of_mcp_name_it_too(door: TemplateDoor) -> None:
+    door.index.add("theta")
+    template = Template().from_base_image().pip_install("theta")
+    door.building(lambda: Template.build(template, "tools"))
+
+    async def work() -> None:
+        async with connected(door.site) as client:
+            code = {"code": "import theta; print(theta.VERSION)", "template": "tools"}
+            assert (await called(client, "run_code", **code))["stdout"] == "1.0\n"
+            session = await called(client, "session_open", template="tools@1")
+            cell = {"session_id": session["session_id"], "code": "import theta"}
+            assert (await called(client, "session_run", **cell))["status"] == "succeeded"
+
+    go(work)
 
 
 def test_the_same_template_again_asks_no_index(door: TemplateDoor) -> None:
