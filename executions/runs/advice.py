@@ -15,13 +15,12 @@ from typing import Literal
 from executions.kernel.text import from_json
 from executions.runs import extensions
 from executions.runs.models import Execution
+from executions.runs.results import LOOKED_AT_CHARACTERS, may_have_missed
 from providers.manager import loaded
 from providers.values import Packages
 
 Installer = Literal["pip", "npm"]
 
-# Of the end of an output: a traceback, or what pip says last.
-LOOKED_AT_CHARACTERS = 8192
 # Packages that are named, those first that programs ask for most.
 MOST_NAMED = 15
 MOST_ADVICE = 5
@@ -60,7 +59,7 @@ class Missed:
 
 def missed_by(execution: Execution) -> Missed | None:
     """Return what the program of an execution missed, None where nothing is known of it."""
-    if execution.finished_at is None:
+    if execution.finished_at is None or not may_have_missed(execution):
         return None
     stderr = execution.stderr[-LOOKED_AT_CHARACTERS:]
     both = f"{execution.stdout[-LOOKED_AT_CHARACTERS:]}\n{stderr}"

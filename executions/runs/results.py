@@ -568,6 +568,20 @@ def policy_of(execution: Execution) -> PolicyShape | None:
     }
 
 
+# Of the end of an output, which is a traceback, or what pip says last; and the words that
+# interpreters and installers say there where something is missing.
+LOOKED_AT_CHARACTERS = 8192
+_MISSING = ("No module named", "not found", "annot find", "npm ", "ERROR: ", "'pip", "externally-")
+
+
+def may_have_missed(execution: Execution) -> bool:
+    """Whether there may be advice for it (`runs.advice`), without a look at what it would be."""
+    if execution.exit_code not in (0, None) or NETWORK in execution.meta:
+        return True
+    ends = (execution.stderr[-LOOKED_AT_CHARACTERS:], execution.stdout[-LOOKED_AT_CHARACTERS:])
+    return any(word in end for end in ends for word in _MISSING)
+
+
 def place_of(execution: Execution) -> PlaceShape:
     """Which one it is, where it ran, which is null outside sessions, and who asked for it."""
     return {

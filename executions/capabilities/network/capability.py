@@ -15,6 +15,7 @@ from executions.capabilities.network.advice import advice_of
 from executions.capabilities.network.attempts import store, store_of_run
 from executions.capabilities.network.credential_changes import Holder
 from executions.capabilities.network.credentials import ids_of
+from executions.runs.advice import missed_by
 from executions.runs.event_log import EventLog
 from executions.runs.extensions import Extension, RunPart, Waiting
 from executions.runs.models import Execution
@@ -179,6 +180,8 @@ class NetworkLists(Extension):
         store(attempts, tenant_id, tenant_slug, session_id=session_id)
 
     def advice(self, execution: Execution) -> Sequence[str]:
+        if NETWORK not in execution.meta and missed_by(execution) is None:
+            return ()
         return advice_of(execution)
 
     def before_seal(self, ended: Execution, *, had_code: bool) -> None:

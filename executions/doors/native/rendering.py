@@ -19,6 +19,7 @@ from executions.runs.network import NETWORK_KEYS, network_of
 from executions.runs.record import late_result_of, receipt_of
 from executions.runs.results import (
     error_of,
+    may_have_missed,
     observations_of,
     omissions_of,
     place_of,
@@ -163,7 +164,7 @@ def execution_detail(
         "artifacts": [_artifact(execution, artifact, absolute) for artifact in artifacts],
         "artifacts_skipped": omissions[ARTIFACTS_SKIPPED],
         "outputs_skipped": omissions[OUTPUTS_SKIPPED],
-        "advice": advice_of(execution),
+        "advice": advice_of(execution) if may_have_missed(execution) else [],
         "error": error_of(execution),
         "exception": value_of(execution.exception) if execution.exception else None,
         "hops": execution.hops,

@@ -141,7 +141,6 @@ def test_a_program_sees_the_image_and_not_the_machine(line: Line) -> None:
         "TMPDIR": "/tmp",
         "HOME": "/workspace",
         "PATH": "/opt/tools/bin:/cofferdam/bin:/workspace/.local/bin",
-        "npm_config_fetch_retries": "0",
     }
 
 
