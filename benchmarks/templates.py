@@ -1,13 +1,14 @@
-"""What templates cost: their builds, the first sandbox, and each run beside one without a template.
+"""What templates cost: builds, the first sandbox, and each run beside one without a template.
 
 The packages are made here and served by an index on the loopback, so that no network is measured.
-Memory is the PSS of all processes of a sandbox that waits.
+Memory is the PSS of the processes.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
 import tempfile
 import time
@@ -77,6 +78,8 @@ async def measure(kind: str, folder: Path, digest: str, calls: int) -> None:
     manager.open()
     try:
         await run(manager, "")
+        await asyncio.sleep(1)
+        alone = memory()
         began = time.perf_counter()
         await run(manager, digest)
         first = time.perf_counter() - began
@@ -94,7 +97,11 @@ async def measure(kind: str, folder: Path, digest: str, calls: int) -> None:
             f"{kind}: a run {plain:.1f} ms, with a template {templated:.1f} ms "
             f"({templated / plain:.2f}) at p50; its first {first * 1000:.0f} ms"
         )
-        await print_memory(kind, manager)
+        await asyncio.sleep(1)
+        print(
+            f"{kind}: {alone:.1f} MiB (PSS) for an idle sandbox and what makes it, and "
+            f"{memory() - alone:.1f} MiB more for one of the template"
+        )
     finally:
         await manager.close()
 
@@ -106,21 +113,22 @@ async def run(manager: PoolManager, digest: str) -> None:
         raise RuntimeError(result.stderr)
 
 
-async def print_memory(kind: str, manager: PoolManager) -> None:
-    """Print the memory of what waits, with and without a template: it is of this process alone."""
-    await asyncio.sleep(1)
-    kibibytes = 0
-    for path in Path("/proc").glob("[0-9]*/smaps_rollup"):
+def memory() -> float:
+    """MiB (PSS) of the processes that this one has started, and of theirs."""
+    parents = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
-            if b"cofferdam" in (path.parent / "cmdline").read_bytes():
-                kibibytes += next(
-                    int(line.split()[1])
-                    for line in path.read_text().splitlines()
-                    if line.startswith("Pss:")
-                )
-    stats = manager.stats()
-    idle = stats["idle"]
-    print(f"{kind}: {kibibytes / 1024:.1f} MiB (PSS) for {idle} idle sandboxes and what makes them")
+            # What is before it, a name in brackets, may hold anything.
+            parents[int(path.parent.name)] = int(path.read_text().rpartition(")")[2].split()[1])
+    family = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    kibibytes = 0
+    for pid in family - {os.getpid()}:
+        with suppress(OSError):
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            kibibytes += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+    return kibibytes / 1024
 
 
 def main() -> None:

@@ -300,3 +300,15 @@ def test_a_queued_run_whose_key_was_narrowed_meanwhile_does_not_begin(
     assert outcome is not None
     assert "no longer use its template" in str(outcome.error)
     assert resolver.module.jobs == []
+
+
+def test_who_misses_a_module_is_told_which_template_has_it(
+    alice: Caller, charlie: Caller, science: TemplateVersion, resolver: Liar
+) -> None:
+    missing = "ModuleNotFoundError: No module named 'tinymath'\n"
+    resolver.answers(stderr=missing, exit_code=1)
+    said = "The template science has it: name it in the field template."
+    assert said in run(alice, "import tinymath").json()["advice"]
+    assert said not in run(charlie, "import tinymath").json()["advice"]
+    resolver.answers(stderr=missing.replace("tinymath", "../../etc"), exit_code=1)
+    assert said not in run(alice, "import tinymath").json()["advice"]

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+
+from django.conf import settings
 
 from executions.capabilities.network import lists
 from executions.runs.advice import Installer, missed_by
 from executions.runs.models import Execution
 from executions.runs.network import NETWORK_LISTS, network_remarks
-from providers.network import PORTS, NetworkPolicy
-
-# Without them the installer has nothing to install from.
-REGISTRIES: Mapping[Installer, tuple[str, ...]] = {
-    "pip": ("pypi.org", "files.pythonhosted.org"),
-    "npm": ("registry.npmjs.org",),
-}
-_HTTPS = PORTS[0]
+from providers.network import NetworkPolicy, Rule
+from providers.templates.resolve import hosts_of
 
 
 def advice_of(execution: Execution) -> Sequence[str]:
@@ -25,15 +21,21 @@ def advice_of(execution: Execution) -> Sequence[str]:
     missed = missed_by(execution)
     if missed is None:
         return refused
-    if any(host in line for line in refused for host in REGISTRIES[missed.installer]):
+    if any(host in line for line in refused for host in registries_of(missed.installer)):
         # That says already which rule is missing.
         return refused
     return [*refused, about_registries(execution, missed.installer)]
 
 
+def registries_of(installer: Installer) -> list[str]:
+    """Return the hosts without which an installer has nothing to install from."""
+    is_pip = installer == "pip"
+    return hosts_of(settings.PACKAGE_INDEX_URL if is_pip else settings.NPM_REGISTRY_URL)
+
+
 def about_registries(execution: Execution, installer: Installer) -> str:
     """Say whether an installer reaches its registry, and if not, who can change that."""
-    hosts = REGISTRIES[installer]
+    hosts = registries_of(installer)
     rules = " and ".join(hosts)
     for name, each in lists.outer_lists(execution.tenant_slug):
         if each is None:
@@ -70,4 +72,5 @@ def _own_list(execution: Execution) -> NetworkPolicy | None:
 
 
 def _allows(policy: NetworkPolicy, hosts: Sequence[str]) -> bool:
-    return all(policy.may_allow(host, _HTTPS) for host in hosts)
+    rules = map(Rule.parse, hosts)
+    return all(any(policy.may_allow(rule.host, port) for port in rule.ports) for rule in rules)

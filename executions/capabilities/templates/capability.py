@@ -15,6 +15,7 @@ from executions.capabilities.templates import names
 from executions.capabilities.templates.builds import COMMANDS
 from executions.capabilities.templates.names import Chosen
 from executions.kernel.declarations import refuse
+from executions.runs.advice import missed_by
 from executions.runs.event_log import EventLog
 from executions.runs.extensions import START_SECONDS, Extension, RunPart, SessionTemplate
 from executions.runs.models import Execution
@@ -209,6 +210,16 @@ class Templates(Extension):
         original = execution.replay_of
         slug = execution.tenant_slug if original is None else original.tenant_slug
         return _Run(names.choose(slug, request.template))
+
+    def advice(self, execution: Execution) -> Sequence[str]:
+        missed = missed_by(execution)
+        if missed is None or not missed.module:
+            return ()
+        found = names.names_with(execution.tenant_slug, missed.installer, missed.module)
+        if not found:
+            return ()
+        kind = "templates" if len(found) > 1 else "template"
+        return (f"The {kind} {', '.join(found)} has it: name it in the field template.",)
 
     def session_template(self, tenant_slug: str, asked: str) -> SessionTemplate | None:
         found = names.find(tenant_slug, asked)

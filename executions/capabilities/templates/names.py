@@ -32,6 +32,8 @@ logger = logging.getLogger(__name__)
 MOST_LISTED = 100
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")
 TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+# What a program imports, without what could lead out of a folder.
+_MODULE = re.compile(r"(@[\w.-]+/)?\w[\w.-]*")
 # Tags that mean the newest version where they were not given to one.
 _NEWEST = ("default", "latest")
 _MOST_KEPT = 200
@@ -158,6 +160,33 @@ def names_for(tenant_slug: str) -> list[str]:
     rows = _ready().filter(_of(tenant_slug, "template__"), template__removed_at=None)
     names = rows.order_by("template__name").values_list("template__name", flat=True).distinct()
     return list(names[:MOST_LISTED])
+
+
+MOST_ADVISED = 3
+_MOST_LOOKED_AT = 20
+
+
+def names_with(tenant_slug: str, installer: str, module: str) -> list[str]:
+    """Return names of templates that the tenant can use and that have a module, a few of them.
+
+    Only the files on this machine are looked at.
+    """
+    is_npm = installer == "npm"
+    place = "node_modules/{}" if is_npm else "lib/python*/site-packages/{}"
+    module = module if is_npm else module.partition(".")[0]
+    if not _MODULE.fullmatch(module):
+        return []
+    found: list[str] = []
+    for name in names_for(tenant_slug)[:_MOST_LOOKED_AT]:
+        chosen = find(tenant_slug, name)
+        if chosen is None or not chosen.has_packages:
+            continue
+        folder = store().path(chosen.digest)
+        if any(next(folder.glob(place.format(each)), None) for each in (module, f"{module}.py")):
+            found.append(name)
+        if len(found) == MOST_ADVISED:
+            break
+    return found
 
 
 def ensure_as_entered(row: Model) -> None:

@@ -255,6 +255,9 @@ def _be_sandbox(layout: root.Layout, template: "dict[str, object]", fds: "list[i
         if program:
             kernel.filter_system_calls(program)
         template["uid"] = None
+        if template["language"] == "python":
+            # Where the zygote has not done it: nothing has a privilege any more.
+            preload.load_site()
         supervisor.supervise(template, channel, channel)
     except BaseException as error:
         os.write(channel, wire.pack_failed_start(error))
