@@ -203,6 +203,7 @@ NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(("log", "problem", "execution_id"), "Progress of the build."),
         **dict.fromkeys(("claimed_until", "claims", "tries", "ended_at"), _NOW),
     },
+    "executions.packageadvisory": {"*": "Copy of a file. Each load has its own entry."},
     "executions.templatedraft": {"*": "Temporary; the version that comes of it is covered."},
     "executions.templateupload": {"*": "Temporary; the declaration of the version has its files."},
     "executions.workspace": {"*": _SAVED},
