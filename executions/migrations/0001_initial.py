@@ -744,6 +744,21 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='PackageAdvisory',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('advisory_id', models.CharField(max_length=64)),
+                ('kind', models.CharField(choices=[('python', 'Python'), ('npm', 'npm')], max_length=6)),
+                ('name', models.CharField(max_length=300)),
+                ('data', models.JSONField(help_text='Its summary, and the versions that are affected.')),
+                ('load', models.UUIDField(db_index=True, help_text='The load that it came with.')),
+            ],
+            options={
+                'default_permissions': (),
+                'constraints': [models.UniqueConstraint(fields=('kind', 'name', 'advisory_id'), name='package_advisory_once')],
+            },
+        ),
+        migrations.CreateModel(
             name='TemplateUpload',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

@@ -24,6 +24,8 @@ _ECOSYSTEMS: Mapping[str, Ecosystem] = {"PyPI": "python", "npm": "npm"}
 # Of one entry of a file, which says what is affected and is read by people.
 _MOST_BYTES = 4 << 20
 _MOST_ENTRIES = 1_000_000
+# No registry has a longer one.
+MOST_NAME = 300
 _SEMVER = re.compile(r"v?(\d+)\.(\d+)\.(\d+)(?:-([0-9A-Za-z.-]+))?(?:\+[0-9A-Za-z.-]+)?")
 
 
@@ -54,6 +56,24 @@ class Advisory:
         key = _python_key if self.kind == "python" else _npm_key
         return any(_is_in(each, version, key) for each in self.ranges)
 
+    def fixed_for(self, version: str) -> str:
+        """Return the first version after this one that is not affected, "" where none is known."""
+        key = _python_key if self.kind == "python" else _npm_key
+        return next((each.fixed for each in self.ranges if _is_in(each, version, key)), "")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what `of_json` needs, but for the id, the kind and the name."""
+        ranges = [[each.introduced, each.fixed, each.last] for each in self.ranges]
+        return {"summary": self.summary, "ranges": ranges, "versions": list(self.versions)}
+
+    @classmethod
+    def of_json(
+        cls, known_as: str, kind: Ecosystem, name: str, data: Mapping[str, Any]
+    ) -> Advisory:
+        """Return the advisory that `to_json` was called of."""
+        ranges = tuple(Range(*each) for each in data["ranges"])
+        return cls(known_as, kind, name, data["summary"], ranges, tuple(data["versions"]))
+
 
 def read(file: IO[bytes]) -> Iterator[Advisory]:
     """Yield the advisories of a zip archive of OSV entries, of a JSON list of them, or of one.
@@ -80,35 +100,41 @@ def read(file: IO[bytes]) -> Iterator[Advisory]:
 
 
 def parse(document: object) -> list[Advisory]:
-    """Return what an OSV entry says of packages of Python and npm. Raises ValueError."""
+    """Return what an OSV entry says of packages of Python and npm, once for each. Raises
+    ValueError."""
     if not isinstance(document, dict) or not isinstance(document.get("id"), str):
         raise ValueError("an entry has no id")
     if document.get("withdrawn"):
         return []
     summary = str(document.get("summary") or document.get("details") or "").strip()
-    found = []
+    found: dict[tuple[str, str], Advisory] = {}
     for affected in _list(document.get("affected")):
         package = affected.get("package")
         if not isinstance(package, dict):
             continue
         kind, name = _ECOSYSTEMS.get(str(package.get("ecosystem"))), str(package.get("name"))
-        if kind is None:
+        if kind is None or len(name) > MOST_NAME:
             continue
-        found.append(
-            Advisory(
-                document["id"][:64],
-                kind,
-                canonicalize_name(name) if kind == "python" else name,
-                summary.splitlines()[0][:300] if summary else "",
-                tuple(_ranges(affected)),
-                tuple(str(each) for each in affected.get("versions") or ())[:10_000],
-            )
+        name = canonicalize_name(name) if kind == "python" else name
+        before = found.get((kind, name))
+        found[kind, name] = Advisory(
+            document["id"][:64],
+            kind,
+            name,
+            summary.splitlines()[0][:300] if summary else "",
+            (*(before.ranges if before else ()), *_ranges(affected)),
+            (*(before.versions if before else ()), *_versions(affected)),
         )
-    return found
+    return list(found.values())
 
 
 def _list(value: object) -> list[dict[str, Any]]:
     return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def _versions(affected: Mapping[str, Any]) -> tuple[str, ...]:
+    listed = affected.get("versions")
+    return tuple(str(each) for each in listed[:10_000]) if isinstance(listed, list) else ()
 
 
 def _ranges(affected: Mapping[str, Any]) -> Iterator[Range]:

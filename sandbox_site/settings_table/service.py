@@ -400,6 +400,13 @@ TEMPLATES: Group = Group(
             "The most that all templates of a tenant may take.",
             unit="MiB",
         ),
+        choice(
+            "TEMPLATE_ADVISORIES",
+            "refuse",
+            ("refuse", "show"),
+            "What a package with a known advisory does to a build: it fails, or the advisory is "
+            "only shown.",
+        ),
         number(
             "TEMPLATE_KEEP_DAYS",
             30,

@@ -15,7 +15,7 @@ MISSING = UUID("01a1fd3e-5869-7be3-b4ad-c3848c823008")
 # A value for each parameter that an address may have. A new parameter needs one here.
 SOME: dict[str, Any] = {
     **dict.fromkeys(
-        ("execution_id", "session_id", "snapshot_id", "schedule_id", "call_id"), MISSING
+        ("execution_id", "session_id", "snapshot_id", "schedule_id", "call_id", "build_id"), MISSING
     ),
     "context_id": "default",
     "pid": 1,
@@ -24,6 +24,8 @@ SOME: dict[str, Any] = {
     "method": "Update",
     "secret": "secret_1",
     "template": "nothing",
+    "alias": "nothing",
+    "digest": "a1",
     "number": 1,
 }
 ENDPOINTS = [(name, method) for name, methods in NEEDS.items() for method in methods]

@@ -12,6 +12,7 @@ from django.db.models import ForeignKey, Model, QuerySet
 
 from executions.capabilities.network.attempts import attempts_of
 from executions.capabilities.schedules.service import schedules_of
+from executions.capabilities.templates.drafts import announce, drafts_of
 from executions.capabilities.templates.names import templates_for
 from executions.capabilities.tools.calls import tool_calls_of
 from executions.runs.models import Execution
@@ -41,12 +42,14 @@ ASKED_BY: dict[str, Callable[[Tenant], QuerySet[Any]]] = {
     "Snapshot": snapshots_of,
     "Schedule": schedules_of,
     "Template": templates_for,
+    "TemplateDraft": drafts_of,
     "NetworkAttempt": attempts_of,
 }
 NOT_NAMED: dict[str, str] = {
     "ApiKey": "It is who calls.",
     "ExecutionEvent": "They are read by the execution that they are of.",
     "RunSignal": "It is left for the execution that the caller named.",
+    "TemplateUpload": "It is reached by its template.",
     "TemplateVersion": "It is reached by its template.",
     "WebhookSecret": "It is shown in the admin alone.",
     "WebhookDelivery": "It is shown in the admin alone.",
@@ -68,6 +71,7 @@ def ids(kept_here: None, alice: Caller) -> dict[str, Any]:
     ran = cell(alice, session, "open('a', 'w').write('x')").json()["id"]
     taken = alice.client.post(f"/api/v1/sessions/{session['id']}/snapshot", {}).json()["id"]
     body = {"name": "often", "cron": "* * * * *", "request": {"code": "1"}}
+    template = built(alice.tenant).template.name
     often = alice.client.post("/api/v1/schedules", body).json()["id"]
     return {
         "session_id": session["id"],
@@ -75,7 +79,9 @@ def ids(kept_here: None, alice: Caller) -> dict[str, Any]:
         "execution_id": ran,
         "snapshot_id": taken,
         "schedule_id": often,
-        "template": built(alice.tenant).template.name,
+        "template": template,
+        "alias": template,
+        "build_id": announce(alice.tenant, template, (), "test").pk,
     }
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from django import forms
 from django.contrib import admin, messages
-from django.core.exceptions import ValidationError
+from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.shortcuts import get_object_or_404
 from django.template.defaultfilters import filesizeformat
-from django.urls import reverse
+from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin, TabularInline
@@ -20,9 +22,11 @@ from unfold.widgets import UnfoldAdminTextareaWidget
 from executions.admin.executions import BoundedPaginator
 from executions.admin.frame import tenant_choice
 from executions.capabilities.templates import builds
+from executions.capabilities.templates.advisories import findings_of
 from executions.capabilities.templates.documents import read_declaration, to_toml
 from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.capabilities.templates.names import with_versions
+from executions.capabilities.templates.requests import parts_of
 from executions.kernel.audit import current_actor
 from executions.kernel.coroutines import run_sync
 from executions.tenants.models import Tenant
@@ -287,7 +291,7 @@ class TemplateVersionAdmin(ReadOnly, _VersionAdmin):
     fields = (
         *("shown_name", "shown_tenant", "shown_state", "digest", "shown_size", "python"),
         *("requested_by", "approved_by", "created_at", "ended_at", "shown_execution"),
-        *("packages", "shown_declaration", "shown_log"),
+        *("advisories", "packages", "shown_licences", "parts", "shown_declaration", "shown_log"),
     )
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[TemplateVersion]:
@@ -341,11 +345,64 @@ class TemplateVersionAdmin(ReadOnly, _VersionAdmin):
             ),
         )
         head = "<th>kind</th><th>name</th><th>version</th><th>licence</th><th>hash</th>"
-        if not rows:
-            return "-"
-        return format_html(
-            "<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>", SafeString(head), rows
+        return _table(head, rows)
+
+    @admin.display(description="advisories")
+    def advisories(self, version: TemplateVersion) -> SafeString | str:
+        rows = format_html_join(
+            "",
+            "<tr><td>{}</td><td>{} {}</td><td>{}</td><td>{}</td></tr>",
+            (
+                (
+                    visible(each.advisory),
+                    each.name,
+                    each.version,
+                    visible(each.summary),
+                    visible(each.fixed) or "-",
+                )
+                for each in findings_of(version.locked)
+            ),
         )
+        head = "<th>advisory</th><th>package</th><th>summary</th><th>fixed in</th>"
+        return _table(head, rows)
+
+    @admin.display(description="licences")
+    def shown_licences(self, version: TemplateVersion) -> SafeString | str:
+        by_licence: dict[str, list[str]] = {}
+        for each in version.locked.packages:
+            licence = visible(str(version.licences.get(each.name, ""))) or "none is named"
+            by_licence.setdefault(licence, []).append(each.name)
+        rows = format_html_join(
+            "",
+            "<tr><td>{}</td><td>{}</td></tr>",
+            (
+                (licence, ", ".join(dict.fromkeys(names)))
+                for licence, names in sorted(by_licence.items())
+            ),
+        )
+        return _table("<th>licence</th><th>packages</th>", rows)
+
+    @admin.display(description="parts list")
+    def parts(self, version: TemplateVersion) -> SafeString | str:
+        if version.state != TemplateVersion.State.READY:
+            return "-"
+        url = reverse("admin:executions_templateversion_sbom", args=[version.pk])
+        return format_html('<a href="{}">CycloneDX</a>', url)
+
+    def get_urls(self) -> list[URLPattern]:
+        page = self.admin_site.admin_view(self.parts_view)
+        name = "executions_templateversion_sbom"
+        return [path("<uuid:pk>/sbom/", page, name=name), *super().get_urls()]
+
+    def parts_view(self, request: HttpRequest, pk: UUID) -> HttpResponse:
+        """The parts list of a version, as a file."""
+        if not self.has_view_permission(request):
+            raise PermissionDenied
+        rows = TemplateVersion.objects.filter(state=TemplateVersion.State.READY)
+        version = get_object_or_404(rows.select_related("template").defer("log"), pk=pk)
+        name = f"{version.template.name}-{version.number}.cdx.json"
+        headers = {"Content-Disposition": f'attachment; filename="{name}"'}
+        return JsonResponse(parts_of(version), headers=headers)
 
     @admin.display(description="declaration")
     def shown_declaration(self, version: TemplateVersion) -> SafeString:
@@ -365,6 +422,14 @@ class TemplateVersionAdmin(ReadOnly, _VersionAdmin):
             else:
                 self.log_change(request, version, "Approved.")
                 self.message_user(request, f"{version}: Approved.", messages.SUCCESS)
+
+
+def _table(head: str, rows: SafeString) -> SafeString | str:
+    if not rows:
+        return "-"
+    return format_html(
+        "<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>", SafeString(head), rows
+    )
 
 
 def _badge(version: TemplateVersion) -> SafeString:

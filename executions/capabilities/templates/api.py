@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.http import HttpResponse
 from django.urls import reverse
 from rest_framework.request import Request
@@ -17,6 +19,7 @@ from executions.capabilities.templates.requests import (
     TemplateVersionShape,
     list_templates,
     own_template_of,
+    parts_of,
     template_detail,
     template_of,
     version_detail,
@@ -125,6 +128,14 @@ class LogView(TemplateApiView):
         """Get the log of a build of the tenant's own, as far as it is."""
         version = version_of(own_template_of(self.api_key.tenant, template), number)
         return json_response({"log": version.log, "state": version.state})
+
+
+class PartsView(TemplateApiView):
+    @endpoint("get_template_sbom", answers={200: dict[str, Any]}, errors=(409,))
+    def get(self, request: Request, template: str, number: int) -> HttpResponse:
+        """Get the parts list of a version, as CycloneDX 1.6 has it."""
+        found = template_of(self.api_key.tenant, template)
+        return json_response(parts_of(version_of(found, number)))
 
 
 class CancelView(TemplateApiView):

@@ -23,6 +23,7 @@ from django.db.models.functions import Now
 from django.utils import timezone
 from django_q.tasks import async_task
 
+from executions.capabilities.templates import advisories
 from executions.capabilities.templates.downloads import fetcher, network_of_build
 from executions.capabilities.templates.models import (
     MOST_LOG_CHARACTERS,
@@ -409,6 +410,9 @@ class _Build:
             lock = self.version.locked
         else:
             lock = self._resolve(declaration, job)
+        # Before anything of them is fetched, or run with.
+        for finding in advisories.check(lock):
+            self.tell(f"Known to be bad: {finding}")
         self._put(state=State.BUILDING)
         built = self._build(declaration, lock, job)
         self._finish(lock, built)

@@ -179,6 +179,7 @@ class Templates(Extension):
             BuildsView,
             CancelView,
             LogView,
+            PartsView,
             TemplatesView,
             TemplateView,
             VersionView,
@@ -192,6 +193,7 @@ class Templates(Extension):
             path(f"{one}/builds", BuildsView.as_view(), name="template-builds"),
             path(version, VersionView.as_view(), name="template-version"),
             path(f"{version}/log", LogView.as_view(), name="template-version-log"),
+            path(f"{version}/sbom", PartsView.as_view(), name="template-version-sbom"),
             path(f"{version}/cancel", CancelView.as_view(), name="template-version-cancel"),
         )
 

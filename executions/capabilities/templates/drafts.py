@@ -7,6 +7,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from django.db import transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from executions.capabilities.templates import builds
@@ -43,10 +44,15 @@ def announce(tenant: Tenant, name: str, tags: Sequence[str], by: str) -> Templat
     return TemplateDraft.objects.create(template=template, tags=list(tags))
 
 
+def drafts_of(tenant: Tenant) -> QuerySet[TemplateDraft]:
+    """Return the builds that a tenant has announced."""
+    rows = TemplateDraft.objects.filter(template__tenant=tenant, template__removed_at=None)
+    return rows.select_related("template__tenant")
+
+
 def draft_of(tenant: Tenant, build_id: UUID) -> TemplateDraft | None:
     """Return the build that a tenant has announced, None where there is none."""
-    rows = TemplateDraft.objects.filter(pk=build_id, template__tenant=tenant)
-    return rows.filter(template__removed_at=None).select_related("template__tenant").first()
+    return drafts_of(tenant).filter(pk=build_id).first()
 
 
 def start(
@@ -54,6 +60,11 @@ def start(
 ) -> TemplateVersion:
     """Build what was announced. Raises as `builds.request_build` does."""
     return builds.request_build(draft.template, by, declared, refresh=refresh, version_id=draft.pk)
+
+
+def template_of_link(template_id: str) -> Template | None:
+    """Return the template that a signed link names, None where it was removed."""
+    return Template.objects.filter(pk=template_id, removed_at=None).first()
 
 
 def upload_of(template: Template, digest: str) -> bytes | None:

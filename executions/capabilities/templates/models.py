@@ -13,6 +13,7 @@ from executions.kernel.claims import Claimable
 from executions.kernel.text import uuid7
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration
+from providers.templates.advisories import MOST_NAME
 from providers.templates.declaration import Declaration, check_name
 from providers.templates.lock import Lock
 
@@ -196,6 +197,27 @@ class TemplateDraft(models.Model):
 
     def __str__(self) -> str:
         return f"{self.template.name} {self.id}"
+
+
+class PackageAdvisory(models.Model):
+    """What an advisory says of one package. A load of another file replaces those of its kinds."""
+
+    advisory_id = models.CharField(max_length=64)
+    kind = models.CharField(max_length=6, choices=(("python", "Python"), ("npm", "npm")))
+    name = models.CharField(max_length=MOST_NAME)
+    data = models.JSONField(help_text="Its summary, and the versions that are affected.")
+    load = models.UUIDField(db_index=True, help_text="The load that it came with.")
+
+    class Meta:
+        default_permissions = ()
+        constraints = (
+            models.UniqueConstraint(
+                fields=("kind", "name", "advisory_id"), name="package_advisory_once"
+            ),
+        )
+
+    def __str__(self) -> str:
+        return f"{self.advisory_id} {self.name}"
 
 
 class TemplateUpload(models.Model):

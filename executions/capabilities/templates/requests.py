@@ -8,6 +8,7 @@ from typing import Annotated, Any, TypedDict
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.config import JsonDict
 
+from executions.capabilities.templates.advisories import Finding, findings_of
 from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.capabilities.templates.names import templates_for, with_versions
 from executions.kernel.bodies import Choices, Time
@@ -24,7 +25,7 @@ from executions.kernel.declarations import (
     newest_first,
 )
 from executions.runs.network import NetworkField
-from executions.runs.requests import PATH_PATTERN
+from executions.runs.requests import PATH_PATTERN, Conflict
 from executions.runs.results import DEFAULT_LIMIT, Cursor, Limit
 from executions.sessions.requests import NOT_FOUND
 from executions.tenants.models import Tenant
@@ -38,6 +39,7 @@ from providers.templates.declaration import (
     NAME,
     Declaration,
 )
+from providers.templates.sbom import cyclonedx
 
 _LONGEST = 1000
 MOST_VERSIONS_SHOWN = 20
@@ -261,10 +263,24 @@ class TemplatePackageShape(TypedDict):
     licence: Annotated[str, "What the package says of its licence."]
 
 
+class TemplateAdvisoryShape(TypedDict):
+    """What is known to be bad of one package of the version."""
+
+    id: str
+    kind: Annotated[str, Choices.of(("python", "npm"))]
+    name: str
+    version: str
+    summary: str
+    fixed: Annotated[str | None, "A version without it; null where none is known."]
+
+
 class TemplateVersionShape(VersionSummaryShape):
     template: str
     problem: Annotated[str | None, "Why it failed; null if it did not."]
     packages: list[TemplatePackageShape]
+    advisories: Annotated[
+        list[TemplateAdvisoryShape], "What the loaded advisories say of its packages by now."
+    ]
     size_bytes: int
     python: Annotated[str | None, "The release of Python that it is for."]
     execution: Annotated[str | None, "The execution that resolved the packages."]
@@ -346,10 +362,36 @@ def version_detail(version: TemplateVersion) -> TemplateVersionShape:
             }
             for each in version.locked.packages
         ],
+        "advisories": [_advisory(each) for each in findings_of(version.locked)],
         "size_bytes": version.size_bytes,
         "python": version.python or None,
         "execution": str(version.execution_id) if version.execution_id else None,
         "declaration": version.declaration,
+    }
+
+
+def parts_of(version: TemplateVersion) -> dict[str, Any]:
+    """Return the parts list of a version, as CycloneDX has it. Raises Conflict before it is
+    ready."""
+    if version.state != TemplateVersion.State.READY:
+        raise Conflict("The version is not ready. Only what was built has a parts list.")
+    return cyclonedx(
+        version.template.name,
+        str(version.number),
+        version.digest,
+        version.locked,
+        {name: str(licence) for name, licence in version.licences.items()},
+    )
+
+
+def _advisory(finding: Finding) -> TemplateAdvisoryShape:
+    return {
+        "id": finding.advisory,
+        "kind": finding.kind,
+        "name": finding.name,
+        "version": finding.version,
+        "summary": finding.summary,
+        "fixed": finding.fixed or None,
     }
 
 

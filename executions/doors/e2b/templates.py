@@ -153,7 +153,7 @@ def upload(request: HttpRequest, token: str) -> HttpResponse:
         template_id, digest = signing.loads(token, salt=_SALT, max_age=_LINK_SECONDS)
     except signing.BadSignature:
         return json_response({"code": 403, "message": "The link is not valid any more."}, 403)
-    template = Template.objects.filter(pk=template_id, removed_at=None).first()
+    template = drafts.template_of_link(template_id)
     if template is None:
         return json_response({"code": 404, "message": "The template was not found."}, 404)
     length = request.headers.get("Content-Length", "")

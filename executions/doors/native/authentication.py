@@ -58,6 +58,7 @@ NEEDS: Mapping[str, Mapping[str, tuple[Scope, ...]]] = {
     "template-builds": {"POST": _BUILD},
     "template-version": {"GET": _READ},
     "template-version-log": {"GET": _READ},
+    "template-version-sbom": {"GET": _READ},
     "template-version-cancel": {"POST": _BUILD},
     "session-contexts": {"GET": _READ, "POST": _SESSIONS},
     "session-context": {"DELETE": _SESSIONS},

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from executions.capabilities.templates import builds
+from executions.capabilities.templates import advisories, builds
 from executions.capabilities.templates.documents import read_file
 from executions.capabilities.templates.models import Template
 from executions.kernel.audit import current_actor
@@ -19,7 +19,9 @@ CHANGED = 1
 class Command(BaseCommand):
     help = (
         "Build, list, verify and remove templates. `build FILE` builds the template that a TOML "
-        f"file declares. `verify` ends with {CHANGED} where a file of a template has changed."
+        f"file declares. `verify` ends with {CHANGED} where a file of a template has changed. "
+        "`advisories FILE` loads what is known to be bad, such as the all.zip of an ecosystem of "
+        "OSV, and tells which versions have it."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -30,6 +32,8 @@ class Command(BaseCommand):
         listing = parts.add_parser("list", help="list templates and their versions")
         removal = parts.add_parser("remove", help="remove a template")
         removal.add_argument("name", metavar="NAME")
+        loading = parts.add_parser("advisories", help="load advisories on packages of a file")
+        loading.add_argument("file", metavar="FILE")
         parts.add_parser("verify", help="compare the files of all templates with their digests")
         for each in (build, listing, removal):
             each.add_argument(
@@ -80,6 +84,20 @@ class Command(BaseCommand):
             raise CommandError(f"There is no template {name}.")
         run_sync(builds.remove(template, current_actor()))
         self.stdout.write(f"{name} was removed.")
+
+    def _advisories(self, options: dict[str, Any]) -> None:
+        path = Path(options["file"])
+        try:
+            with path.open("rb") as file:
+                kinds = advisories.load(file)
+        except (OSError, ValueError) as error:
+            raise CommandError(f"{path} cannot be read: {error}") from error
+        for kind, count in sorted(kinds.items()):
+            self.stdout.write(f"{count} advisories on packages of {kind}.")
+        for version, found in advisories.affected_versions():
+            tenant = version.template.tenant
+            for each in found:
+                self.stdout.write(f"{tenant.slug if tenant else 'installation'} {version}: {each}")
 
     def _verify(self, options: dict[str, Any]) -> None:
         found = list(builds.problems())

@@ -45,6 +45,21 @@ def test_ranges_of_python(
     assert [each for each in inside + outside if advisory.affects(each)] == inside
 
 
+def test_what_is_affected_by_several_entries_is_one_advisory_and_names_a_remedy() -> None:
+    described = entry(ranges=[ranges_of("0", "1.2")])
+    described["affected"] += entry(ranges=[ranges_of("2", "2.5")], versions="none")["affected"]
+    (advisory,) = parse(described)
+    assert advisory.affects("1.0")
+    assert advisory.affects("2.1")
+    assert [advisory.fixed_for(each) for each in ("1.0", "2.1", "3")] == ["1.2", "2.5", ""]
+    assert Advisory.of_json("X-1", "python", "alpha", advisory.to_json()) == advisory
+
+
+def ranges_of(introduced: str, fixed: str) -> dict[str, Any]:
+    events = [{"introduced": introduced}, {"fixed": fixed}]
+    return {"type": "ECOSYSTEM", "events": events}
+
+
 def test_ranges_of_npm_order_what_leads_up_to_a_release() -> None:
     advisory = ranged({"introduced": "1.0.0-beta.2"}, {"fixed": "1.10.0"}, kind="npm")
     inside = ["1.0.0-beta.2", "1.0.0-beta.11", "1.0.0", "1.9.9", "1.10.0-rc.1"]
