@@ -28,10 +28,10 @@ from tests.support.sessions import cell, opened
 pytestmark = pytest.mark.usefixtures("no_lookup_grows_old")
 
 OURS = tuple(f"{ROOT}/{name}/" for name in ("executions", "providers", "sandbox_site"))
-FILES_OF_A_RUN = 66
+FILES_OF_A_RUN = 67
 STATEMENTS_OF_A_RUN = 12
 VALUE_OBJECTS_OF_A_RUN = 12
-FILES_OF_A_CELL = 73
+FILES_OF_A_CELL = 74
 STATEMENTS_OF_A_CELL = 16
 
 
