@@ -12,7 +12,6 @@ import hashlib
 import json
 import os
 import re
-import resource
 import shlex
 import shutil
 import subprocess
@@ -33,6 +32,7 @@ from providers.templates.files import (
     BuildFailed,
     Room,
     describe,
+    members,
     no_room,
     pack,
     unpack,
@@ -53,7 +53,9 @@ DEFAULT_MOST_BYTES = 4 << 30
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 # The compiler reads what strangers have written.
-_COMPILE_SECONDS, _COMPILE_BYTES = 600, 4 << 30
+_COMPILE_SECONDS, _COMPILE_BYTES = 240, 4 << 30
+# Sandboxes have another user, who reads all of it.
+_UMASK = 0o022
 
 # Raised when what a layer has of the same file changes, such as what is left out of it.
 _LAYOUT = "1"
@@ -160,7 +162,10 @@ class TemplateStore:
             python = self.path(digest) / "bin" / "python"
         except ValueError:
             return None
-        return python if (self.path(digest) / ENVIRONMENT).is_file() else None
+        folder = self.path(digest)
+        # Another one when the system's Python became another release.
+        release = folder / "lib" / f"python{python_release()}"
+        return python if (folder / ENVIRONMENT).is_file() and release.is_dir() else None
 
     def workspace(self, digest: str) -> dict[str, bytes] | None:
         """Return the files that its sandboxes begin with, None where they are not here."""
@@ -269,8 +274,7 @@ class TemplateStore:
         named += f"{package.algorithm}:{package.hash}"
         layer = self._layers() / hashlib.sha256(named.encode()).hexdigest()
         if layer.is_dir():
-            _, size = describe(layer)
-            room.take(size, package.name)
+            room.take(sum(path.stat().st_size for path in members(layer)), package.name)
             return layer
         # Only here: what runs sandboxes has no use for it.
         from providers.templates import wheels
@@ -306,11 +310,9 @@ class TemplateStore:
             draft = Path(tempfile.mkdtemp(dir=drafts))
             held = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             fcntl.flock(held, fcntl.LOCK_EX)
-        former_mask = os.umask(0o022)
         try:
             yield draft
         finally:
-            os.umask(former_mask)
             shutil.rmtree(draft, ignore_errors=True)
             os.close(held)
 
@@ -367,17 +369,14 @@ def _compile(folder: Path, python: str, package: LockedPackage) -> None:
         *("--invalidation-mode", "unchecked-hash", str(folder)),
     ]
 
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (_COMPILE_BYTES, _COMPILE_BYTES))
-        resource.setrlimit(resource.RLIMIT_CPU, (_COMPILE_SECONDS, _COMPILE_SECONDS))
-
+    limit = f'ulimit -v {_COMPILE_BYTES >> 10} && ulimit -t {_COMPILE_SECONDS} && exec "$@"'
     done = subprocess.run(
-        command,
+        ["/bin/sh", "-c", limit, "sh", *command],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         check=False,
         env={"PATH": os.defpath},
-        preexec_fn=limit,
+        umask=_UMASK,
     )
     # 1: a module that cannot be compiled, such as one for another Python, is no reason to refuse.
     if done.returncode not in (0, 1):
@@ -436,6 +435,10 @@ def _add_interpreter(folder: Path, python: str) -> None:
     for name in INTERPRETER:
         (folder / "bin" / name).symlink_to(real)
     (folder / ENVIRONMENT).write_text(_environment_of(real))
+    (folder / ENVIRONMENT).chmod(0o644)
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir():
+            path.chmod(0o755)
 
 
 def _environment_of(real: Path) -> str:
