@@ -227,6 +227,7 @@ FEW = {
     "template": "One template, and the build that is under way.",
     "template-builds": "One version.",
     "template-version-cancel": "One version.",
+    "session-template": "As templates.",
     "e2b-templates": "One template, and one announced build.",
     "e2b-templates-2": "As e2b-templates.",
     "e2b-templates-3": "As e2b-templates.",

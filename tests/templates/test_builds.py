@@ -20,7 +20,7 @@ from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
 from executions.runs.requests import Conflict
 from executions.tenants.models import Tenant
-from providers.errors import RateLimited
+from providers.errors import InvalidConfiguration, RateLimited
 from providers.services.settings_cache import forget_all
 from providers.templates.declaration import Declaration
 from tests.conftest import Caller
@@ -42,6 +42,24 @@ def _packages(index: PackageIndex, resolver: Liar) -> None:
 
 def request(tenant: Any, **declared: Any) -> TemplateVersion:
     return builds.create(tenant, "science", Declaration.parse(declared or SCIENCE), "test")
+
+
+@pytest.mark.parametrize(
+    ("name", "description", "field"),
+    [
+        ("No!", "", "name"),
+        ("", "", "name"),
+        ("a" * 64, "", "name"),
+        ("a", "d" * 301, "description"),
+    ],
+)
+def test_what_cannot_be_a_template_is_refused_with_its_field(
+    alice: Caller, name: str, description: str, field: str
+) -> None:
+    with pytest.raises(InvalidConfiguration) as refused:
+        builds.create(alice.tenant, name, Declaration.parse(SCIENCE), "test", description)
+    assert refused.value.field == field
+    assert not Template.objects.exists()
 
 
 def test_a_build_is_an_execution_of_the_tenant_and_its_files_have_a_digest(alice: Caller) -> None:

@@ -10,25 +10,32 @@ from django import forms
 from django.contrib import admin, messages
 from django.core.exceptions import PermissionDenied, ValidationError
 from django.db.models import QuerySet
-from django.http import HttpRequest, HttpResponse, JsonResponse
-from django.shortcuts import get_object_or_404
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
+from django.http.response import HttpResponseBase
+from django.shortcuts import get_object_or_404, redirect
 from django.template.defaultfilters import filesizeformat
+from django.template.loader import render_to_string
 from django.urls import URLPattern, path, reverse
 from django.utils.html import format_html, format_html_join
 from django.utils.safestring import SafeString
 from unfold.admin import ModelAdmin, TabularInline
 from unfold.widgets import UnfoldAdminTextareaWidget
 
-from executions.admin.executions import BoundedPaginator
+from executions.admin.executions import BoundedPaginator, translate_errors
 from executions.admin.frame import tenant_choice
 from executions.capabilities.templates import builds
+from executions.capabilities.templates.additions import added_packages, declaration_of
 from executions.capabilities.templates.advisories import findings_of
 from executions.capabilities.templates.documents import read_declaration, to_toml
 from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.capabilities.templates.names import with_versions
 from executions.capabilities.templates.requests import parts_of
+from executions.doors.native.deferred import answer
 from executions.kernel.audit import current_actor
 from executions.kernel.coroutines import run_sync
+from executions.kernel.database import DatabaseUnavailable
+from executions.sessions.queries import living_session_of
+from executions.sessions.requests import NoSuchSession
 from executions.tenants.models import Tenant
 from providers.admin_pages import ReadOnly
 from providers.errors import InvalidConfiguration, SandboxError
@@ -191,6 +198,49 @@ class TemplateAdmin(_Admin):
     def get_inlines(self, request: HttpRequest, obj: Template | None) -> Any:
         # They are shown, and no part of the form.
         return () if obj is None or request.method != "GET" else self.inlines
+
+    def get_urls(self) -> list[URLPattern]:
+        page = self.admin_site.admin_view(self.session_view)
+        name = "executions_template_of_session"
+        return [path("of-session/<uuid:session_id>/", page, name=name), *super().get_urls()]
+
+    def session_view(self, request: HttpRequest, session_id: UUID) -> HttpResponseBase:
+        """What programs of a session have installed, and the button for a template of it."""
+        if not (
+            request.user.has_perm("executions.view_session") and self.has_view_permission(request)
+        ):
+            raise PermissionDenied
+        if request.method == "POST" and not self.has_build_permission(request):
+            raise PermissionDenied
+        work = self._of_session(request, session_id)
+        return answer(request, translate_errors(request, work))
+
+    async def _of_session(self, request: HttpRequest, session_id: UUID) -> HttpResponse:
+        context: dict[str, Any] = {
+            **self.admin_site.each_context(request),
+            "opts": self.opts,
+            "title": "Added packages",
+            "may_build": self.has_build_permission(request),
+        }
+        status = 200
+        try:
+            session = context["session"] = living_session_of(None, session_id)
+            if request.method == "POST":
+                declared = await declaration_of(session)
+                name = request.POST.get("name", "")
+                version = builds.request(session.tenant, name, declared, current_actor())
+                self.log_change(request, version.template, f"Requested of session {session.pk}.")
+                return redirect("admin:executions_templateversion_change", version.pk)
+            context["added"] = await added_packages(session)
+        except NoSuchSession:
+            raise Http404 from None
+        except DatabaseUnavailable:
+            raise
+        except SandboxError as error:
+            status = error.http_status
+            context["error"] = f"{error.code}: {visible(error.message)}"
+        page = render_to_string("admin/executions/template/of_session.html", context, request)
+        return HttpResponse(page, status=status, headers={"Cache-Control": "private, no-store"})
 
     def get_form(
         self,

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 from django.http import HttpResponse
 from django.urls import reverse
 from rest_framework.request import Request
 
 from executions.capabilities.templates import builds
+from executions.capabilities.templates.additions import declaration_of
 from executions.capabilities.templates.models import TemplateVersion
 from executions.capabilities.templates.requests import (
     BUILD,
     CREATE,
     LIST,
+    OF_SESSION,
     TemplateLogShape,
     TemplateShape,
     TemplateVersionShape,
@@ -31,6 +34,7 @@ from executions.doors.native.schema import endpoint
 from executions.kernel.bodies import PageShape
 from executions.runs.requests import Caller
 from executions.runs.routing import ensure_unbound
+from executions.sessions.queries import living_session_of
 
 
 class TemplateApiView(RunningView):
@@ -74,6 +78,27 @@ class TemplatesView(TemplateApiView):
         """
         found, cursor = list_templates(self.api_key.tenant, LIST.read(request.query_params.dict()))
         return json_response(page_of(request, [template_detail(each) for each in found], cursor))
+
+
+class SessionTemplateView(TemplateApiView):
+    @endpoint(
+        "make_template_of_session",
+        request=OF_SESSION,
+        answers={202: TemplateVersionShape},
+        errors=(404, 409, 502),
+    )
+    @deferred
+    async def post(self, request: Request, session_id: UUID) -> HttpResponse:
+        """Make a template of a session.
+
+        It has the session's own template, and the packages that pip has installed in the session. A
+        template of this name gets another version.
+        """
+        session = living_session_of(self.api_key.tenant, session_id)
+        wanted, by = OF_SESSION.read(request.data), self.by()
+        declared = await declaration_of(session)
+        version = builds.request(self.api_key.tenant, wanted.name, declared, by, wanted.description)
+        return self.requested(request, version)
 
 
 class TemplateView(TemplateApiView):

@@ -17,6 +17,7 @@ from typing import Any
 from uuid import UUID
 
 from django.conf import settings
+from django.core.exceptions import ValidationError
 from django.db import IntegrityError, transaction
 from django.db.models import F, Max, QuerySet, Sum
 from django.db.models.functions import Now
@@ -49,7 +50,7 @@ from executions.tenants.quotas import tenant_lock
 from executions.tenants.service import internal_tenant
 from providers.errors import InvalidConfiguration, RateLimited, SandboxError
 from providers.guarded import two_person_rule
-from providers.templates.declaration import Declaration
+from providers.templates.declaration import Declaration, check_name
 from providers.templates.files import BuildFailed
 from providers.templates.lock import Lock
 from providers.templates.resolve import (
@@ -109,10 +110,12 @@ def create(
 def add_template(tenant: Tenant | None, name: str, by: str, description: str = "") -> Template:
     """Create a template without a version. Raises as `create` does."""
     template = Template(tenant=tenant, name=name, description=description, created_by=by)
+    check_name(name)
     try:
         template.full_clean(validate_unique=False, validate_constraints=False)
-    except ValueError as error:
-        refuse("name", str(error))
+    except ValidationError as error:
+        field, said = next(iter(error.message_dict.items()))
+        refuse(field, " ".join(said))
     try:
         with _lock_of(tenant):
             _ensure_one_more(tenant)
@@ -156,6 +159,25 @@ def request_build(
     return version
 
 
+def request(
+    tenant: Tenant | None,
+    name: str,
+    declaration: Declaration,
+    by: str,
+    description: str = "",
+    *,
+    refresh: bool = False,
+) -> TemplateVersion:
+    """Request the next version of a template, and create the template where it is not there.
+
+    Raises what `create` and `request_build` do.
+    """
+    template = Template.objects.filter(tenant=tenant, name=name, removed_at=None).first()
+    if template is None:
+        return create(tenant, name, declaration, by, description)
+    return request_build(template, by, declaration, refresh=refresh)
+
+
 def build_now(
     tenant: Tenant | None,
     name: str,
@@ -169,11 +191,7 @@ def build_now(
 
     Raises what `create` and `request_build` do; how the build ended is in its row.
     """
-    template = Template.objects.filter(tenant=tenant, name=name, removed_at=None).first()
-    if template is None:
-        version = create(tenant, name, declaration, by, description)
-    else:
-        version = request_build(template, by, declaration, refresh=refresh)
+    version = request(tenant, name, declaration, by, description, refresh=refresh)
     build_one(version.pk)
     version.refresh_from_db()
     return version

@@ -180,6 +180,7 @@ class Templates(Extension):
             CancelView,
             LogView,
             PartsView,
+            SessionTemplateView,
             TemplatesView,
             TemplateView,
             VersionView,
@@ -190,6 +191,11 @@ class Templates(Extension):
         return (
             path("api/v1/templates", TemplatesView.as_view(), name="templates"),
             path(one, TemplateView.as_view(), name="template"),
+            path(
+                "api/v1/sessions/<uuid:session_id>/template",
+                SessionTemplateView.as_view(),
+                name="session-template",
+            ),
             path(f"{one}/builds", BuildsView.as_view(), name="template-builds"),
             path(version, VersionView.as_view(), name="template-version"),
             path(f"{version}/log", LogView.as_view(), name="template-version-log"),

@@ -177,19 +177,22 @@ class DeclaredTemplate(BaseModel):
             ) from None
 
 
+TemplateName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=63,
+        description="Small letters, digits, and `.`, `_` and `-` between them.",
+    ),
+    Rule(_name, {"pattern": f"^{NAME.pattern}{END}"}),
+]
+
+
 @declared
 class TemplateRequest:
     """Create a template and build it."""
 
-    name: Annotated[
-        str,
-        Field(
-            min_length=1,
-            max_length=63,
-            description="Small letters, digits, and `.`, `_` and `-` between them.",
-        ),
-        Rule(_name, {"pattern": f"^{NAME.pattern}{END}"}),
-    ]
+    name: TemplateName
     declaration: DeclaredTemplate
     description: Annotated[str, Field(max_length=300), STORABLE] = ""
 
@@ -216,6 +219,14 @@ class BuildRequest:
 
 
 @declared
+class SessionTemplateRequest:
+    """Make a template of what pip has installed in a session."""
+
+    name: TemplateName
+    description: Annotated[str, Field(max_length=300), STORABLE] = ""
+
+
+@declared
 class TemplateFilter:
     """Where to go on."""
 
@@ -224,6 +235,7 @@ class TemplateFilter:
 
 
 CREATE = Body(TemplateRequest, "TemplateRequest")
+OF_SESSION = Body(SessionTemplateRequest, "SessionTemplate")
 BUILD = Body(BuildRequest, "TemplateBuild")
 LIST = Query(TemplateFilter, empty_is_none=True)
 
