@@ -64,6 +64,17 @@ def commands_for(declaration: Declaration) -> ResolveJob:
     return ResolveJob(code.replace("ARCHIVE", repr(WORKSPACE_ARCHIVE)), files, ())
 
 
+def registry_variables(index_url: str, npm_registry: str) -> dict[str, str]:
+    """Return the variables by which installers find registries other than the usual ones."""
+    found = {}
+    if index_url != PYPI:
+        found = {"PIP_INDEX_URL": index_url, "UV_DEFAULT_INDEX": index_url}
+        address = urlsplit(index_url)
+        if address.scheme == "http" and address.hostname:
+            found["PIP_TRUSTED_HOST"] = address.hostname
+    return found if npm_registry == NPM else {**found, "npm_config_registry": npm_registry}
+
+
 def hosts_of(index_url: str) -> list[str]:
     """Return the rules of a network list that let the index and its files through."""
     address = urlsplit(index_url)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from executions.capabilities.network.models import NetworkList
 from executions.capabilities.playground.service import replay_sync
 from executions.capabilities.templates import builds, names
 from executions.capabilities.templates.models import TemplateVersion
@@ -15,6 +16,7 @@ from executions.ledger.models import LedgerEntry
 from executions.runs.models import Execution
 from executions.sessions.models import Session
 from executions.tenants.keys import create_api_key
+from providers.services.settings_cache import forget_all
 from tests.conftest import Caller
 from tests.support.lying_provider import Liar
 from tests.support.networks import listed
@@ -215,8 +217,6 @@ def test_the_templates_list_takes_away_from_the_network(
     installation = {"mode": "allowlist", "rules": ["pypi.org"]}
     version = built(alice.tenant, environment={"A": "1"}, network=installation)
     assert version.state == "ready", version.problem
-    from executions.capabilities.network.models import NetworkList
-
     common = NetworkList.objects.get(tenant_slug="")
     common.rules += "\npypi.org\nexample.com"
     common.save()
@@ -312,3 +312,24 @@ def test_who_misses_a_module_is_told_which_template_has_it(
     assert said not in run(charlie, "import tinymath").json()["advice"]
     resolver.answers(stderr=missing.replace("tinymath", "../../etc"), exit_code=1)
     assert said not in run(alice, "import tinymath").json()["advice"]
+
+
+def test_runs_with_a_network_find_the_mirror_and_others_do_not(
+    alice: Caller, resolver: Liar, settings: Any
+) -> None:
+    common = NetworkList.objects.get(tenant_slug="")
+    common.rules = "mirror.example:8080"
+    common.save()
+    forget_all()
+    settings.PACKAGE_INDEX_URL = "http://mirror.example:8080/simple"
+    settings.NPM_REGISTRY_URL = "http://mirror.example:8080/npm"
+    resolver.answers(stdout="1\n")
+    run(alice, "1", env={"UV_DEFAULT_INDEX": "own"}, network={"allow": ["mirror.example:8080"]})
+    assert dict(resolver.module.jobs[-1].environment) == {
+        "PIP_INDEX_URL": "http://mirror.example:8080/simple",
+        "PIP_TRUSTED_HOST": "mirror.example",
+        "UV_DEFAULT_INDEX": "own",
+        "npm_config_registry": "http://mirror.example:8080/npm",
+    }
+    run(alice, "1")
+    assert dict(resolver.module.jobs[-1].environment) == {}

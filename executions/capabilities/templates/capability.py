@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
+from django.conf import settings
 from django.urls import URLPattern, path
 
 from executions.capabilities.network.credentials import within
@@ -17,7 +18,13 @@ from executions.capabilities.templates.names import Chosen
 from executions.kernel.declarations import refuse
 from executions.runs.advice import missed_by
 from executions.runs.event_log import EventLog
-from executions.runs.extensions import START_SECONDS, Extension, RunPart, SessionTemplate
+from executions.runs.extensions import (
+    START_SECONDS,
+    Extension,
+    RunPart,
+    RunParts,
+    SessionTemplate,
+)
 from executions.runs.models import Execution
 from executions.runs.requests import ExecutionRequest
 from executions.runs.results import TEMPLATE
@@ -28,6 +35,7 @@ from providers.base import ENVIRONMENT, FILES, PROCESSES
 from providers.manager import Lease
 from providers.network import Layer, Network, NetworkPolicy
 from providers.sandbox import KeptSandbox, Sandbox
+from providers.templates.resolve import NPM, PYPI, registry_variables
 from providers.values import Command, Emit, InputFile, Job, SandboxSpec
 
 # How often a start command is looked at, and how long a look may take.
@@ -87,6 +95,34 @@ class _Run(_WithTemplate):
         environment = {**declared.environment, **job.environment}
         files = (*_beside(self._chosen.files, job.files), *job.files)
         return replace(job, environment=environment, files=files), emit
+
+
+class _Mirror(RunPart):
+    """Programs that reach a network find the registries that the installation names."""
+
+    _has_network = False
+
+    def __init__(self, variables: Mapping[str, str]) -> None:
+        self._variables = variables
+
+    def specify(self, spec: SandboxSpec, *, seconds: float) -> SandboxSpec:
+        self._has_network = spec.network is not None
+        if not (self._has_network and spec.kept):
+            return spec
+        return replace(spec, environment={**self._variables, **spec.environment})
+
+    def prepare(self, job: Job, sandbox: Sandbox, emit: Emit | None) -> tuple[Job, Emit | None]:
+        if self._has_network:
+            job = replace(job, environment={**self._variables, **job.environment})
+        return job, emit
+
+
+def _with_mirror(part: RunPart | None) -> RunPart | None:
+    chosen = (settings.PACKAGE_INDEX_URL, settings.NPM_REGISTRY_URL)
+    if chosen == (PYPI, NPM):
+        return part
+    variables = registry_variables(*chosen)
+    return RunParts([each for each in (part, _Mirror(variables)) if each is not None])
 
 
 class _Commands(RunPart):
@@ -213,11 +249,13 @@ class Templates(Extension):
     ) -> RunPart | None:
         if execution.pk in COMMANDS:
             return _Commands(COMMANDS[execution.pk])
-        if not request.template or execution.session_id is not None:
+        if execution.session_id is not None:
             return None
+        if not request.template:
+            return _with_mirror(None)
         original = execution.replay_of
         slug = execution.tenant_slug if original is None else original.tenant_slug
-        return _Run(names.choose(slug, request.template))
+        return _with_mirror(_Run(names.choose(slug, request.template)))
 
     def advice(self, execution: Execution) -> Sequence[str]:
         missed = missed_by(execution)
@@ -242,7 +280,7 @@ class Templates(Extension):
         network: NetworkPolicy | None = None,
         template: UUID | None = None,
     ) -> RunPart | None:
-        return None if template is None else _Session(names.chosen_by_id(template))
+        return _with_mirror(None if template is None else _Session(names.chosen_by_id(template)))
 
 
 CAPABILITY = Templates()
