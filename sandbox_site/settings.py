@@ -249,6 +249,7 @@ SPECTACULAR_SETTINGS = {
     "ENUM_NAME_OVERRIDES": {
         "ModeEnum": ["sync", "async"],
         "NetworkModeEnum": ["none", "allowlist", "open"],
+        "PackageKindEnum": ["python", "npm"],
         "TemplateStateEnum": [
             *("pending", "queued", "resolving", "building", "ready", "failed", "cancelled"),
         ],

@@ -28,6 +28,7 @@ NOT_ENTERED = {
         *("e2b-execute", "e2b-process"),
     },
     "ends a run, once": {"execution-cancel"},
+    "ends a build, once": {"template-version-cancel"},
     "answers a call of a run, of which there are few": {"execution-tool-call"},
     "opens or closes a sandbox": {
         *("sessions", "session", "e2b-sandboxes", "e2b-sandboxes-2", "e2b-sandbox"),

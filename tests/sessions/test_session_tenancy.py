@@ -60,8 +60,9 @@ def test_every_endpoint_of_a_session_is_among_the_calls_of_these_tests() -> None
     }
 
 
-# What the fake has not, its owner is told, and a stranger is not.
-NOT_HERE = {"session-process-resize"}
+# What the fake has not, its owner is told, and a stranger is not. A template is tested with its
+# capability: a key of the usual scopes makes none.
+NOT_HERE = {"session-process-resize", "session-template"}
 
 
 def calls(caller: Caller, session: dict[str, Any]) -> list[int]:
