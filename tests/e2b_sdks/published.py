@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from executions.tenants.models import Scope
 from tests.support.processes import ROOT
 from tests.support.required import missing, require
 from tests.support.site import MANAGE, Site, clean_environment
@@ -102,8 +103,9 @@ def finish(sdk: Sdk, process: subprocess.Popen[str], seconds: float = 400) -> Wa
 
 def key_in_their_form(site: Site) -> str:
     """The older SDK takes no other."""
+    scopes = [f"--scope={each}" for each in Scope.values if each != Scope.ADMIN]
     done = subprocess.run(
-        [*MANAGE, "create_api_key", "wonderland", "--name", "e2b", "--e2b"],
+        [*MANAGE, "create_api_key", "wonderland", "--name", "e2b", "--e2b", *scopes],
         env=clean_environment(site.data_dir),
         cwd=ROOT,
         stdout=subprocess.PIPE,

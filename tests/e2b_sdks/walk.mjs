@@ -279,15 +279,35 @@ async function walkOthers () {
   await refused('Volume.getInfo', () => Volume.getInfo('v'))
   await refused('Volume.destroy', () => Volume.destroy('v'))
   for (const name of volumes) if (!told.has(name)) tell(name, 'refused', 'There is no volume to ask it of.')
-  await refused('Template.exists', () => Template.exists('t'))
-  await refused('Template.aliasExists', () => Template.aliasExists('t'))
-  await refused('Template.getTags', () => Template.getTags('t'))
-  await refused('Template.assignTags', () => Template.assignTags('t:1', ['a']))
-  await refused('Template.removeTags', () => Template.removeTags('t', ['a']))
-  const made = Template().fromBaseImage()
-  await refused('Template.build', () => Template.build(made, 't'))
-  await refused('Template.buildInBackground', () => Template.buildInBackground(made, 't'))
-  await refused('Template.getBuildStatus', () => Template.getBuildStatus({ templateId: 't', buildId: 'b' }))
+}
+
+async function walkTemplates () {
+  const name = `walk-${crypto.randomUUID().slice(0, 8)}`
+  assert(!await Template.exists(name))
+  assert(!await Template.aliasExists(name))
+  works('Template.exists Template.aliasExists')
+  const made = Template().fromBaseImage().setEnvs({ OF_TEMPLATE: '1' })
+  await Template.build(made, name)
+  works('Template.build')
+  const info = await Template.buildInBackground(made, name)
+  works('Template.buildInBackground')
+  await until(async () => {
+    const { status, reason } = await Template.getBuildStatus(info)
+    assert(status !== 'error', reason)
+    return status === 'ready'
+  })
+  works('Template.getBuildStatus')
+  await Template.assignTags(name, ['stable'])
+  assert((await Template.getTags(name)).map(each => each.tag).join() === 'stable')
+  await Template.removeTags(name, ['stable'])
+  assert((await Template.getTags(name)).length === 0)
+  works('Template.assignTags Template.getTags Template.removeTags')
+  const sandbox = await Sandbox.create(name, { timeoutMs: 300_000 })
+  try {
+    assert((await sandbox.commands.run('echo $OF_TEMPLATE')).stdout === '1\n')
+  } finally {
+    await sandbox.kill()
+  }
 }
 
 const volumes = new Set([...publicOf(Volume, 'Volume'), ...publicOf(Volume.prototype, 'Volume')])
@@ -315,6 +335,7 @@ try {
   await walkCells(sandbox)
   await walkEnd(sandbox)
   await walkSecrets()
+  await walkTemplates()
 } finally {
   await sandbox.kill()
 }

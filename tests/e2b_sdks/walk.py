@@ -13,10 +13,11 @@ import re
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from importlib.metadata import version
 from typing import Any
+from uuid import uuid4
 
 import e2b
 import e2b_code_interpreter as interpreter
@@ -378,16 +379,43 @@ async def walk_others() -> None:
     await refused("Volume.destroy", lambda: Volume.destroy("v"))
     for name in sorted(public(Volume, "Volume") - told):
         tell(name, "refused", "There is no volume to ask it of.")
-    await refused("Template.exists", lambda: Template.exists("t"))
-    await refused("Template.alias_exists", lambda: Template.alias_exists("t"))
-    await refused("Template.get_tags", lambda: Template.get_tags("t"))
-    await refused("Template.assign_tags", lambda: Template.assign_tags("t:1", ["a"]))
-    await refused("Template.remove_tags", lambda: Template.remove_tags("t", ["a"]))
-    made = Template().from_base_image()
-    await refused("Template.build", lambda: Template.build(made, "t"))
-    await refused("Template.build_in_background", lambda: Template.build_in_background(made, "t"))
-    info = e2b.BuildInfo(alias="t", name="t", template_id="t", build_id="b")
-    await refused("Template.get_build_status", lambda: Template.get_build_status(info))
+
+
+async def walk_templates() -> None:
+    name = f"walk-{uuid4().hex[:12]}"
+    assert not await got(Template.exists(name))
+    assert not await got(Template.alias_exists(name))
+    works("Template.exists Template.alias_exists")
+    made = Template().from_base_image().set_envs({"OF_TEMPLATE": "1"})
+    await got(Template.build(made, name))
+    works("Template.build")
+    info = await got(Template.build_in_background(made, name))
+    works("Template.build_in_background")
+
+    async def is_ready() -> bool:
+        status = await got(Template.get_build_status(info))
+        assert status.status.value != "error", status.reason
+        return bool(status.status.value == "ready")
+
+    await until(is_ready)
+    works("Template.get_build_status")
+    await got(Template.assign_tags(name, ["stable"]))
+    assert [each.tag for each in await got(Template.get_tags(name))] == ["stable"]
+    await got(Template.remove_tags(name, ["stable"]))
+    assert await got(Template.get_tags(name)) == []
+    works("Template.assign_tags Template.get_tags Template.remove_tags")
+    async with made_of(name) as sandbox:
+        said = await got(sandbox.commands.run("echo $OF_TEMPLATE"))
+        assert said.stdout == "1\n"
+
+
+@asynccontextmanager
+async def made_of(template: str) -> AsyncIterator[Any]:
+    sandbox = await got(Sandbox.create(template, timeout=300))
+    try:
+        yield sandbox
+    finally:
+        await got(sandbox.kill())
 
 
 async def walk() -> None:
@@ -417,6 +445,7 @@ async def walk() -> None:
         await walk_cells(sandbox)
         await walk_end(sandbox)
         await walk_secrets()
+        await walk_templates()
     finally:
         await got(sandbox.kill())
     await walk_others()
