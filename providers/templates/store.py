@@ -129,11 +129,13 @@ class TemplateStore:
                 layer = self._layer(package, python, room, fetch, draft, tell)
                 tell(f"[{number}/{len(lock.packages)}] {package.name} {package.version}")
                 _link_tree(layer, folder, package)
-            folder.mkdir(exist_ok=True)
             if workspace is not None:
                 unpack_workspace(workspace, folder / WORKSPACE, room, tell)
             _add_programs(folder)
             digest, size = describe(folder)
+            if size > self._most_bytes:
+                # With what was compiled.
+                raise no_room("template")
             built = Built(digest, size, python, _licences(folder, lock))
             final = self.path(digest)
             _add_interpreter(folder, python)

@@ -533,6 +533,8 @@ class _Build:
                 begun.append(execution.pk)
 
         begun: list[UUID] = []
+        # It says nothing meanwhile.
+        self._put(timedelta(seconds=settings.TEMPLATE_BUILD_SECONDS) + _BUILDING)
         caller = Caller(self._tenant, request_id=f"template:{self.version.pk}")
         try:
             outcome = run_sync(execute(request, caller, beside=note))
