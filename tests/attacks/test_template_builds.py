@@ -48,7 +48,7 @@ def test_a_command_that_takes_too_much_ends_its_own_build_alone(
 ) -> None:
     template = Template().from_base_image().run_cmd(command)
     with pytest.raises(BuildException, match=said):
-        door.building(lambda: Template.build(template, "greedy"))
+        Template.build(template, "greedy")
     assert_nothing_is_left(door)
 
 
@@ -57,7 +57,7 @@ def test_a_command_reaches_no_host(door: TemplateDoor) -> None:
         reach = f"import urllib.request; urllib.request.urlopen({other.url!r})"
         template = Template().from_base_image().run_cmd(f'python3 -c "{reach}"')
         with pytest.raises(BuildException, match="exit code 1"):
-            door.building(lambda: Template.build(template, "curious"))
+            Template.build(template, "curious")
         assert other.requests == []
     assert_nothing_is_left(door)
 
@@ -71,7 +71,7 @@ def test_a_lock_that_leads_to_another_host_is_refused(door: TemplateDoor) -> Non
         door.index.pages["wander"] = page
         template = Template().from_base_image().pip_install("wander")
         with pytest.raises(BuildException):
-            door.building(lambda: Template.build(template, "wandering"))
+            Template.build(template, "wandering")
         assert other.requests == []
     assert_nothing_is_left(door)
 
@@ -83,7 +83,7 @@ def test_a_file_that_changes_after_the_lock_is_refused(door: TemplateDoor) -> No
     door.index.changed_after_first[name] = make_wheel("poisoned", files={"poisoned.py": "evil"})
     template = Template().from_base_image().pip_install("poisoned")
     with pytest.raises(BuildException, match=r"another hash|larger than its lock|Hash mismatch"):
-        door.building(lambda: Template.build(template, "poisoned"))
+        Template.build(template, "poisoned")
     assert_nothing_is_left(door)
 
 
@@ -91,7 +91,7 @@ def test_a_source_distribution_runs_no_code(door: TemplateDoor) -> None:
     door.index.add_file("sdist-1.0.tar.gz", b"setup.py that would run")
     template = Template().from_base_image().pip_install("sdist")
     with pytest.raises(BuildException, match="could not be resolved"):
-        door.building(lambda: Template.build(template, "sourced"))
+        Template.build(template, "sourced")
     assert_nothing_is_left(door)
 
 
@@ -101,7 +101,7 @@ def test_one_index_serves_all_names_whatever_a_template_says(door: TemplateDoor)
         door.index.add("internal", "1.0")
         variables = {"UV_EXTRA_INDEX_URL": other.simple, "PIP_EXTRA_INDEX_URL": other.simple}
         template = Template().from_base_image().set_envs(variables).pip_install("internal")
-        door.building(lambda: Template.build(template, "confused"))
+        Template.build(template, "confused")
         assert other.requests == []
         key = {"Authorization": f"Bearer {door.site.alice}"}
         path = f"{door.site.service.url}/api/v1/templates/confused/versions/1"

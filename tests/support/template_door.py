@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
@@ -18,8 +16,6 @@ from tests.support.required import require
 from tests.support.site import Site, prepare, serving
 from tests.support.uv_environment import uv_environment
 
-T = TypeVar("T")
-
 LISTS = """
 from executions.capabilities.network.models import NetworkList
 from executions.tenants.models import ApiKey
@@ -28,14 +24,10 @@ for key in ApiKey.objects.all():
     key.scopes = f"{{key.scopes}} templates"
     key.save()
 """
-BUILD = """
-from executions.capabilities.templates.builds import build_waiting
-build_waiting()
-"""
 
 
 class TemplateDoor:
-    """A running site whose builds are carried out when a test says so."""
+    """A running site, whose worker carries out builds, and the index of its packages."""
 
     def __init__(self, site: Site, index: PackageIndex, environment: dict[str, str]) -> None:
         self.site, self.index, self.environment = site, index, environment
@@ -43,14 +35,6 @@ class TemplateDoor:
     def shell(self, script: str) -> None:
         command = [sys.executable, "manage.py", "shell", "-c", script]
         subprocess.run(command, env=self.environment, cwd=ROOT, check=True, timeout=120)
-
-    def building(self, call: Callable[[], T]) -> T:
-        """What a call of the SDK returns that waits for a build."""
-        with ThreadPoolExecutor(1) as threads:
-            waited = threads.submit(call)
-            while not waited.done():
-                self.shell(BUILD)
-            return waited.result()
 
 
 @contextmanager

@@ -44,10 +44,8 @@ def test_a_template_of_packages_files_variables_and_commands(
         .run_cmd("python3 main.py > out.txt && echo $MODE >> out.txt")
     )
     lines: list[str] = []
-    info = door.building(
-        lambda: Template.build(
-            template, "science", tags=["v1"], on_build_logs=lambda entry: lines.append(str(entry))
-        )
+    info = Template.build(
+        template, "science", tags=["v1"], on_build_logs=lambda entry: lines.append(str(entry))
     )
     assert any("alpha" in line for line in lines)
     assert Template.exists("science")
@@ -67,7 +65,7 @@ def test_a_template_of_packages_files_variables_and_commands(
 def test_tools_of_mcp_name_it_too(door: TemplateDoor) -> None:
     door.index.add("theta")
     template = Template().from_base_image().pip_install("theta")
-    door.building(lambda: Template.build(template, "tools"))
+    Template.build(template, "tools")
 
     async def work() -> None:
         async with connected(door.site) as client:
@@ -83,21 +81,21 @@ def test_tools_of_mcp_name_it_too(door: TemplateDoor) -> None:
 def test_the_same_template_again_asks_no_index(door: TemplateDoor) -> None:
     door.index.add("beta")
     template = Template().from_base_image().pip_install("beta")
-    door.building(lambda: Template.build(template, "again"))
+    Template.build(template, "again")
     door.index.requests.clear()
     Template.build(template, "again")
     assert door.index.requests == []
-    door.building(lambda: Template.build(template, "again", skip_cache=True))
+    Template.build(template, "again", skip_cache=True)
     assert door.index.requests != []
 
 
 def test_tags_lead_to_versions(door: TemplateDoor) -> None:
     door.index.add("delta", "1.0")
     first = Template().from_base_image().pip_install("delta==1.0")
-    door.building(lambda: Template.build(first, "tagged:old"))
+    Template.build(first, "tagged:old")
     door.index.add("delta", "2.0")
     second = Template().from_base_image().pip_install("delta==2.0")
-    door.building(lambda: Template.build(second, "tagged"))
+    Template.build(second, "tagged")
     code = "import delta; print(delta.VERSION)"
     for name, version in (("tagged", "2.0"), ("tagged:old", "1.0"), ("tagged:latest", "2.0")):
         with Sandbox.create(name, timeout=300) as sandbox:
@@ -116,7 +114,7 @@ def test_the_start_command_serves_when_a_sandbox_is_there_and_after_a_pause(
         .from_base_image()
         .set_start_cmd("echo started >> started.txt; sleep 1000", wait_for_file("started.txt"))
     )
-    door.building(lambda: Template.build(template, "serving"))
+    Template.build(template, "serving")
     with Sandbox.create("serving", timeout=300) as sandbox:
         assert sandbox.files.read("started.txt") == "started\n"
         assert any("sleep 1000" in " ".join(each.args) for each in sandbox.commands.list())
@@ -128,7 +126,7 @@ def test_the_start_command_serves_when_a_sandbox_is_there_and_after_a_pause(
 def test_a_snapshot_keeps_the_template_of_its_sandbox(door: TemplateDoor) -> None:
     door.index.add("eta")
     template = Template().from_base_image().pip_install("eta")
-    door.building(lambda: Template.build(template, "kept"))
+    Template.build(template, "kept")
     with Sandbox.create("kept", timeout=300) as sandbox:
         sandbox.files.write("own.txt", "own")
         snapshot = sandbox.create_snapshot()
@@ -151,7 +149,7 @@ def test_a_snapshot_keeps_the_template_of_its_sandbox(door: TemplateDoor) -> Non
 
 def test_a_start_command_that_ends_makes_no_sandbox(door: TemplateDoor) -> None:
     template = Template().from_base_image().set_start_cmd("exit 3", wait_for_file("never"))
-    door.building(lambda: Template.build(template, "ending"))
+    Template.build(template, "ending")
     with pytest.raises(SandboxException, match="The start command of ending@1 has ended"):
         Sandbox.create("ending", timeout=300)
 
@@ -183,18 +181,14 @@ def test_a_failing_command_ends_the_build_with_its_output(door: TemplateDoor) ->
     template = Template().from_base_image().run_cmd("echo before; echo why >&2; exit 7")
     lines: list[str] = []
     with pytest.raises(BuildException, match="exit code 7"):
-        door.building(
-            lambda: Template.build(
-                template, "failing", on_build_logs=lambda entry: lines.append(str(entry))
-            )
-        )
+        Template.build(template, "failing", on_build_logs=lambda entry: lines.append(str(entry)))
     assert any("why" in line for line in lines)
 
 
 def test_strangers_neither_see_nor_use_nor_change_it(door: TemplateDoor) -> None:
     door.index.add("epsilon")
     template = Template().from_base_image().pip_install("epsilon")
-    info = door.building(lambda: Template.build(template, "secretive", tags=["v1"]))
+    info = Template.build(template, "secretive", tags=["v1"])
     url, stranger = door.site.service.url, {"X-API-Key": door.site.charlie}
     paths = (
         ("GET", "/templates/secretive"),
