@@ -217,6 +217,7 @@ def test_what_is_due_is_done_from_the_first_start_on() -> None:
     assert sorted(task.func for task in Schedule.objects.all()) == [
         "executions.tasks.apply_retention",
         "executions.tasks.begin_schedules",
+        "executions.tasks.build_templates",
         "executions.tasks.check_ledger",
         "executions.tasks.collect_blobs",
         "executions.tasks.discard_unfinished_uploads",
@@ -229,6 +230,7 @@ def test_what_is_due_is_done_from_the_first_start_on() -> None:
         "executions.tasks.index_new_code",
         "executions.tasks.make_reports",
         "executions.tasks.remove_tenants",
+        "executions.tasks.remove_unused_templates",
         "executions.tasks.tend_sessions",
         "executions.tasks.tend_webhooks",
         "executions.tasks.watch_alerts",

@@ -105,7 +105,7 @@ def test_what_is_not_there_says_so(door: Site, sandbox: Sandbox) -> None:
         sandbox.update_network({"deny_out": ["8.8.8.8"]})
     pieces = httpx.post(f"{door.service.url}/volumes", content=iter([b"{}", b""]))
     assert pieces.status_code == 501, pieces.text
-    for path in ("/volumes", "/v3/templates", f"/sandboxes/{sandbox.sandbox_id}/logs"):
+    for path in ("/volumes", "/default-templates", f"/sandboxes/{sandbox.sandbox_id}/logs"):
         answer = ask(door.service, "GET", path, key=door.alice)
         assert (answer.status, answer.json["code"]) == (501, 501), path
     with pytest.raises(SandboxException, match="template"):
