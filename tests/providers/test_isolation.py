@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from django.conf import settings as django_settings
 
+from providers.runtime.pool.template import NPM_RETRIES
 from tests.conftest import require
 from tests.support.sandboxes import Local
 
@@ -99,6 +100,7 @@ def test_nothing_of_our_environment_is_passed_on(
         local.close()
     assert "planted-secret" not in seen
     allowed = {"PATH", "HOME", "LANG", "TMPDIR", "PWD", "LC_CTYPE", "MPLBACKEND", "MPLCONFIGDIR"}
+    allowed |= {NPM_RETRIES}
     assert set(eval(seen.splitlines()[0])) <= allowed
 
 

@@ -45,7 +45,7 @@ class Outside:
 
 
 class _Unisolated(LauncherChoice):
-    def _make(self, kind: str, settings: ServiceSettings) -> Launcher:
+    def make(self, kind: str, settings: ServiceSettings) -> Launcher:
         return UnisolatedLauncher(self.data_dir)
 
 

@@ -53,7 +53,7 @@ class Held(Impostor):
 class Choice(LauncherChoice):
     launchers: list[Any] = field(default_factory=list)
 
-    def _make(self, kind: str, settings: ServiceSettings) -> Launcher:
+    def make(self, kind: str, settings: ServiceSettings) -> Launcher:
         return self.launchers.pop(0)
 
 
@@ -114,7 +114,7 @@ def test_a_pool_says_why_it_is_not_there_and_opens_once_it_can(tmp_path: Path) -
 
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_one_that_was_never_prepared_can_be_closed(tmp_path: Path, kind: str) -> None:
-    LauncherChoice(kind, tmp_path, "test")._make(kind, SETTINGS).close()
+    LauncherChoice(kind, tmp_path, "test").make(kind, SETTINGS).close()
 
 
 def no_lock_of_its_own(folder: Path) -> Callable[[Path, int], int]:

@@ -123,7 +123,7 @@ def _pool_key(config: Mapping[str, Any]) -> object:
 
 
 class _Unisolated(LauncherChoice):
-    def _make(self, kind: str, settings: ServiceSettings) -> Launcher:
+    def make(self, kind: str, settings: ServiceSettings) -> Launcher:
         return UnisolatedLauncher(self.data_dir)
 
 
