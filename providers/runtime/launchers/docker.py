@@ -477,5 +477,8 @@ class DockerLauncher(Launcher):
         the same user, so that one could starve another, and the engine's limit is the only one.
         """
         if self.runtime == GVISOR:
-            return min(image.user_processes, template.limits.processes)
+            # gVisor lets a user have one more than it is told.
+            most = template.limits.processes - 1
+            # Less than nothing is no bound at all.
+            return most if image.user_processes < 0 else min(image.user_processes, most)
         return image.user_processes
