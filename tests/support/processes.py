@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -18,11 +19,17 @@ STOP_SECONDS = 60.0
 NO_DOCKER = "unix:///nowhere/docker.sock"
 
 
+# Below those that the kernel gives to sockets without a wish: none of these takes the port of a
+# service that is about to start, or to start again.
+_PORTS = range(10_000, 32_000)
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    for port in random.SystemRandom().sample(_PORTS, 1000):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError(f"no port of {_PORTS} is free")
 
 
 def clean_environment(data_dir: Path, **extra: str) -> dict[str, str]:

@@ -363,7 +363,11 @@ def build_in_background() -> None:
 def build_waiting() -> int:
     """Build what waits, one after another. Return how many were built."""
     fail_abandoned()
-    return sum(build_one(pk) for pk in list(_waiting().values_list("pk", flat=True)))
+    built = 0
+    # What is requested meanwhile, too. A version does not wait any more once it was tried.
+    while (pk := _waiting().values_list("pk", flat=True).first()) is not None:
+        built += build_one(pk)
+    return built
 
 
 def fail_abandoned() -> int:
