@@ -245,6 +245,10 @@ class SandboxProvider(ABC):
         """
         return False
 
+    def has_own_template(self, name: str) -> bool:
+        """Whether it has a template of its own that stands for the installation's of this name."""
+        return False
+
     def change_credentials(self, changes: Mapping[str, Credential | None]) -> None:
         """Put in other versions of credentials from now on, by id; None takes one away.
 

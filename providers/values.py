@@ -106,7 +106,7 @@ class SandboxSpec:
     until it is renewed for the first time, None as long as its provider likes. `network` is what
     it may reach, None nothing; a provider without `holds_network` refuses one. `digest` is of the
     template whose files it has (`providers.templates`), empty for none; a provider without
-    `holds_templates` refuses one.
+    `holds_templates` refuses one, unless it has a template of its own for the `template_name`.
     """
 
     template: str = "python"
@@ -116,6 +116,7 @@ class SandboxSpec:
     seconds: float | None = None
     network: Network | None = None
     digest: str = ""
+    template_name: str = ""
 
 
 @dataclass(frozen=True)

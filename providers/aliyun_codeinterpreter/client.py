@@ -57,7 +57,7 @@ class Account(AccountClient):
     def create(self, wanted: CreateRequest) -> AliyunMachine:
         """It ends by itself when nothing was run in it for so long. Our name is its id there."""
         created = sdk.SandboxClient(self.config()).create_sandbox(
-            template_name=self.template or self._default_template(),
+            template_name=wanted.template or self.template or self._default_template(),
             sandbox_id=wanted.name,
             sandbox_idle_timeout_seconds=service.KEPT_SECONDS if wanted.kept else wanted.seconds,
             config=self.config(),

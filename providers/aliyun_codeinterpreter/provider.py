@@ -20,6 +20,7 @@ from providers.remote.base import RemoteProvider
 from providers.remote.receiver import Receiver, check_trust
 from providers.remote.secret import Secret
 from providers.remote.service import AccountClient
+from providers.remote.templates import read_templates
 
 
 class AliyunCodeInterpreterProvider(RemoteProvider):
@@ -43,6 +44,7 @@ class AliyunCodeInterpreterProvider(RemoteProvider):
             return False, f"region: Must be one of: {', '.join(REGIONS)}."
         if not chosen(config, "account_id").isdecimal():
             return False, "account_id: Must be the primary account's id, which has digits only."
+        read_templates(config["templates"])
         check_trust(config, given_addresses(self.config_fields, config).values())
         return True, None
 

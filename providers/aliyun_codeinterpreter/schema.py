@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from providers.remote import receiver
+from providers.remote import receiver, templates
 from providers.schema import ConfigField
 
 REGIONS = ("cn-hangzhou", "cn-beijing", "cn-shanghai", "cn-shenzhen", "cn-guangzhou")
@@ -84,6 +84,7 @@ FIELDS = {
         address=False,
         description="Name of a Code Interpreter template. Empty: cofferdam, created if missing.",
     ),
+    "templates": templates.FIELD,
     "timeout": ConfigField(
         "integer",
         "Execution Timeout (seconds)",

@@ -43,7 +43,7 @@ class Account(AccountClient):
 
     def create(self, wanted: CreateRequest) -> E2BMachine:
         sandbox = CodeInterpreter.create(
-            template=self.template or None,
+            template=wanted.template or self.template or None,
             timeout=wanted.seconds,
             metadata={_NAME: wanted.name},
             envs=dict(wanted.environment or {}),

@@ -25,6 +25,7 @@ from providers.remote.base import RemoteProvider
 from providers.remote.receiver import Receiver, check_trust
 from providers.remote.secret import Secret
 from providers.remote.service import AccountClient
+from providers.remote.templates import read_templates
 
 
 class E2BProvider(RemoteProvider):
@@ -56,6 +57,7 @@ class E2BProvider(RemoteProvider):
         for name in ("api_url", "sandbox_url"):
             if config[name] and not config[name].startswith(("https://", "http://")):
                 return False, f"{name}: Must begin with https:// or http://."
+        read_templates(config["templates"])
         check_trust(config, given_addresses(self.config_fields, config).values())
         return True, None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from providers.remote import receiver
+from providers.remote import receiver, templates
 from providers.schema import ConfigField
 
 # The regions whose host is public. E2B's default domain serves the US; for another region E2B
@@ -52,6 +52,7 @@ FIELDS = {
         placeholder="code-interpreter-v1",
         description="Name or id of a sandbox template with the code interpreter.",
     ),
+    "templates": templates.FIELD,
     "domain": ConfigField(
         "string",
         "Domain",

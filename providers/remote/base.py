@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from functools import partial
 from threading import Lock
+from types import MappingProxyType
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -34,6 +35,7 @@ from providers.remote.service import (
     SandboxDriver,
     SandboxGone,
 )
+from providers.remote.templates import read_templates
 from providers.sandbox import KeptSandbox, Sandbox
 from providers.values import SandboxSpec
 
@@ -60,6 +62,7 @@ class RemoteProvider(SandboxProvider):
 
     _service: AccountClient | None = None
     _timeout = 30
+    _templates: Mapping[str, str] = MappingProxyType({})
 
     @abstractmethod
     def connect(self, config: Mapping[str, Any]) -> AccountClient:
@@ -76,7 +79,11 @@ class RemoteProvider(SandboxProvider):
                 f"pip install {self.packages}"
             ) from None
         self._timeout = config["timeout"]
+        self._templates = read_templates(config.get("templates"))
         return True
+
+    def has_own_template(self, name: str) -> bool:
+        return name in self._templates
 
     @property
     def max_timeout(self) -> float | None:
@@ -90,6 +97,13 @@ class RemoteProvider(SandboxProvider):
                 "choose another template in the configuration.",
                 field="limits",
             )
+        template = self._templates.get(spec.template_name, "")
+        if spec.digest and not template:
+            raise InvalidConfiguration(
+                f"template: {self.name} has none for {spec.template_name!r}. Name it in the "
+                "templates of the configuration.",
+                field="template",
+            )
         self.check_environment(spec.environment)
         if spec.kept and KEPT not in self.capabilities:
             raise self.lacks(KEPT)
@@ -97,7 +111,7 @@ class RemoteProvider(SandboxProvider):
         name = f"{_PREFIX}{_KEPT if spec.kept else process_tag()}-{uuid4().hex[:12]}"
         kept_for = math.ceil(spec.seconds or KEPT_SECONDS)
         seconds = kept_for if spec.kept else self._timeout + SPARE_SECONDS
-        wanted = CreateRequest(name, language, seconds, spec.kept, spec.environment)
+        wanted = CreateRequest(name, language, seconds, spec.kept, spec.environment, template)
         try:
             machine = service.ask(
                 service.create,

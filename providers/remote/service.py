@@ -42,6 +42,7 @@ class CreateRequest:
     `SandboxDriver.renew` cannot change that later, one that is kept needs KEPT_SECONDS.
 
     `name` is what the service must tell of it when it lists sandboxes: it says whose it is.
+    `template` is the service's own name of one; without it, that of the configuration.
     """
 
     name: str
@@ -49,6 +50,7 @@ class CreateRequest:
     seconds: int
     kept: bool = False
     environment: Mapping[str, str] | None = None
+    template: str = ""
 
 
 @dataclass(frozen=True)

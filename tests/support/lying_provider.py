@@ -67,6 +67,9 @@ class Liar(SandboxProvider):
     def holds_templates(self):
         return behaviour["holds_templates"]() if "holds_templates" in behaviour else False
 
+    def has_own_template(self, name):
+        return name in behaviour["own"]() if "own" in behaviour else False
+
     def open(self, spec, owner):
         specs.append(spec)
         return _do("open", LiarsSandbox())

@@ -153,6 +153,24 @@ def test_a_replay_has_the_version_that_it_ran_with(
     }
 
 
+def test_a_providers_own_template_stands_for_one_of_the_installation_that_it_is_named_for(
+    alice: Caller, science: TemplateVersion, resolver: Liar, index: PackageIndex
+) -> None:
+    resolves(resolver, index)
+    shared = built(None, "shared", python=["tinymath"])
+    resolver.answers(stdout="42\n")
+    resolver.does("holds_templates", lambda: False)
+    resolver.does("own", lambda: ("shared", "science"))
+    answer = run(alice, "1", template="shared")
+    assert used(answer) == {"name": "shared", "version": 1, "digest": shared.digest}
+    assert resolver.module.specs[-1].template_name == "shared"
+    # A tenant gives its own any name.
+    refused = run(alice, "1", template="science")
+    assert refused.json()["error"]["field"] == "template"
+    resolver.does("own", lambda: ("science",))
+    assert run(alice, "1", template="shared").json()["error"]["field"] == "template"
+
+
 def test_a_provider_that_holds_no_templates_is_passed_over(
     alice: Caller, science: TemplateVersion, resolver: Liar
 ) -> None:

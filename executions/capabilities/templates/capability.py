@@ -53,7 +53,9 @@ class _WithTemplate(RunPart):
 
     def check_provider(self, lease: Lease) -> None:
         provider, name = lease.provider, lease.provider_id
-        if self._chosen.has_packages and not provider.holds_templates:
+        # The provider's own stands for those that an administrator has named.
+        has_own = self._chosen.is_shared and provider.has_own_template(self._chosen.name)
+        if self._chosen.has_packages and not (provider.holds_templates or has_own):
             raise ProviderIncompatible(f"{name} does not hold templates.", field="template")
         has_files = self._declaration.files or self._declaration.run
         for given, needed in ((has_files, FILES), (self._variables, ENVIRONMENT)):
@@ -70,7 +72,9 @@ class _WithTemplate(RunPart):
 
     def specify(self, spec: SandboxSpec, *, seconds: float) -> SandboxSpec:
         digest = self._chosen.digest if self._chosen.has_packages else ""
-        return replace(spec, digest=digest, network=self._within(spec.network))
+        name = self._chosen.name if digest and self._chosen.is_shared else ""
+        network = self._within(spec.network)
+        return replace(spec, digest=digest, template_name=name, network=network)
 
     def _within(self, network: Network | None) -> Network | None:
         """The network with the template's own list, which takes away alone."""

@@ -49,7 +49,7 @@ class Named(NamedTuple):
 
 @dataclass(frozen=True)
 class Chosen:
-    """A version that is ready, as the ledger has it."""
+    """A version that is ready, as the ledger has it. `is_shared` is one of the installation's."""
 
     id: UUID
     name: str
@@ -57,6 +57,7 @@ class Chosen:
     digest: str
     declaration: Declaration
     has_packages: bool
+    is_shared: bool
 
     @property
     def files(self) -> Mapping[str, bytes]:
@@ -218,6 +219,7 @@ def _trusted(row: TemplateVersion) -> Chosen:
         row.digest,
         row.declared,
         bool(row.lock or row.declared.run),
+        row.template.tenant_id is None,
     )
     with _lock:
         _kept[found.id] = found

@@ -111,9 +111,12 @@ def test_a_container_that_came_after_its_caller_had_gone_is_removed(
     recipe = launcher._recipe(
         "cofferdam/python", ["python3", "-c", "input()"], SandboxLimits(), "runc"
     )
-    started = Engine().start(f"late-{new_pool_id()}", recipe)
+    # Until it is there: the launcher looks for orphans at any time.
+    name = launcher._reaper.new_name()
+    started = Engine().start(name, recipe)
     assert recipe.labels == labels
     assert len(under_runc.present()) == 1
+    launcher._reaper.forget(name)
     under_runc.loop.call(launcher.reap_orphans())
     started.stream.close()
     # A busy engine still lists for a moment what it removes.
