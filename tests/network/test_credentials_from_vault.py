@@ -32,7 +32,7 @@ from providers.services import approve, history
 from providers.services.guarded_rows import restore
 from tests.attacks.test_writers_records import undone
 from tests.conftest import Caller
-from tests.network.test_credentials import ADD, CHANGE, FORM, OTHER, Taken, in_force, write
+from tests.support.credentials import ADD, CHANGE, FORM, OTHER, Taken, in_force, write
 from tests.support.networks import VALUE, credential
 from tests.support.vaults import TOKEN, OpenBao, OrderedVault, ordered_vault
 from tests.support.wire_server import refusing
