@@ -11,7 +11,7 @@ import pytest
 from django.test import Client
 from django.urls import reverse
 
-from executions.doors.mcp.tool_calls import TOOLS
+from executions.doors.mcp.tools import TOOLS
 from executions.runs import extensions
 from executions.runs.advice import MOST_ADVICE, Missed, importable, missed_by
 from executions.runs.extensions import Extension

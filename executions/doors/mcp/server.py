@@ -40,7 +40,7 @@ from executions.doors.mcp.results import (
     lacks,
     require,
 )
-from executions.doors.mcp.tool_calls import TOOLS
+from executions.doors.mcp.tools import TOOLS
 from executions.doors.native.deferred import SSE, EventStream
 from executions.doors.native.frame import render_error
 from executions.kernel.coroutines import Coroutine, run_sync, wait_for
