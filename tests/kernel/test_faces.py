@@ -60,7 +60,7 @@ FACES = {
     "providers.admin": "routing",
     "providers.remote": (
         "base bounded checked_httpx checked_urllib3 deadline output receiver reclaim sandbox "
-        "secret service"
+        "secret service templates"
     ),
     "providers.local": "packages",
     "providers.self_managed": "client images images.build kept",
