@@ -386,7 +386,9 @@ class Connection:
         upstream, to_upstream = await self._connect(target, verdict, is_tls=is_tls)
         self._work.credential = ", ".join(each.label for each in placed.used)
         mask = self._gate.mask_for(target.host)
-        exchange = Exchange(self.next_event, self.write, server, upstream, to_upstream, mask)
+        exchange = Exchange(
+            self.next_event, self.write, server, upstream, to_upstream, mask, self._hold.note_answer
+        )
         attempt = partial(self._work.attempt, "failed", verdict, "ended")
         try:
             await exchange.carry(request, placed.path, placed.headers)
@@ -406,6 +408,7 @@ class Connection:
             self._hold.target = None
             to_upstream.transport.abort()
             self._record(attempt())
+            self._hold.is_answered = False
 
     def _check_overrides(self, request: h11.Request, target: Target) -> None:
         """Raises Refusal for a request by which a server may do another than the one judged."""

@@ -53,13 +53,16 @@ class Exchange:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         mask: Mask | None,
+        on_end: Callable[[], None],
     ) -> None:
         """`next_event` and `write` are of the program, `reader` and `writer` of the server. What
-        the server says is masked by `mask`."""
+        the server says is masked by `mask`. `on_end` is called when the program is given the end of
+        the response."""
         self._next_event, self._write = next_event, write
         self._server = server
         self._reader, self._writer = reader, writer
         self._mask = mask
+        self._on_end = on_end
         self._body: MaskedBody | None = None
         self._unpacked: Unpacked | None = None
         self._taken = self._given = 0
@@ -175,6 +178,7 @@ class Exchange:
         )
 
     async def _pass_on_end(self) -> None:
+        self._on_end()
         if self._body is not None:
             await self._mask_and_pass_on(self._body, self._unpacked.end() if self._unpacked else ())
             if rest := self._body.end():

@@ -38,6 +38,11 @@ class Hold:
     target: Target | None = None
     # What of the budget it was too many for.
     exceeded: str = ""
+    # The program has all of its answer, and nothing is on record of it yet.
+    is_answered: bool = False
+
+    def note_answer(self) -> None:
+        self.is_answered = True
 
 
 class Gate:
@@ -179,6 +184,11 @@ class Gate:
         self._is_closed = True
         for hold in list(self._holds):
             hold.end()
+
+    async def settle(self) -> None:
+        """Wait until what was answered is on record."""
+        while any(hold.is_answered for hold in self._holds):
+            await asyncio.sleep(0)
 
     async def ended(self) -> None:
         """Wait until no connection is left."""

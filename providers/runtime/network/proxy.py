@@ -164,7 +164,7 @@ class Proxy:
                 raise
             changed.change(network, authority)
         elif name == "sync":
-            self._tell({"event": "synced", "gate": number})
+            self._spawn(self._sync(number))
         elif name == "close":
             self._spawn(self._close(number))
 
@@ -184,6 +184,11 @@ class Proxy:
     async def _serve(self, gate: Gate, end: socket.socket) -> None:
         reader, writer = await asyncio.open_connection(sock=end)
         await serve(reader, writer, gate, self._dialer)
+
+    async def _sync(self, number: int) -> None:
+        if (opened := self._gates.get(number)) is not None:
+            await opened.gate.settle()
+        self._tell({"event": "synced", "gate": number})
 
     async def _close(self, number: int) -> None:
         opened = self._gates.pop(number, None)

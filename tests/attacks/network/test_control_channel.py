@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+from functools import partial
 
 import pytest
 
 from providers.addresses import Allowed
+from providers.network import Attempt
 from providers.runtime.guest import wire
-from providers.runtime.network.proxy import Proxy
+from providers.runtime.network.gates import Gate
+from providers.runtime.network.proxy import Proxy, _OpenGate
 from providers.runtime.network.resolving import Dialer
 from tests.attacks.network.proxied import (
     ADDRESS,
@@ -28,6 +31,7 @@ from tests.attacks.network.proxied import (
     opened,
     read_all,
 )
+from tests.support.networks import ALLOWED
 
 BAD: tuple[tuple[dict[str, object], list[tuple[str, bytes]]], ...] = (
     ({}, []),
@@ -114,6 +118,59 @@ def test_a_change_that_cannot_be_read_closes_its_gate(network: bytes) -> None:
         return answer
 
     assert asyncio.run(change_and_ask()) == b""
+
+
+def test_a_look_has_what_a_program_has_just_been_answered() -> None:
+    async def look() -> list[object]:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        loop = asyncio.get_running_loop()
+        proxy = Proxy(theirs, Dialer())
+        serving = asyncio.create_task(proxy.run())
+        gate = Gate(opened(), partial(proxy._tell_attempt, 1))
+        proxy._gates[1] = _OpenGate(gate)
+        hold = gate.add(lambda: None)
+        # The program has its answer, and the exchange is not quite at its end.
+        hold.note_answer()
+        ours.send(wire.pack({"gate": 1, "op": "sync"}, []))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        with pytest.raises(BlockingIOError):
+            ours.recv(1)
+        gate.record(ALLOWED)
+        hold.is_answered = False
+        events: list[object] = []
+        parser = wire.Parser(1 << 20)
+        while len(events) < 2:
+            data = await asyncio.wait_for(loop.sock_recv(ours, 1 << 16), 30)
+            events += [header["event"] for header, _ in parser.feed(data)]
+        ours.close()
+        await asyncio.wait_for(serving, 30)
+        theirs.close()
+        return events
+
+    assert asyncio.run(look()) == ["attempt", "synced"]
+
+
+@pytest.mark.parametrize("length", [b"Content-Length: 2", b"Transfer-Encoding: chunked"])
+def test_an_answer_is_noted_before_its_program_has_the_end_of_it(
+    proxied: Proxied, length: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    body = b"ok" if length.startswith(b"Content") else b"2\r\nok\r\n0\r\n\r\n"
+    upstream = proxied.upstream(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n\r\n" + body)
+    door = proxied.door(allowing(upstream.rule))
+    record = door.gate.record
+
+    def look(attempt: Attempt) -> None:
+        seen.append(any(hold.is_answered for hold in door.gate._holds))
+        record(attempt)
+
+    monkeypatch.setattr(door.gate, "record", look)
+    door.talk(get(upstream.host, upstream.port))
+    assert door.only().outcome == "allowed"
+    assert seen == [True]
+    assert not any(hold.is_answered for hold in door.gate._holds)
 
 
 def test_a_frame_that_cannot_be_read_ends_the_process() -> None:
