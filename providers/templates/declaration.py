@@ -5,9 +5,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -37,7 +38,25 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 # Variables that say what a sandbox is, or by which its programs are found.
 _RESERVED = ("PATH", "HOME", "TMPDIR", "NODE_PATH", "PYTHONPATH", "PYTHONHOME", "LD_PRELOAD")
 
-_FIELDS = ("python", "npm", "environment", "files", "run", "start", "ready", "network")
+_FIELDS = ("python", "npm", "environment", "files", "run", "start", "ready", "network", "limits")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long a run may take, in seconds: one that names no timeout, and any. None is no limit."""
+
+    timeout: float | None = None
+    max_timeout: float | None = None
+
+    def to_json(self) -> dict[str, float]:
+        """Return what is limited."""
+        return {name: value for name, value in vars(self).items() if value is not None}
+
+    def apply(self, seconds: float, *, is_named: bool) -> float:
+        """Return the timeout in force, at most `seconds`. `is_named` tells whether the caller has
+        named them."""
+        usual = None if is_named else self.timeout
+        return min(each for each in (seconds, usual, self.max_timeout) if each is not None)
 
 
 @dataclass(frozen=True)
@@ -49,7 +68,7 @@ class Declaration:
     another, with the packages; what they leave in the workspace is of the template too. `start` is
     a shell command that each session runs first, and `ready` one that ends with 0 once that
     serves. `network` is one more list that holds for every run with it: it takes away, and gives
-    nothing.
+    nothing. So do `limits`.
     """
 
     python: tuple[str, ...] = ()
@@ -60,6 +79,7 @@ class Declaration:
     start: str = ""
     ready: str = ""
     network: NetworkPolicy | None = None
+    limits: Limits = field(default_factory=Limits)
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> Declaration:
@@ -81,6 +101,7 @@ class Declaration:
             start=_text("start", document.get("start", "")),
             ready=_text("ready", document.get("ready", "")),
             network=_network(document.get("network")),
+            limits=_limits(document.get("limits", {})),
         )
         if not any((*read.packages, read.environment, read.files, read.run, read.start)):
             raise _refused(
@@ -101,6 +122,7 @@ class Declaration:
             "ready": self.ready,
             "network": network
             and {"mode": network.mode, "rules": [str(rule) for rule in network.rules]},
+            "limits": self.limits.to_json(),
         }
 
     @property
@@ -231,3 +253,13 @@ def _network(value: Any) -> NetworkPolicy | None:
         return NetworkPolicy.parse(value.get("mode", "allowlist"), rules)
     except ValueError as error:
         raise _refused("network", str(error)) from None
+
+
+def _limits(value: Any) -> Limits:
+    names = tuple(each.name for each in fields(Limits))
+    if not isinstance(value, Mapping) or set(value) - set(names):
+        raise _refused("limits", f"Must be an object with {' and '.join(names)}, in seconds.")
+    for seconds in value.values():
+        if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
+            raise _refused("limits", "Must be seconds, more than 0.")
+    return Limits(**{name: float(seconds) for name, seconds in value.items()})

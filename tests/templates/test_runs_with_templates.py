@@ -256,6 +256,35 @@ def test_the_templates_list_takes_away_from_the_network(
     assert resolver.module.specs[-1].network is None
 
 
+@pytest.mark.parametrize(
+    ("limits", "asked", "longest", "seconds"),
+    [
+        ({"timeout": 5}, None, 60, 5),
+        ({"timeout": 5}, 20, 60, 20),
+        ({"max_timeout": 8}, None, 60, 8),
+        ({"timeout": 5, "max_timeout": 8}, 20, 60, 8),
+        # They give nothing.
+        ({"timeout": 50, "max_timeout": 500}, None, 30, 30),
+    ],
+)
+def test_the_limits_of_a_template_take_away_from_the_time_of_its_runs(
+    limits: dict[str, float],
+    asked: float | None,
+    longest: float,
+    seconds: float,
+    alice: Caller,
+    index: PackageIndex,
+    resolver: Liar,
+) -> None:
+    version = built(alice.tenant, environment={"A": "1"}, limits=limits)
+    assert version.state == "ready", version.problem
+    resolver.does("max_timeout", lambda: longest)
+    named = {} if asked is None else {"timeout": asked}
+    assert run(alice, "1", template="science", **named).status_code == 200
+    assert resolver.module.jobs[-1].timeout == seconds
+    assert Execution.objects.latest("created_at").timeout == seconds
+
+
 @pytest.fixture
 def common(kept_here: None, index: PackageIndex, alice: Caller) -> TemplateVersion:
     version = built(alice.tenant, environment={"COLOUR": "blue"}, files={"data/a.txt": "theirs"})
@@ -275,6 +304,14 @@ def test_a_session_has_its_template_from_the_start(alice: Caller, common: Templa
     again(common.template, environment={"COLOUR": "red"})
     # It keeps what it has.
     assert cell(alice, session, SHOW).json()["template"]["version"] == 1
+
+
+def test_the_limits_hold_in_a_session(alice: Caller, kept_here: None, index: PackageIndex) -> None:
+    built(alice.tenant, environment={"A": "1"}, limits={"timeout": 4, "max_timeout": 6})
+    session = opened(alice, template="science")
+    for named, seconds in (({}, 4.0), ({"timeout": 5}, 5.0), ({"timeout": 9}, 6.0)):
+        assert cell(alice, session, "1", **named).json()["status"] == "succeeded"
+        assert Execution.objects.latest("created_at").timeout == seconds
 
 
 def test_a_session_keeps_its_template_when_that_is_removed(

@@ -163,6 +163,7 @@ def test_toml_reads_what_was_written() -> None:
         "start": "python server.py",
         "ready": "true",
         "network": {"mode": "allowlist", "rules": ["pypi.org"]},
+        "limits": {"timeout": 5, "max_timeout": 7.5},
     }
     declaration = Declaration.parse(declared)
     assert read_declaration(to_toml(declaration)) == declaration

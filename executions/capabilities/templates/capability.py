@@ -29,12 +29,14 @@ from executions.runs.models import Execution
 from executions.runs.requests import ExecutionRequest
 from executions.runs.results import TEMPLATE
 from executions.runs.routing import ProviderIncompatible
+from executions.sessions.models import Session
 from executions.tenants.models import Tenant
 from executions.tenants.service import INTERNAL
 from providers.base import ENVIRONMENT, FILES, PROCESSES
 from providers.manager import Lease
 from providers.network import Layer, Network, NetworkPolicy
 from providers.sandbox import KeptSandbox, Sandbox
+from providers.templates.declaration import Limits
 from providers.templates.resolve import NPM, PYPI, registry_variables
 from providers.values import Command, Emit, InputFile, Job, SandboxSpec
 
@@ -47,9 +49,14 @@ _OF_THE_REQUEST = ("run", "session")
 class _WithTemplate(RunPart):
     """A run or a session with a version of a template. What the caller gives wins."""
 
-    def __init__(self, chosen: Chosen) -> None:
+    def __init__(self, chosen: Chosen, *, names_timeout: bool = False) -> None:
         self._chosen = chosen
         self._declaration = chosen.declaration
+        self._names_timeout = names_timeout
+
+    def limit_seconds(self, seconds: float) -> float:
+        limits: Limits = self._declaration.limits
+        return limits.apply(seconds, is_named=self._names_timeout)
 
     def check_provider(self, lease: Lease) -> None:
         provider, name = lease.provider, lease.provider_id
@@ -99,6 +106,24 @@ class _Run(_WithTemplate):
         environment = {**declared.environment, **job.environment}
         files = (*_beside(self._chosen.files, job.files), *job.files)
         return replace(job, environment=environment, files=files), emit
+
+
+class _RunInSession(RunPart):
+    """A run in a session, which has what its template gives, and the limits of that."""
+
+    def __init__(self, limits: Limits, *, names_timeout: bool) -> None:
+        self._limits = limits
+        self._names_timeout = names_timeout
+
+    def limit_seconds(self, seconds: float) -> float:
+        return self._limits.apply(seconds, is_named=self._names_timeout)
+
+
+def _in_session(session: Session, request: ExecutionRequest) -> RunPart | None:
+    if session.template_version is None:
+        return None
+    limits = names.chosen_by_id(session.template_version).declaration.limits
+    return _RunInSession(limits, names_timeout=request.timeout is not None)
 
 
 class _Mirror(RunPart):
@@ -253,13 +278,14 @@ class Templates(Extension):
     ) -> RunPart | None:
         if execution.pk in COMMANDS:
             return _Commands(COMMANDS[execution.pk])
-        if execution.session_id is not None:
-            return None
+        if execution.session is not None:
+            return _in_session(execution.session, request)
         if not request.template:
             return _with_mirror(None)
         original = execution.replay_of
         slug = execution.tenant_slug if original is None else original.tenant_slug
-        return _with_mirror(_Run(names.choose(slug, request.template)))
+        chosen = names.choose(slug, request.template)
+        return _with_mirror(_Run(chosen, names_timeout=request.timeout is not None))
 
     def advice(self, execution: Execution) -> Sequence[str]:
         missed = missed_by(execution)

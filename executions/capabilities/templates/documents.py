@@ -47,7 +47,7 @@ def to_toml(declaration: Declaration) -> str:
     said = declaration.to_json()
     lines = [f"{name} = {_value(said[name])}" for name in ("python", "npm", "run") if said[name]]
     lines += [f"{name} = {_value(said[name])}" for name in ("start", "ready") if said[name]]
-    for name in ("environment", "files", "network"):
+    for name in ("environment", "files", "network", "limits"):
         if said[name]:
             lines += ["", f"[{name}]"]
             lines += [f"{_value(key)} = {_value(value)}" for key, value in said[name].items()]

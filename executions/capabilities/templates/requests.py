@@ -76,6 +76,18 @@ _SAYS: JsonDict = {
 }
 
 
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class DeclaredLimits(BaseModel):
+    """Limits of runs, in seconds. They take away, and give nothing."""
+
+    model_config = STRICT
+
+    timeout: Annotated[Seconds | None, Field(description="Of runs that name no timeout.")] = None
+    max_timeout: Annotated[Seconds | None, Field(description="Of all runs.")] = None
+
+
 class DeclaredTemplate(BaseModel):
     """What a template adds to a sandbox."""
 
@@ -152,6 +164,9 @@ class DeclaredTemplate(BaseModel):
             "nothing."
         ),
     ] = None
+    limits: Annotated[DeclaredLimits | None, Field(description="Limits of every run with it.")] = (
+        None
+    )
 
     def declaration(self) -> Declaration:
         """Raises InvalidConfiguration with field declaration."""
@@ -165,6 +180,8 @@ class DeclaredTemplate(BaseModel):
             "start": self.start,
             "ready": self.ready,
         }
+        if self.limits is not None:
+            document["limits"] = self.limits.model_dump(exclude_none=True)
         if network is not None:
             policy = network.policy
             rules = [str(rule) for rule in policy.rules]
