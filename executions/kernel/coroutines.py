@@ -30,16 +30,26 @@ class wait_for:
         yield self._future
 
 
-def run_sync(work: Coroutine[T]) -> T:
+def wait_until_done(future: Future[Any]) -> None:
+    """Wait for the end of a future, however it ends."""
+    try:
+        future.exception()
+    except CancelledError:
+        # The work finds out by itself.
+        return
+
+
+def run_sync(work: Coroutine[T], wait: Callable[[Future[Any]], None] = wait_until_done) -> T:
     """Carry the work out to its end in this thread.
 
-    What interrupts the waiting is raised where the work waits, so that it can clear up.
+    `wait` returns once a future is done. What it raises, as what interrupts it, is raised where the
+    work waits, so that it can clear up.
     """
     try:
         future = work.send(None)
         while True:
             try:
-                _wait(future)
+                wait(future)
             except BaseException as interruption:
                 future = work.throw(interruption)
             else:
@@ -52,11 +62,3 @@ def run_sync(work: Coroutine[T]) -> T:
 async def immediate(call: Callable[[], T]) -> T:
     """Return what need not be waited for, where something else might have to."""
     return call()
-
-
-def _wait(future: Future[Any]) -> None:
-    try:
-        future.exception()
-    except CancelledError:
-        # The work finds out by itself.
-        return

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 _DATE = (2026, 1, 1, 0, 0, 0)
+_HELD_SECONDS = 60.0
 
 
 def make_wheel(
@@ -67,6 +68,8 @@ class PackageIndex:
         self.pages: dict[str, str] = {}
         # Files that are other ones once they were asked for, by name.
         self.changed_after_first: dict[str, bytes] = {}
+        # Pages of projects that come once a test says so, by name.
+        self.held: dict[str, threading.Event] = {}
 
     def add(self, name: str, version: str = "1.0", **parts: Any) -> str:
         """Serve a wheel; return its address."""
@@ -114,6 +117,8 @@ class PackageIndex:
             )
         if path.startswith("/simple/"):
             name = path.removeprefix("/simple/").strip("/").replace("-", "_")
+            if name in self.held:
+                self.held[name].wait(_HELD_SECONDS)
             links = [
                 f'<a href="/files/{each}#sha256={self.hashes[each]}">{each}</a>'
                 for each in self.files

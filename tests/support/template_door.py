@@ -7,7 +7,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 
 from tests.support.package_index import PackageIndex, package_index
@@ -31,6 +33,18 @@ class TemplateDoor:
 
     def __init__(self, site: Site, index: PackageIndex, environment: dict[str, str]) -> None:
         self.site, self.index, self.environment = site, index, environment
+
+    def ask(self, method: str, path: str, **body: Any) -> Any:
+        """Return what the native API answers the owner, or raise for a refusal."""
+        answer = httpx.request(
+            method,
+            f"{self.site.service.url}/api/v1{path}",
+            headers={"X-API-Key": self.site.alice},
+            json=body or None,
+            timeout=60,
+        )
+        answer.raise_for_status()
+        return answer.json()
 
     def shell(self, script: str) -> None:
         command = [sys.executable, "manage.py", "shell", "-c", script]

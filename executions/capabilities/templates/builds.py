@@ -18,6 +18,7 @@ from uuid import UUID
 
 from django.conf import settings
 from django.core.exceptions import ValidationError
+from django.db import Error as DatabaseFailure
 from django.db import IntegrityError, transaction
 from django.db.models import F, Max, QuerySet, Sum
 from django.db.models.functions import Now
@@ -33,6 +34,7 @@ from executions.capabilities.templates.models import (
     TemplateVersion,
 )
 from executions.capabilities.templates.names import TAG, ensure_as_entered, store
+from executions.capabilities.templates.output import Lines
 from executions.kernel.audit import acting_as
 from executions.kernel.background import run_once_in_background
 from executions.kernel.claims import by_claim, claim, is_free
@@ -40,9 +42,10 @@ from executions.kernel.coroutines import run_sync
 from executions.kernel.declarations import refuse
 from executions.kernel.text import storable, uuid7
 from executions.ledger.append import enter_row, look_at
+from executions.runs.event_log import EventLog
 from executions.runs.models import Artifact, Execution
 from executions.runs.network import NetworkRequest
-from executions.runs.requests import CONFLICT, Caller, Conflict, ExecutionRequest
+from executions.runs.requests import CONFLICT, Caller, Conflict, ExecutionRequest, run_limits
 from executions.runs.service import HasEnded, cancel, execute
 from executions.sessions.models import Session, Snapshot
 from executions.tenants.models import Tenant
@@ -419,6 +422,8 @@ class _Build:
         self._tenant = self.template.tenant or internal_tenant()
         self._log = version.log
         self._said_at = time.monotonic()
+        # Until when a part may run and say nothing.
+        self._silent_until = 0.0
 
     def run(self) -> None:
         """Raises SandboxError with what is wrong, and Superseded."""
@@ -484,10 +489,22 @@ class _Build:
 
     def tell(self, line: str) -> None:
         """Add a line to the log. Raises Superseded where the build is no longer this process's."""
+        self._note(line)
+        self._keep_on()
+
+    def _note(self, line: str) -> None:
         self._log += storable(line)[:_MOST_LINE] + "\n"
         if len(self._log) > MOST_LOG_CHARACTERS:
             self._log = "[...]\n" + self._log[-MOST_LOG_CHARACTERS // 2 :]
-        self._keep_on()
+
+    def _tell_meanwhile(self, lines: Sequence[str]) -> None:
+        """Add lines to the log while a part runs, whose end says what is wrong."""
+        for line in lines:
+            self._note(line)
+        try:
+            self._keep_on()
+        except (Superseded, DatabaseFailure) as error:
+            logger.info("the log of template version %s is not written: %r", self.version.pk, error)
 
     def fail(self, problem: str) -> None:
         _end(by_claim(self.version), State.FAILED, problem, log=self._log)
@@ -496,8 +513,10 @@ class _Build:
         if time.monotonic() - self._said_at >= _SAY_EVERY:
             self._put()
 
-    def _put(self, span: timedelta = _BUILDING, **values: Any) -> None:
+    def _put(self, **values: Any) -> None:
         self._said_at = time.monotonic()
+        silent = max(0.0, self._silent_until - self._said_at)
+        span = timedelta(seconds=silent) + _BUILDING
         if not by_claim(self.version).update(claimed_until=Now() + span, log=self._log, **values):
             raise Superseded
 
@@ -537,20 +556,22 @@ class _Build:
                 begun.append(execution.pk)
 
         begun: list[UUID] = []
-        # It says nothing meanwhile.
-        self._put(timedelta(seconds=settings.TEMPLATE_BUILD_SECONDS) + _BUILDING)
+        self._silent_until = time.monotonic() + settings.TEMPLATE_BUILD_SECONDS
+        self._put()
         caller = Caller(self._tenant, request_id=f"template:{self.version.pk}")
+        log = EventLog(run_limits())
+        output = Lines(log, self._tell_meanwhile, _SAY_EVERY)
         try:
-            outcome = run_sync(execute(request, caller, beside=note))
+            outcome = run_sync(execute(request, caller, log=log, beside=note), output.wait)
         finally:
+            self._silent_until = 0.0
             for pk in begun:
                 COMMANDS.pop(pk, None)
         # The time that it took is not this process's silence.
         self._said_at = 0.0
         execution = outcome.execution
-        for line in f"{execution.stdout}\n{execution.stderr}".splitlines():
-            if line.strip():
-                self.tell(line)
+        for line in output.rest():
+            self.tell(line)
         if outcome.error is not None:
             raise BuildFailed(f"{problem}: {outcome.error.message}")
         if execution.status != Execution.Status.SUCCEEDED:
