@@ -13,7 +13,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
@@ -35,7 +35,8 @@ _PLACE = re.compile(r"node_modules/(@[a-z0-9][a-z0-9._~-]*/)?[A-Za-z0-9][A-Za-z0
 class LockedPackage:
     """One file of a package. `hash` is hexadecimal; `size` is bytes where the lock has it.
 
-    `place` is the folder of an npm package, such as `node_modules/dayjs`.
+    `place` is the folder of an npm package, such as `node_modules/dayjs`. `yanked` is why the index
+    has yanked the file, None where it had not.
     """
 
     kind: Literal["python", "npm"]
@@ -46,6 +47,7 @@ class LockedPackage:
     hash: str
     size: int | None = None
     place: str = ""
+    yanked: str | None = None
 
     @property
     def file_name(self) -> str:
@@ -59,10 +61,15 @@ class Lock:
     packages: tuple[LockedPackage, ...] = ()
 
     @classmethod
-    def parse(cls, python: str = "", npm: str = "") -> Lock:
-        """Read what the resolvers have written. Raises InvalidConfiguration with field python or
-        npm."""
-        return cls._of([*_python_packages(python), *_npm_packages(npm)])
+    def parse(cls, python: str = "", npm: str = "", yanked: Mapping[str, str] = {}) -> Lock:
+        """Read what the resolvers have written. `yanked` are reasons by the names of files.
+
+        Raises InvalidConfiguration with field python or npm.
+        """
+        found = [
+            replace(each, yanked=yanked.get(each.file_name)) for each in _python_packages(python)
+        ]
+        return cls._of([*found, *_npm_packages(npm)])
 
     @classmethod
     def from_json(cls, stored: Iterable[Mapping[str, Any]]) -> Lock:

@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
+from providers.templates import yanked
 from providers.templates.declaration import Declaration
 from providers.values import InputFile
 
@@ -35,7 +36,7 @@ class ResolveJob:
 
 def job_for(declaration: Declaration, index_url: str = PYPI, npm_registry: str = NPM) -> ResolveJob:
     """Return the job whose artifacts are the locks of a declaration."""
-    files, hosts, steps = [], list[str](), []
+    files, hosts, steps, after = [], list[str](), [], ""
     if declaration.python:
         files.append(InputFile(_REQUIREMENTS, "\n".join(declaration.python).encode()))
         hosts += hosts_of(index_url)
@@ -44,6 +45,7 @@ def job_for(declaration: Declaration, index_url: str = PYPI, npm_registry: str =
              "--only-binary", ":all:", "--index-url", index_url, "--no-config", "--no-cache",
              "--no-python-downloads", "--output-file", f"artifacts/{PYTHON_LOCK}"]
         )  # fmt: skip
+        after = yanked.program(f"artifacts/{PYTHON_LOCK}", index_url)
     if declaration.npm:
         wanted = dict(_npm_range(each) for each in declaration.npm)
         described = {"name": "template", "version": "1.0.0", "dependencies": wanted}
@@ -54,7 +56,7 @@ def job_for(declaration: Declaration, index_url: str = PYPI, npm_registry: str =
              "--no-update-notifier", "--omit=dev", "--registry", npm_registry]
         )  # fmt: skip
     code = _PROGRAM.replace("STEPS", repr(steps)).replace("NPM_LOCK", repr(NPM_LOCK))
-    return ResolveJob(code, tuple(files), tuple(dict.fromkeys(hosts)))
+    return ResolveJob(code + after, tuple(files), tuple(dict.fromkeys(hosts)))
 
 
 def commands_for(declaration: Declaration) -> ResolveJob:

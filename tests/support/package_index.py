@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import html
 import io
 import json
 import tarfile
@@ -16,6 +17,7 @@ from typing import Any
 
 _DATE = (2026, 1, 1, 0, 0, 0)
 _HELD_SECONDS = 60.0
+_JSON = "application/vnd.pypi.simple.v1+json"
 
 
 def make_wheel(
@@ -62,6 +64,9 @@ class PackageIndex:
         self.simple = f"{url}/simple"
         self.files: dict[str, bytes] = {}
         self.hashes: dict[str, str] = {}
+        # The reasons by the names of files.
+        self.yanked: dict[str, str] = {}
+        self.speaks_json = False
         self.npm: dict[str, dict[str, Any]] = {}
         self.requests: list[str] = []
         # Pages of projects in place of the usual, by name.
@@ -105,6 +110,23 @@ class PackageIndex:
             )
         return "\n".join(parts)
 
+    def _yanked(self, file_name: str) -> str:
+        reason = self.yanked.get(file_name)
+        return "" if reason is None else f' data-yanked="{html.escape(reason)}"'
+
+    def _page_in_json(self, name: str, found: list[str]) -> bytes:
+        files = [
+            {
+                "filename": each,
+                "url": f"{self.url}/files/{each}",
+                "hashes": {"sha256": self.hashes[each]},
+                "yanked": self.yanked.get(each, False) or each in self.yanked,
+            }
+            for each in found
+        ]
+        page = {"meta": {"api-version": "1.0"}, "name": name, "files": files}
+        return json.dumps(page).encode()
+
     def answer(self, path: str) -> tuple[int, str, bytes]:
         self.requests.append(path)
         if path.startswith("/files/"):
@@ -119,10 +141,12 @@ class PackageIndex:
             name = path.removeprefix("/simple/").strip("/").replace("-", "_")
             if name in self.held:
                 self.held[name].wait(_HELD_SECONDS)
+            found = [each for each in self.files if each.lower().startswith(f"{name}-")]
+            if self.speaks_json and name not in self.pages:
+                return 200 if found else 404, _JSON, self._page_in_json(name, found)
             links = [
-                f'<a href="/files/{each}#sha256={self.hashes[each]}">{each}</a>'
-                for each in self.files
-                if each.lower().startswith(f"{name}-")
+                f'<a href="/files/{each}#sha256={self.hashes[each]}"{self._yanked(each)}>{each}</a>'
+                for each in found
             ]
             links = [self.pages[name]] if name in self.pages else links
             page = f"<!DOCTYPE html><html><body>{''.join(links)}</body></html>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,9 @@ def resolver(liar: Liar, index: PackageIndex, monkeypatch: pytest.MonkeyPatch) -
 def resolves(liar: Liar, index: PackageIndex) -> None:
     """Have each run leave the lock of all files of the index, as they are now."""
     lock = index.pylock(*index.files).encode()
-    liar.answers(stdout="Resolved\n", artifacts=[ArtifactFile("pylock.toml", "text/plain", lock)])
+    files = {"pylock.toml": lock, "yanked.json": json.dumps(index.yanked).encode()}
+    artifacts = [ArtifactFile(name, "text/plain", content) for name, content in files.items()]
+    liar.answers(stdout="Resolved\n", artifacts=artifacts)
 
 
 def builder(caller: Caller) -> Caller:

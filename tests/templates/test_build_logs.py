@@ -77,8 +77,12 @@ class Told:
         if self.steps:
             self.steps.pop(0)()
 
-    def prints(self, data: bytes, stream: str = "stdout") -> None:
-        self.log.emit(Event(stream, data))
+    def prints(self, data: bytes) -> None:
+        self.log.emit(Event("stdout", data))
+
+    def warns(self) -> None:
+        self.prints(b"o\n\n")
+        self.log.emit(Event("stderr", b"warning\n"))
 
     def ends(self) -> None:
         self.run.set_result(None)
@@ -87,10 +91,7 @@ class Told:
 def test_lines_come_whole_in_their_order_and_once() -> None:
     told = Told()
     told.prints(b"one\ntw")
-    told.steps = [
-        lambda: (told.prints(b"o\n\n"), told.prints(b"warning\n", "stderr")),
-        told.ends,
-    ]
+    told.steps = [told.warns, told.ends]
     told.lines.wait(told.run)
     assert [line for lines in told.told for line in lines] == ["one", "two", "warning"]
     told.prints(b"three\nfour")

@@ -17,6 +17,7 @@ from executions.capabilities.templates import builds
 from executions.capabilities.templates.models import PackageAdvisory, TemplateVersion
 from executions.ledger.models import LedgerEntry
 from executions.tenants.service import AUDITOR
+from providers.values import ArtifactFile
 from tests.conftest import Caller
 from tests.support.lying_provider import Liar
 from tests.support.package_index import PackageIndex
@@ -89,6 +90,38 @@ def test_an_installation_may_only_be_shown_what_is_known(
     shown = admin_client.get(page).content.decode()
     assert "GHSA-1" in shown
     assert "It sends &lt;keys&gt; away." in shown
+
+
+def test_a_yanked_package_is_refused_as_one_with_an_advisory(
+    alice: Caller, index: PackageIndex, resolver: Liar, settings: Any
+) -> None:
+    index.yanked["tinymath-1.0-py3-none-any.whl"] = "It loses <numbers>."
+    resolves(resolver, index)
+    refused = built(alice.tenant, **SCIENCE)
+    assert refused.state == "failed"
+    for told in ("tinymath 1.0: yanked It loses <numbers>.", "TEMPLATE_ADVISORIES=show"):
+        assert told in refused.problem
+    settings.TEMPLATE_ADVISORIES = "show"
+    shown = again(refused.template, **SCIENCE)
+    assert shown.state == "ready"
+    assert "tinymath 1.0: yanked It loses <numbers>." in shown.log
+    (said,) = alice.client.get(f"{URL}/science/versions/2").json()["advisories"]
+    assert (said["id"], said["summary"], said["fixed"]) == ("yanked", "It loses <numbers>.", None)
+    # It is kept with the version, whatever its index says by now.
+    index.yanked.clear()
+    settings.TEMPLATE_ADVISORIES = "refuse"
+    assert again(shown.template).state == "failed"
+    assert [each.yanked for each in shown.locked.packages] == ["It loses <numbers>."]
+
+
+def test_a_resolver_that_does_not_say_what_was_yanked_is_refused(
+    alice: Caller, index: PackageIndex, resolver: Liar
+) -> None:
+    lock = ArtifactFile("pylock.toml", "text/plain", index.pylock(*index.files).encode())
+    for said in ([], [ArtifactFile("yanked.json", "text/plain", b"[]")]):
+        resolver.answers(artifacts=[lock, *said])
+        version = built(alice.tenant, f"science{len(said)}", **SCIENCE)
+        assert (version.state, "yanked.json" in version.problem) == ("failed", True)
 
 
 def test_a_later_file_counts_for_versions_that_are_ready(alice: Caller, tmp_path: Path) -> None:

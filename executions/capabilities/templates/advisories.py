@@ -23,6 +23,9 @@ from providers.templates.files import BuildFailed
 from providers.templates.lock import Lock
 
 _AT_ONCE = 500
+# In the place of an advisory's id: the index had yanked the file when it was resolved.
+YANKED = "yanked"
+_NO_REASON = "The index gives no reason."
 _MOST_TOLD = 3
 
 
@@ -68,7 +71,8 @@ def load(file: IO[bytes]) -> Mapping[str, int]:
 
 
 def findings_of(lock: Lock) -> list[Finding]:
-    """Return what is known of the packages of a lock, by package and then by advisory."""
+    """Return what is known of the packages of a lock, by package and then by advisory, and last
+    those that their index had yanked."""
     names: dict[str, set[str]] = {}
     for package in lock.packages:
         names.setdefault(package.kind, set()).add(package.name)
@@ -93,6 +97,11 @@ def findings_of(lock: Lock) -> list[Finding]:
         for package in lock.packages
         for each in known.get((package.kind, package.name), ())
         if each.affects(package.version)
+    ]
+    found += [
+        Finding(YANKED, each.kind, each.name, each.version, each.yanked or _NO_REASON, "")
+        for each in lock.packages
+        if each.yanked is not None
     ]
     # A package of npm may be there several times.
     return list(dict.fromkeys(found))

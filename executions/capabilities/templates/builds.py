@@ -65,6 +65,8 @@ from providers.templates.resolve import (
     job_for,
 )
 from providers.templates.store import Built
+from providers.templates.yanked import YANKED
+from providers.templates.yanked import read as read_yanked
 
 logger = logging.getLogger(__name__)
 
@@ -655,7 +657,11 @@ def _read_lock(execution: Execution, declaration: Declaration) -> Lock:
     """Read the artifacts of the resolver. Raises BuildFailed."""
     found = {each.name: each for each in execution.artifacts.all()}
     texts = {}
-    for wanted, name in ((declaration.python, PYTHON_LOCK), (declaration.npm, NPM_LOCK)):
+    for wanted, name in (
+        (declaration.python, PYTHON_LOCK),
+        (declaration.python, YANKED),
+        (declaration.npm, NPM_LOCK),
+    ):
         if not wanted:
             continue
         artifact = found.get(name)
@@ -664,7 +670,8 @@ def _read_lock(execution: Execution, declaration: Declaration) -> Lock:
         with artifact.file.open("rb") as file:
             texts[name] = file.read(MOST_LOCK_BYTES + 1).decode("utf-8", "replace")
     try:
-        return Lock.parse(texts.get(PYTHON_LOCK, ""), texts.get(NPM_LOCK, ""))
+        yanked = read_yanked(texts.get(YANKED, "{}"))
+        return Lock.parse(texts.get(PYTHON_LOCK, ""), texts.get(NPM_LOCK, ""), yanked)
     except InvalidConfiguration as error:
         raise BuildFailed(error.message) from None
 

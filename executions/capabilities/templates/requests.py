@@ -295,7 +295,7 @@ class TemplatePackageShape(TypedDict):
 class TemplateAdvisoryShape(TypedDict):
     """What is known to be bad of one package of the version."""
 
-    id: str
+    id: Annotated[str, "Of the advisory; `yanked` for a file that its index had yanked."]
     kind: Annotated[str, Choices.of(("python", "npm"))]
     name: str
     version: str
@@ -308,7 +308,8 @@ class TemplateVersionShape(VersionSummaryShape):
     problem: Annotated[str | None, "Why it failed; null if it did not."]
     packages: list[TemplatePackageShape]
     advisories: Annotated[
-        list[TemplateAdvisoryShape], "What the loaded advisories say of its packages by now."
+        list[TemplateAdvisoryShape],
+        "What the loaded advisories say of its packages by now, and which were yanked.",
     ]
     size_bytes: int
     python: Annotated[str | None, "The release of Python that it is for."]

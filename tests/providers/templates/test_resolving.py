@@ -12,6 +12,7 @@ from providers.network import Layer, Network, NetworkPolicy
 from providers.templates.declaration import Declaration
 from providers.templates.lock import Lock
 from providers.templates.resolve import NPM_LOCK, PYTHON_LOCK, job_for
+from providers.templates.yanked import YANKED, read
 from providers.values import ExecutionResult, Job, SandboxSpec
 from tests.conftest import require
 from tests.support.package_index import PackageIndex, package_index
@@ -56,7 +57,8 @@ def resolve(local: Local, index: PackageIndex, wanted: Declaration) -> Execution
 
 def lock_of(result: ExecutionResult) -> Lock:
     found = {each.name: each.content.decode() for each in result.artifacts}
-    return Lock.parse(found.get(PYTHON_LOCK, ""), found.get(NPM_LOCK, ""))
+    yanked = read(found.get(YANKED, "{}"))
+    return Lock.parse(found.get(PYTHON_LOCK, ""), found.get(NPM_LOCK, ""), yanked)
 
 
 def test_requirements_come_to_files_with_hashes(local: Local, index: PackageIndex) -> None:
@@ -86,6 +88,30 @@ def test_an_unknown_package_fails_with_its_name(local: Local, index: PackageInde
     result = resolve(local, index, Declaration(python=("no-such-package",)))
     assert result.exit_code != 0
     assert "no-such-package" in result.stderr
+
+
+@pytest.mark.parametrize("speaks_json", [False, True])
+@pytest.mark.parametrize("reason", ['it leaks <keys> & "more"', ""])
+def test_a_file_that_the_index_has_yanked_is_known_in_the_lock(
+    speaks_json: bool, reason: str, local: Local, index: PackageIndex
+) -> None:
+    index.add("withdrawn", "1.0", requires=("kept",))
+    index.add("withdrawn", "0.9")
+    index.add("kept")
+    index.yanked["withdrawn-1.0-py3-none-any.whl"] = reason
+    index.speaks_json = speaks_json
+    try:
+        pinned = resolve(local, index, Declaration(python=("withdrawn==1.0",)))
+        free = resolve(local, index, Declaration(python=("withdrawn",)))
+    finally:
+        index.speaks_json = False
+        index.yanked.clear()
+    assert pinned.exit_code == 0, pinned.stderr
+    assert [(each.name, each.version, each.yanked) for each in lock_of(pinned).packages] == [
+        ("kept", "1.0", None),
+        ("withdrawn", "1.0", reason),
+    ]
+    assert [(each.version, each.yanked) for each in lock_of(free).packages] == [("0.9", None)]
 
 
 def test_npm_packages_come_to_files_with_hashes(local: Local, index: PackageIndex) -> None:
