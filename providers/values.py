@@ -48,11 +48,14 @@ class InputFile:
 @dataclass(frozen=True)
 class Packages:
     """What Python programs can import beyond the standard library: versions by name, whether
-    they are all there (`ready`, `preparing`, `failed`), and why not."""
+    they are all there (`ready`, `preparing`, `failed`), and why not. `digest` is of the lock that
+    was installed, empty where none was, and `installed_at` when that was, in seconds since 1970."""
 
     state: Literal["ready", "preparing", "failed"]
     reason: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    digest: str = ""
+    installed_at: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -141,8 +141,8 @@ class TemplateUseShape(TypedDict):
     """The template that gave the sandbox its packages."""
 
     name: str
-    version: int
-    digest: Annotated[str, "The SHA-256 of all its files."]
+    version: Annotated[int | None, "Null for `data`, the default packages."]
+    digest: Annotated[str, "The SHA-256 of all its files; of `data`, that of its lock."]
 
 
 class PlaceShape(TypedDict):

@@ -10,6 +10,7 @@ itself then, because what the program has installed comes first.
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import shutil
 import subprocess
@@ -130,12 +131,22 @@ def look(folder: Path) -> Packages:
         except FileNotFoundError:
             # An installation is just putting another folder in its place.
             continue
+    installed = _installed(folder)
     if _is_running(folder):
-        return Packages("preparing", "", versions)
+        return Packages("preparing", "", versions, *installed)
     try:
-        return Packages("failed", (folder / _REASON).read_text(), versions)
+        return Packages("failed", (folder / _REASON).read_text(), versions, *installed)
     except OSError:
-        return Packages("ready", "", versions)
+        return Packages("ready", "", versions, *installed)
+
+
+def _installed(folder: Path) -> tuple[str, float]:
+    """The SHA-256 of the lock whose packages are there, "" where none was installed, and when."""
+    try:
+        with (folder / _INSTALLED).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest(), os.fstat(file.fileno()).st_mtime
+    except OSError:
+        return "", 0.0
 
 
 @lru_cache(maxsize=4)

@@ -21,6 +21,9 @@ from providers.runtime.guest.names import problem
 # has it.
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
+# The name of the default packages, which are there without a declaration.
+DEFAULT = "data"
+
 MOST_REQUIREMENTS = 200
 MOST_VARIABLES = 100
 MOST_FILES = 100
@@ -143,6 +146,8 @@ def check_name(name: str) -> None:
         raise _refused(
             "name", "Use up to 63 small letters, digits, and . _ - between them, such as science."
         )
+    if name == DEFAULT:
+        raise _refused("name", f"{DEFAULT} is the template of the default packages.")
 
 
 def _refused(field: str, message: str) -> InvalidConfiguration:

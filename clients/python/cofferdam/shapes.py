@@ -405,8 +405,9 @@ class TemplateUse(Shape):
     """The template that gave the sandbox its packages."""
 
     name: str
-    version: int
-    # The SHA-256 of all its files.
+    # Null for `data`, the default packages.
+    version: int | None
+    # The SHA-256 of all its files; of `data`, that of its lock.
     digest: str
 
 

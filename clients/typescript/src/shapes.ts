@@ -401,8 +401,9 @@ export type StatusEnum =
 /** The template that gave the sandbox its packages. */
 export interface TemplateUse {
   name: string;
-  version: number;
-  /** The SHA-256 of all its files. */
+  /** Null for `data`, the default packages. */
+  version: number | null;
+  /** The SHA-256 of all its files; of `data`, that of its lock. */
   digest: string;
 }
 

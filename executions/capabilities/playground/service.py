@@ -164,7 +164,9 @@ def recorded_request(execution: Execution) -> ExecutionRequest:
 def _template_of(execution: Execution) -> str:
     """The version of the template that it ran with. In a session that is the session's."""
     used = None if execution.session_id else template_of(execution)
-    return f"{used['name']}@{used['version']}" if used else ""
+    if used is None:
+        return ""
+    return used["name"] if used["version"] is None else f"{used['name']}@{used['version']}"
 
 
 def providers_for(execution: Execution) -> list[str]:

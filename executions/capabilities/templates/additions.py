@@ -10,7 +10,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from executions.capabilities.templates import names
+from executions.capabilities.templates import defaults, names
 from executions.runs.requests import Conflict
 from executions.sessions.files import LOOK_SECONDS, list_files
 from executions.sessions.models import Session
@@ -59,7 +59,9 @@ async def declaration_of(session: Session) -> Declaration:
         raise Conflict("pip has installed nothing in the session that would make a template.")
     base = Declaration()
     if session.template_version is not None:
-        base = names.chosen_by_id(session.template_version).declaration
+        chosen = names.chosen_by_id(session.template_version)
+        is_default = chosen.id == defaults.ID
+        base = defaults.default_declaration() if is_default else chosen.declaration
     return Declaration.parse(replace(base, python=(*_others(base, added), *added)).to_json())
 
 

@@ -20,6 +20,7 @@ from executions.capabilities.templates.requests import (
     TemplateLogShape,
     TemplateShape,
     TemplateVersionShape,
+    default_detail,
     list_templates,
     own_template_of,
     parts_of,
@@ -35,6 +36,7 @@ from executions.kernel.bodies import PageShape
 from executions.runs.requests import Caller
 from executions.runs.routing import ensure_unbound
 from executions.sessions.queries import living_session_of
+from providers.templates.declaration import DEFAULT
 
 
 class TemplateApiView(RunningView):
@@ -74,10 +76,10 @@ class TemplatesView(TemplateApiView):
     def get(self, request: Request) -> HttpResponse:
         """List templates.
 
-        The tenant's own and the installation's, newest first.
+        The tenant's own and the installation's, newest first, and `data` where it is installed.
         """
         found, cursor = list_templates(self.api_key.tenant, LIST.read(request.query_params.dict()))
-        return json_response(page_of(request, [template_detail(each) for each in found], cursor))
+        return json_response(page_of(request, found, cursor))
 
 
 class SessionTemplateView(TemplateApiView):
@@ -105,6 +107,8 @@ class TemplateView(TemplateApiView):
     @endpoint("get_template", answers={200: TemplateShape})
     def get(self, request: Request, template: str) -> HttpResponse:
         """Get a template."""
+        if template == DEFAULT and (usual := default_detail()):
+            return json_response(usual)
         return json_response(template_detail(template_of(self.api_key.tenant, template)))
 
     @endpoint("delete_template", answers={204: None}, errors=(409,))

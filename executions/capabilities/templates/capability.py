@@ -12,7 +12,7 @@ from django.conf import settings
 from django.urls import URLPattern, path
 
 from executions.capabilities.network.credentials import within
-from executions.capabilities.templates import names
+from executions.capabilities.templates import defaults, names
 from executions.capabilities.templates.builds import COMMANDS
 from executions.capabilities.templates.names import Chosen
 from executions.kernel.declarations import refuse
@@ -62,6 +62,9 @@ class _WithTemplate(RunPart):
         provider, name = lease.provider, lease.provider_id
         # The provider's own stands for those that an administrator has named.
         has_own = self._chosen.is_shared and provider.has_own_template(self._chosen.name)
+        if self._chosen.id == defaults.ID and not has_own:
+            digest = defaults.ensure_default(name, provider.get_packages())
+            self._chosen = replace(self._chosen, digest=digest)
         if self._chosen.has_packages and not (provider.holds_templates or has_own):
             raise ProviderIncompatible(f"{name} does not hold templates.", field="template")
         has_files = self._declaration.files or self._declaration.run
@@ -79,7 +82,7 @@ class _WithTemplate(RunPart):
 
     def specify(self, spec: SandboxSpec, *, seconds: float) -> SandboxSpec:
         digest = self._chosen.digest if self._chosen.has_packages else ""
-        name = self._chosen.name if digest and self._chosen.is_shared else ""
+        name = self._chosen.name if self._chosen.is_shared else ""
         network = self._within(spec.network)
         return replace(spec, digest=digest, template_name=name, network=network)
 

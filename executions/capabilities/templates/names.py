@@ -18,13 +18,14 @@ from uuid import UUID
 from django.conf import settings
 from django.db.models import Model, Prefetch, Q, QuerySet
 
+from executions.capabilities.templates import defaults
 from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.kernel.declarations import refuse
 from executions.ledger.append import is_altered, last_entry
 from executions.ledger.bindings import row_hash
 from executions.runs.routing import none_of_this_name
 from executions.tenants.models import Tenant
-from providers.templates.declaration import NAME, Declaration
+from providers.templates.declaration import DEFAULT, NAME, Declaration
 from providers.templates.store import TemplateStore
 
 logger = logging.getLogger(__name__)
@@ -49,11 +50,13 @@ class Named(NamedTuple):
 
 @dataclass(frozen=True)
 class Chosen:
-    """A version that is ready, as the ledger has it. `is_shared` is one of the installation's."""
+    """A version that is ready, as the ledger has it. `is_shared` is one of the installation's. The
+    default packages have no number.
+    """
 
     id: UUID
     name: str
-    number: int
+    number: int | None
     digest: str
     declaration: Declaration
     has_packages: bool
@@ -73,7 +76,7 @@ class Chosen:
 
     @property
     def label(self) -> str:
-        return f"{self.name}@{self.number}"
+        return self.name if self.number is None else f"{self.name}@{self.number}"
 
     def to_json(self) -> dict[str, Any]:
         """Return what the metadata of an execution says of it."""
@@ -118,6 +121,9 @@ def find(tenant_slug: str, text: str) -> Chosen | None:
     named = read_name(text)
     if named is None:
         return None
+    if named.name == DEFAULT:
+        is_usual = named.number is None and named.tag in ("", *_NEWEST)
+        return _default() if is_usual else None
     rows = _ready().filter(
         _of(tenant_slug, "template__"), template__name=named.name, template__removed_at=None
     )
@@ -147,6 +153,8 @@ def choose(tenant_slug: str, text: str) -> Chosen:
 def chosen_by_id(version_id: UUID) -> Chosen:
     """Return a version that was chosen before, as it was then. Raises InvalidConfiguration where
     it is gone."""
+    if version_id == defaults.ID:
+        return _default()
     with _lock:
         if (kept := _kept.get(version_id)) is not None:
             return kept
@@ -160,7 +168,8 @@ def names_for(tenant_slug: str) -> list[str]:
     """Return the names that the tenant can use, in their order."""
     rows = _ready().filter(_of(tenant_slug, "template__"), template__removed_at=None)
     names = rows.order_by("template__name").values_list("template__name", flat=True).distinct()
-    return list(names[:MOST_LISTED])
+    usual = [DEFAULT] if defaults.installed_packages() else []
+    return [*usual, *names[:MOST_LISTED]]
 
 
 MOST_ADVISED = 3
@@ -226,6 +235,14 @@ def _trusted(row: TemplateVersion) -> Chosen:
         while len(_kept) > _MOST_KEPT:
             _kept.popitem(last=False)
     return found
+
+
+def _default() -> Chosen:
+    known = defaults.default_packages()
+    digest = known.digest if known is not None else ""
+    return Chosen(
+        defaults.ID, DEFAULT, None, digest, Declaration(), has_packages=False, is_shared=True
+    )
 
 
 def _ready() -> QuerySet[TemplateVersion]:

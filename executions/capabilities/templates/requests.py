@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Annotated, Any, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from pydantic.config import JsonDict
 
 from executions.capabilities.templates.advisories import Finding, findings_of
+from executions.capabilities.templates.defaults import DESCRIPTION, installed_packages
 from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.capabilities.templates.names import templates_for, with_versions
 from executions.kernel.bodies import Choices, Time
@@ -32,6 +34,7 @@ from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.runtime.guest.names import MOST_CHARACTERS, problem
 from providers.templates.declaration import (
+    DEFAULT,
     FILES_BYTES,
     MOST_COMMANDS,
     MOST_FILES,
@@ -277,9 +280,15 @@ class TemplateShape(TypedDict):
     name: str
     scope: Annotated[str, Choices.of(("tenant", "installation"))]
     description: str
-    latest: Annotated[int | None, "The newest version that is ready; null without one."]
+    latest: Annotated[
+        int | None, "The newest version that is ready; null without one, and for `data`."
+    ]
     created_at: Time
     versions: Annotated[list[VersionSummaryShape], "The newest versions, newest first."]
+    packages: Annotated[
+        dict[str, str],
+        "The versions by name of the packages of `data`. Other templates have them by version.",
+    ]
 
 
 class TemplatePackageShape(TypedDict):
@@ -348,9 +357,34 @@ def version_of(template: Template, number: int) -> TemplateVersion:
     return found
 
 
-def list_templates(tenant: Tenant, wanted: TemplateFilter) -> tuple[list[Template], str]:
-    """A page of the templates that the tenant can use, newest first, and the next cursor."""
-    return newest_first(with_versions(templates_for(tenant)), wanted.cursor, wanted.limit)
+def list_templates(tenant: Tenant, wanted: TemplateFilter) -> tuple[list[TemplateShape], str]:
+    """A page of the templates that the tenant can use, newest first, and the next cursor. The
+    default packages come last."""
+    rows = with_versions(templates_for(tenant))
+    found, cursor = newest_first(rows, wanted.cursor, wanted.limit)
+    listed = [template_detail(each) for each in found]
+    if not cursor and (usual := default_detail()):
+        if len(listed) < wanted.limit:
+            listed.append(usual)
+        else:
+            cursor = str(found[-1].pk)
+    return listed, cursor
+
+
+def default_detail() -> TemplateShape | None:
+    """The template of the default packages, None where they are not installed."""
+    known = installed_packages()
+    if known is None:
+        return None
+    return {
+        "name": DEFAULT,
+        "scope": "installation",
+        "description": DESCRIPTION,
+        "latest": None,
+        "created_at": datetime.fromtimestamp(known.installed_at, UTC).isoformat(),
+        "versions": [],
+        "packages": dict(known.versions),
+    }
 
 
 def template_detail(template: Template) -> TemplateShape:
@@ -364,6 +398,7 @@ def template_detail(template: Template) -> TemplateShape:
         "latest": next(ready, None),
         "created_at": template.created_at.isoformat(),
         "versions": [version_summary(each) for each in versions[:MOST_VERSIONS_SHOWN]],
+        "packages": {},
     }
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
@@ -18,6 +19,7 @@ from django.views.decorators.csrf import csrf_exempt
 from rest_framework.request import Request
 
 from executions.capabilities.templates import builds, drafts
+from executions.capabilities.templates.defaults import default_declaration, installed_packages
 from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.capabilities.templates.names import read_name, templates_for
 from executions.capabilities.templates.requests import (
@@ -32,7 +34,7 @@ from executions.doors.native.frame import deferred
 from executions.doors.native.rendering import json_response
 from executions.runs.requests import Caller
 from executions.runs.routing import ensure_unbound
-from providers.templates.declaration import Declaration
+from providers.templates.declaration import DEFAULT, Declaration
 
 _HASH = re.compile(r"[0-9a-zA-Z]{1,64}")
 # A link for an upload is good for as long as clients try one.
@@ -80,7 +82,8 @@ class _TemplateApiView(SandboxApiView):
 class TemplatesView(_TemplateApiView):
     def get(self, request: Request) -> HttpResponse:
         found = templates_for(self.api_key.tenant).order_by("name")
-        return json_response([_summary(each) for each in found[:MOST_ENTRIES]])
+        listed = [_summary(each) for each in found[:MOST_ENTRIES]]
+        return json_response([*_default(), *listed])
 
     def post(self, request: Request) -> HttpResponse:
         """Announce a build. Its declaration comes with the call that starts it."""
@@ -104,6 +107,8 @@ class TemplatesView(_TemplateApiView):
 
 class TemplateView(_TemplateApiView):
     def get(self, request: Request, template: str) -> HttpResponse:
+        if template == DEFAULT and (listed := _default()):
+            return json_response({**listed[0], "builds": []})
         try:
             found = template_of(self.api_key.tenant, template)
         except NoSuchTemplate:
@@ -194,6 +199,8 @@ class BuildView(_TemplateApiView):
         name = self.text("fromTemplate")
         if not name or name.partition(":")[0] == USUAL:
             return Declaration()
+        if name == DEFAULT:
+            return default_declaration()
         try:
             found = template_of(self.api_key.tenant, name.partition(":")[0])
         except NoSuchTemplate:
@@ -297,6 +304,27 @@ def _summary(template: Template) -> Mapping[str, Any]:
         "createdAt": template.created_at.isoformat(),
         "updatedAt": moment.isoformat(),
     }
+
+
+def _default() -> list[Mapping[str, Any]]:
+    """The template of the default packages, where they are installed."""
+    known = installed_packages()
+    if known is None:
+        return []
+    moment = datetime.fromtimestamp(known.installed_at, UTC).isoformat()
+    return [
+        {
+            "templateID": DEFAULT,
+            "buildID": "",
+            "buildStatus": "ready",
+            "public": True,
+            "names": [DEFAULT],
+            "aliases": [DEFAULT],
+            "buildCount": 0,
+            "createdAt": moment,
+            "updatedAt": moment,
+        }
+    ]
 
 
 def _build(version: TemplateVersion) -> Mapping[str, Any]:

@@ -105,10 +105,14 @@ def test_another_lock_is_installed_in_the_place_of_the_former(folder: Path, regi
     packages.install(folder, first)
     assert packages.is_installed(folder, first)
     assert not packages.is_installed(folder, second)
+    assert packages.look(folder).digest == hashlib.sha256(first.read_bytes()).hexdigest()
 
     packages.install(folder, second)
 
-    assert packages.look(folder) == packages.Packages("ready", "", {"counting": "2.0"})
+    found = packages.look(folder)
+    assert (found.state, found.versions) == ("ready", {"counting": "2.0"})
+    assert found.digest == hashlib.sha256(second.read_bytes()).hexdigest()
+    assert found.installed_at > 0
     assert [path.name for path in folder.glob("lib/python*/packages/*.py")] == ["counting.py"]
 
 
