@@ -218,6 +218,9 @@ class Host(Protocol):
     def provider(self) -> str:
         """The id of the provider that has the sandbox."""
 
+    def bind(self, execution: Execution) -> None:
+        """Give the row of an execution the owner that is known, so that it is not read again."""
+
     def run(
         self, execution: Execution, run: Callable[[], Coroutine[ValidatedResult]]
     ) -> Coroutine[ValidatedResult]:

@@ -599,6 +599,8 @@ async def _run(attempt: Attempt, steps: Sequence[Step]) -> ValidatedResult:
 
 async def _run_to_end(attempt: Attempt, steps: Sequence[Step]) -> Outcome:
     try:
+        if steps and (host := steps[0].host) is not None:
+            host.bind(attempt.execution)
         attempt.parts = extensions.begin(attempt.execution, attempt.request, attempt.log)
         await attempt.parts.admit(attempt.request, attempt.execution, attempt.in_line)
         steps = attempt.parts.select(steps)

@@ -124,6 +124,9 @@ class SessionHost:
     def provider(self) -> str:
         return self._session.provider
 
+    def bind(self, execution: Execution) -> None:
+        execution.session = self._session
+
     async def run(
         self, execution: Execution, run: Callable[[], Coroutine[ValidatedResult]]
     ) -> ValidatedResult:

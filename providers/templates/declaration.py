@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -29,6 +28,7 @@ MOST_VARIABLES = 100
 MOST_FILES = 100
 MOST_COMMANDS = 100
 FILES_BYTES = 4 << 20
+MOST_SECONDS = 1_000_000
 _TEXT = 1000
 # Of a command that a build runs.
 _COMMAND = 8000
@@ -265,6 +265,6 @@ def _limits(value: Any) -> Limits:
     if not isinstance(value, Mapping) or set(value) - set(names):
         raise _refused("limits", f"Must be an object with {' and '.join(names)}, in seconds.")
     for seconds in value.values():
-        if type(seconds) not in (int, float) or not 0 < seconds < math.inf:
-            raise _refused("limits", "Must be seconds, more than 0.")
+        if type(seconds) not in (int, float) or not 0 < seconds <= MOST_SECONDS:
+            raise _refused("limits", f"Must be seconds, more than 0 and at most {MOST_SECONDS}.")
     return Limits(**{name: float(seconds) for name, seconds in value.items()})

@@ -39,6 +39,7 @@ from providers.templates.declaration import (
     MOST_COMMANDS,
     MOST_FILES,
     MOST_REQUIREMENTS,
+    MOST_SECONDS,
     NAME,
     Declaration,
 )
@@ -79,7 +80,7 @@ _SAYS: JsonDict = {
 }
 
 
-Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)]
 
 
 class DeclaredLimits(BaseModel):
