@@ -29,7 +29,7 @@ from executions.sessions.models import Session, Workspace
 from executions.sessions.requests import FileListing
 from executions.sessions.session_sandbox import OPERATION_SECONDS, borrow_sandbox, stream_slot
 from executions.sessions.storage import browse, changes, quota
-from providers.errors import KeptSandboxLost, ProviderUnavailable
+from providers.errors import InvalidConfiguration, KeptSandboxLost, ProviderUnavailable
 from providers.sandbox import WORKSPACE_NAMES, FileEntry, KeptSandbox, SandboxState, below_workspace
 from providers.waiting import submit
 
@@ -485,6 +485,34 @@ async def inspect_folder(session: Session, path: str, after: str) -> tuple[list[
     SandboxError."""
     wanted = FileListing(path=path, after=after)
     return await list_files(session, wanted, LOOK_SECONDS, is_use=False)
+
+
+async def inspect_file(session: Session, path: str, most_bytes: int) -> bytes | None:
+    """Return what is in a file without using the session; None where there is no regular file, or
+    a larger one. Raises SandboxError."""
+    try:
+        if (saved := _find_saved(session, path)) is not None:
+            blob = _read_saved(session, lambda rows: browse.blob_at(rows, saved.path))
+            content = b"".join(browse.read(blob, 0, most_bytes + 1))
+        else:
+            content = await with_sandbox(
+                session,
+                lambda kept: b"".join(kept.files.read(path, 0, most_bytes + 1)),
+                _content,
+                LOOK_SECONDS,
+                is_use=False,
+            )
+    except InvalidConfiguration as error:
+        if error.field != "path":
+            raise
+        return None
+    return content if len(content) <= most_bytes else None
+
+
+def _content(answer: Any) -> bytes:
+    if not isinstance(answer, bytes):
+        raise ProviderUnavailable("The provider did not return bytes.")
+    return answer
 
 
 def _inspection(answer: Any) -> Inspection:

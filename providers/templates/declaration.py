@@ -37,6 +37,7 @@ _COMMAND = 8000
 _NPM = re.compile(
     r"(@[a-z0-9][a-z0-9._~-]*/)?[a-z0-9][a-z0-9._~-]*(@[ 0-9A-Za-z.^~<>=|*+-]{1,60})?"
 )
+_MOST_NPM = 280
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 # Variables that say what a sandbox is, or by which its programs are found.
 _RESERVED = ("PATH", "HOME", "TMPDIR", "NODE_PATH", "PYTHONPATH", "PYTHONHOME", "LD_PRELOAD")
@@ -182,10 +183,15 @@ def _python(value: Any) -> tuple[str, ...]:
     return tuple(sorted(set(found)))
 
 
+def is_npm_package(text: str) -> bool:
+    """Tell whether a text is a package of a registry, such as `dayjs@^1`."""
+    return len(text) <= _MOST_NPM and _NPM.fullmatch(text) is not None
+
+
 def _npm(value: Any) -> tuple[str, ...]:
     found = []
     for line in _texts("npm", value, MOST_REQUIREMENTS):
-        if len(line) > 280 or not _NPM.fullmatch(line):
+        if not is_npm_package(line):
             raise _refused("npm", f"{line[:80]!r} is no package such as dayjs@^1.")
         found.append(line)
     return tuple(sorted(set(found)))

@@ -9,10 +9,12 @@ from django.contrib.auth.models import Group, User
 from django.test import Client
 from django.urls import reverse
 
+from executions.capabilities.templates import additions
 from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.sessions.models import Session
 from executions.tenants.keys import create_api_key
 from executions.tenants.service import AUDITOR
+from providers.templates.declaration import Declaration
 from tests.conftest import Caller
 from tests.support.package_index import PackageIndex
 from tests.support.saved_files import asleep, still_asleep
@@ -44,6 +46,24 @@ open(".local/lib/python3.11/site-packages/file-1.0.dist-info", "w").close()
 @pytest.fixture(autouse=True)
 def _index(index: PackageIndex) -> None:
     """Templates of this test have a place of their own."""
+
+
+NPM = """
+import json, os
+os.makedirs("node_modules")
+def at(key, version, **said):
+    address = f"https://registry.example/{key}.tgz"
+    return {f"node_modules/{key}": {"version": version, "resolved": address, **said}}
+packages = {**at("dayjs", "1.11.0"), **at("@scope/name", "2.0.0-rc.1"), **at("inner", "1.0.0")}
+packages |= at("dayjs/node_modules/inner", "3.0.0")
+packages |= at("aliased", "1.0.0", name="other") | at("linked", "1.0.0", link=True)
+packages |= at("git", "1.0.0", resolved="git+ssh://git@evil.example/x.git")
+packages |= at("evil@1.0.0 --registry=x", "1") | at("range", "^1 || file:/etc") | {"": 1, "x": 2}
+packages |= at("none", None) | at("number", 7) | at("../up", "1.0.0")
+open("node_modules/.package-lock.json", "w").write(json.dumps({"packages": packages}))
+def asks(text):
+    open("package.json", "w").write(text)
+"""
 
 
 def made_of(caller: Caller, session: dict[str, Any], name: str = "mine") -> Any:
@@ -97,6 +117,40 @@ def test_folders_of_other_names_declare_nothing(alice: Caller, admin_client: Cli
     shown = admin_client.get(page_of(session)).content.decode()
     assert "None." in shown
     assert not Template.objects.exists()
+
+
+@pytest.mark.parametrize(
+    ("asked", "declared"),
+    [
+        (
+            '{"dependencies": {"dayjs": "^1", "@scope/name": "2", "absent": "1"}}',
+            ("@scope/name@2.0.0-rc.1", "dayjs@1.11.0"),
+        ),
+        ("[]", ("@scope/name@2.0.0-rc.1", "dayjs@1.11.0", "inner@1.0.0")),
+        ("{", ("@scope/name@2.0.0-rc.1", "dayjs@1.11.0", "inner@1.0.0")),
+    ],
+)
+def test_packages_of_npm_are_declared_with_their_versions(
+    asked: str, declared: tuple[str, ...], alice: Caller, admin_client: Client
+) -> None:
+    owner = builder(alice)
+    session = ran(owner, f"{NPM}\nasks({asked!r})")
+    assert made_of(owner, session).status_code == 202
+    version = TemplateVersion.objects.get(template__name="mine")
+    assert version.declared.npm == declared
+    shown = admin_client.get(page_of(session)).content.decode()
+    assert "dayjs@1.11.0" in shown
+    assert "evil" not in shown
+
+
+def test_packages_of_npm_replace_those_of_the_template(alice: Caller) -> None:
+    owner = builder(alice)
+    base = Declaration(npm=("@scope/name@1", "dayjs@^0.1", "left@1"))
+    found = additions._others(base.npm, ("@scope/name@2.0.0", "dayjs@1.0"), additions._npm_name)
+    assert found == ["left@1"]
+    session = asleep(owner, f"{NPM}\nasks('')")
+    assert made_of(owner, session).status_code == 202
+    assert still_asleep(session)
 
 
 def test_a_session_without_anything_installed_makes_no_template(alice: Caller) -> None:

@@ -231,7 +231,7 @@ class TemplateAdmin(_Admin):
                 version = builds.request(session.tenant, name, declared, current_actor())
                 self.log_change(request, version.template, f"Requested of session {session.pk}.")
                 return redirect("admin:executions_templateversion_change", version.pk)
-            context["added"] = await added_packages(session)
+            context["added"] = (await added_packages(session)).all
         except NoSuchSession:
             raise Http404 from None
         except DatabaseUnavailable:

@@ -93,8 +93,8 @@ class SessionTemplateView(TemplateApiView):
     async def post(self, request: Request, session_id: UUID) -> HttpResponse:
         """Make a template of a session.
 
-        It has the session's own template, and the packages that pip has installed in the session. A
-        template of this name gets another version.
+        It has the session's own template, and the packages that pip and npm have installed in the
+        session. A template of this name gets another version.
         """
         session = living_session_of(self.api_key.tenant, session_id)
         wanted, by = OF_SESSION.read(request.data), self.by()

@@ -241,7 +241,7 @@ class BuildRequest:
 
 @declared
 class SessionTemplateRequest:
-    """Make a template of what pip has installed in a session."""
+    """Make a template of what pip and npm have installed in a session."""
 
     name: TemplateName
     description: Annotated[str, Field(max_length=300), STORABLE] = ""
