@@ -108,6 +108,9 @@ lock: venv ## Compile requirements*.in (ARGS="--upgrade" for newer versions)
 			--python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate \
 			--custom-compile-command "make lock" $(ARGS) || exit 1; \
 	done
+	@cd providers/self_managed/images/nodejs && cp ../../../local/node_packages.json package-lock.json && \
+		npm $(if $(findstring --upgrade,$(ARGS)),update,install) --package-lock-only --ignore-scripts --no-audit --no-fund \
+			--omit-lockfile-registry-resolved=false && mv package-lock.json ../../../local/node_packages.json
 
 bundle: venv ## Make one archive in var/ that installs without a network (ARGS: bundle/build.py's)
 	@$(PY) bundle/build.py $(ARGS)

@@ -106,7 +106,7 @@ def _wheels(stage: Path, known: Path | None, when: str) -> None:
 
 
 def _packages(stage: Path, known: Path | None) -> None:
-    """What `manage.py packages` installs, by its lock. `known` is a folder that has all of it."""
+    """What `manage.py packages` installs, by its locks. `known` is a folder that has all of it."""
     folder = stage / "packages"
     if known is not None:
         shutil.copytree(known, folder)
@@ -115,6 +115,11 @@ def _packages(stage: Path, known: Path | None) -> None:
     download = (sys.executable, "-m", "pip", "--disable-pip-version-check", "download", "--quiet")
     options = ("--no-deps", "--require-hashes", "--only-binary", ":all:")
     _run(*download, *options, "--dest", str(folder), "-r", str(lock))
+    script = (
+        "import sys; from pathlib import Path; from providers.local.node_packages import fetch_all;"
+        " fetch_all(Path(sys.argv[1]))"
+    )
+    _run(sys.executable, "-c", script, str(folder / "node"), cwd=stage / "project")
 
 
 def _requirement(wheel: Path) -> str:

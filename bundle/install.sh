@@ -62,7 +62,7 @@ cp "$target/requirements.txt" "$venv/"
 if [ -d "$here/packages" ]; then
     # A service without them runs all the same.
     PYTHONPATH=$pip PIP_NO_INDEX=1 PIP_FIND_LINKS=$here/packages \
-        "$venv/bin/python" "$target/manage.py" packages || true
+        "$venv/bin/python" "$target/manage.py" packages --node-from "$here/packages/node" || true
 fi
 
 if [ -d "$here/images" ]; then

@@ -49,13 +49,15 @@ class InputFile:
 class Packages:
     """What Python programs can import beyond the standard library: versions by name, whether
     they are all there (`ready`, `preparing`, `failed`), and why not. `digest` is of the lock that
-    was installed, empty where none was, and `installed_at` when that was, in seconds since 1970."""
+    was installed, empty where none was, and `installed_at` when that was, in seconds since 1970.
+    `node` are versions of npm packages by name, for programs in JavaScript."""
 
     state: Literal["ready", "preparing", "failed"]
     reason: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
     digest: str = ""
     installed_at: float = 0.0
+    node: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

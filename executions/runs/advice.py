@@ -131,11 +131,12 @@ def name_packages(versions: Mapping[str, str]) -> str:
 
 def _about_packages(missed: Missed, provider_id: str) -> str:
     what = f"There is no module {missed.module!r}." if missed.module else ""
-    if missed.installer == "npm":
-        return what
     known = packages_of(provider_id)
     if known is None:
         return what
+    if missed.installer == "npm":
+        there = f"There are: {name_packages(known.node)}." if known.node else ""
+        return f"{what} {there}".strip()
     if known.state == "preparing":
         return f"{what} Packages are being installed now: try again in a minute.".strip()
     names = name_packages(known.versions) or "Python's standard library alone"

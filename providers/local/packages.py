@@ -36,6 +36,8 @@ _POINTS = (
     "[own] if os.path.isdir(own) and not sys.flags.no_user_site and own not in sys.path else []\n"
     f"../{_FOLDER}\n"
 )
+# The npm packages, which Node.js finds by NODE_PATH.
+NODE_MODULES = "node_modules"
 # Files of the environment: why the last installation failed, and the lock of what is installed.
 _REASON, _INSTALLED = "failed.txt", "installed.txt"
 
@@ -69,11 +71,22 @@ def create(folder: Path) -> Path:
         if made.returncode:
             raise ProviderUnavailable(f"No environment for packages: {_last_line(made.stderr)}")
         _point(folder)
+    # Before sandboxes are started: what is in it is there for all of them at once.
+    modules = folder / NODE_MODULES
+    modules.mkdir(exist_ok=True)
+    modules.chmod(0o755)
     try:
         return Path(find_python(str(python)))
     except ProviderUnavailable:
         shutil.rmtree(folder)
         raise
+
+
+def open_to_read(folder: Path) -> None:
+    """Let users of sandboxes read all that is in a folder."""
+    for path in (folder, *folder.rglob("*")):
+        if path.is_dir():
+            path.chmod(0o755)
 
 
 def is_installed(folder: Path, lock_file: Path = LOCK_FILE) -> bool:
@@ -89,7 +102,7 @@ def install(folder: Path, lock_file: Path = LOCK_FILE) -> None:
 
     Raises InstallationFailed. A second installation at the same time waits for the first.
     """
-    with _alone(folder):
+    with alone(folder):
         if is_installed(folder, lock_file):
             return
         staging = folder / "staging"
@@ -158,7 +171,8 @@ def _versions(place: Path, changed_ns: int) -> dict[str, str]:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path) -> Iterator[None]:
+    """Install alone: what else installs into the environment waits."""
     fd = os.open(_lock_of(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

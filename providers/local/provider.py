@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from concurrent.futures import CancelledError, Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from providers.errors import (
     before_the_code,
 )
 from providers.isolation import FIELD, NONE, meets, of_runtime
+from providers.local import node_packages
 from providers.local.packages import look
 from providers.local.service import Connection, LocalService, LocalSessions
 from providers.runtime.launchers.oci import find_runsc
@@ -284,7 +286,10 @@ class LocalProvider(SandboxProvider):
 
     def get_packages(self) -> Packages | None:
         python = settings.SANDBOX_LOCAL_PYTHON
-        return look(Path(python).parent.parent) if python else None
+        if not python:
+            return None
+        folder = Path(python).parent.parent
+        return replace(look(folder), node=node_packages.versions(folder))
 
     def close(self) -> None:
         loop, service = self._loop, self._service

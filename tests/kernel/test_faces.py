@@ -62,7 +62,7 @@ FACES = {
         "base bounded checked_httpx checked_urllib3 deadline output receiver reclaim sandbox "
         "secret service templates"
     ),
-    "providers.local": "packages",
+    "providers.local": "node_packages packages",
     "providers.self_managed": "client images images.build kept",
     "providers.e2b": "",
     "providers.aliyun_codeinterpreter": "",

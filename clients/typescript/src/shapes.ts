@@ -167,8 +167,8 @@ export interface File {
 export interface Languages {
   languages: string[];
   /**
-   * The packages that Python code can import, by provider id. Providers that do not know
-   * theirs are missing.
+   * The packages that code can import, by provider id. Providers that do not know theirs are
+   * missing.
    */
   packages: Record<string, unknown>;
 }

@@ -431,8 +431,14 @@ class LanguagesView(ApiView):
         languages, packages = await languages_for(key.tenant.slug, may_use)
         allowed = extensions.allowed_languages(key.tenant.slug, allowed_languages(key, languages))
         known = packages if "python" in allowed else {}
+        has_node = "nodejs" in allowed
         shown: dict[str, PackagesShape] = {
-            name: {"state": each.state, "reason": each.reason, "versions": dict(each.versions)}
+            name: {
+                "state": each.state,
+                "reason": each.reason,
+                "versions": dict(each.versions),
+                "node": dict(each.node) if has_node else {},
+            }
             for name, each in known.items()
         }
         return json_response(LanguagesShape(languages=list(allowed), packages=shown))

@@ -62,14 +62,15 @@ class ErrorShape(TypedDict):
 class PackagesShape(TypedDict):
     state: Annotated[str, Choices.of(("ready", "preparing", "failed"))]
     reason: Annotated[str, "Why the packages could not be installed; else empty."]
-    versions: Annotated[dict[str, str], "The version of each package, by name."]
+    versions: Annotated[dict[str, str], "The version of each Python package, by name."]
+    node: Annotated[dict[str, str], "The same of npm packages for JavaScript."]
 
 
 class LanguagesShape(TypedDict):
     languages: list[str]
     packages: Annotated[
         dict[str, PackagesShape],
-        "The packages that Python code can import, by provider id. Providers that "
+        "The packages that code can import, by provider id. Providers that "
         "do not know theirs are missing.",
     ]
 

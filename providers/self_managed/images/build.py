@@ -27,6 +27,8 @@ from providers.runtime.launchers.guest_files import PIP_CONFIGURATION
 FOLDER = Path(__file__).resolve().parent
 # The packages of the Python image: the lock that `manage.py packages` installs.
 LOCK = FOLDER.parents[1] / "local" / "packages.txt"
+# The same of the Node.js image.
+NODE_LOCK = LOCK.with_name("node_packages.json")
 REPOSITORY = "cofferdam"
 
 # What an image was made from, so that one that is up to date is not built again.
@@ -65,6 +67,8 @@ def build_from_registry(
     files = {path.name: path.read_bytes() for path in (FOLDER / language).iterdir()}
     if language == "python":
         files |= {"requirements.txt": LOCK.read_bytes(), "pip.conf": PIP_CONFIGURATION.encode()}
+    if language == "nodejs":
+        files |= {"package-lock.json": NODE_LOCK.read_bytes()}
     made_from = recipe("dockerfile", *(part for file in sorted(files.items()) for part in file))
     name = f"{REPOSITORY}/{language}"
     if not rebuild and (found := image_id(client, name, made_from)):
@@ -256,7 +260,7 @@ def build_from_debian(client: docker.DockerClient, *, rebuild: bool, tell: Tell)
     names = [f"{REPOSITORY}/{language}" for language in ("python", "nodejs")]
     made_from = recipe(
         "debian", SUITE, platform.machine(), Path(__file__), LOCK, PIP_CONFIGURATION,
-        _MATPLOTLIBRC, _NODE_PACKAGES,
+        _MATPLOTLIBRC, _NODE_PACKAGES, NODE_LOCK,
     )  # fmt: skip
     found = {image_id(client, name, made_from) for name in names}
     if not rebuild and None not in found:
@@ -336,8 +340,9 @@ def _debootstrap(root: Path, packages: tuple[str, ...]) -> None:
 def _install_node_packages(folder: Path) -> None:
     folder.mkdir()
     shutil.copyfile(_NODE_PACKAGES, folder / "package.json")
-    options = ["--omit=dev", "--ignore-scripts", "--no-audit", "--no-fund", "--no-package-lock"]
-    run(["npm", "install", *options], "npm failed", cwd=folder)
+    shutil.copyfile(NODE_LOCK, folder / "package-lock.json")
+    options = ["--omit=dev", "--ignore-scripts", "--no-audit", "--no-fund"]
+    run(["npm", "ci", *options], "npm failed", cwd=folder)
     if not (folder / "node_modules" / "axios").is_dir():
         wanted = json.loads(_NODE_PACKAGES.read_text())["dependencies"]
         raise CreationFailed(f"npm did not install {wanted}.")

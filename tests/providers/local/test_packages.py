@@ -168,7 +168,7 @@ def test_a_wheel_that_was_exchanged_is_refused(folder: Path, registry: Path) -> 
 
 def test_while_one_installs_the_state_is_preparing(folder: Path) -> None:
     packages.create(folder)
-    with packages._alone(folder):
+    with packages.alone(folder):
         assert packages.look(folder).state == "preparing"
     assert packages.look(folder).state == "ready"
 
@@ -239,4 +239,5 @@ def test_the_api_names_the_packages_to_those_who_may_use_python(
 
     told = alice.client.get("/api/v1/languages").json()["packages"]
 
-    assert told == {"local": {"state": "ready", "reason": "", "versions": {"counting": "1.0"}}}
+    versions = {"counting": "1.0"}
+    assert told == {"local": {"state": "ready", "reason": "", "versions": versions, "node": {}}}
