@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name, is_normalized_name
 
 from providers.errors import InvalidConfiguration
 from providers.network import NetworkPolicy
@@ -42,7 +43,10 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 # Variables that say what a sandbox is, or by which its programs are found.
 _RESERVED = ("PATH", "HOME", "TMPDIR", "NODE_PATH", "PYTHONPATH", "PYTHONHOME", "LD_PRELOAD")
 
-_FIELDS = ("python", "npm", "environment", "files", "run", "start", "ready", "network", "limits")
+_FIELDS = (
+    *("python", "npm", "build", "environment", "files", "run"),
+    *("start", "ready", "network", "limits"),
+)
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,8 @@ class Declaration:
     another, with the packages; what they leave in the workspace is of the template too. `start` is
     a shell command that each session runs first, and `ready` one that ends with 0 once that
     serves. `network` is one more list that holds for every run with it: it takes away, and gives
-    nothing. So do `limits`.
+    nothing. So do `limits`. `build` are names of Python packages that are built from their source,
+    which runs their code in a sandbox; of all others there are wheels only.
     """
 
     python: tuple[str, ...] = ()
@@ -84,6 +89,7 @@ class Declaration:
     ready: str = ""
     network: NetworkPolicy | None = None
     limits: Limits = field(default_factory=Limits)
+    build: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> Declaration:
@@ -106,6 +112,7 @@ class Declaration:
             ready=_text("ready", document.get("ready", "")),
             network=_network(document.get("network")),
             limits=_limits(document.get("limits", {})),
+            build=_build(document.get("build", [])),
         )
         if not any((*read.packages, read.environment, read.files, read.run, read.start)):
             raise _refused(
@@ -127,6 +134,7 @@ class Declaration:
             "network": network
             and {"mode": network.mode, "rules": [str(rule) for rule in network.rules]},
             "limits": self.limits.to_json(),
+            "build": list(self.build),
         }
 
     @property
@@ -181,6 +189,14 @@ def _python(value: Any) -> tuple[str, ...]:
             )
         found.append(str(requirement))
     return tuple(sorted(set(found)))
+
+
+def _build(value: Any) -> tuple[str, ...]:
+    found = _texts("build", value, MOST_REQUIREMENTS)
+    for name in found:
+        if not is_normalized_name(canonicalize_name(name)):
+            raise _refused("build", f"{name[:80]!r} is no name of a package.")
+    return tuple(sorted({canonicalize_name(name) for name in found}))
 
 
 def is_npm_package(text: str) -> bool:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -24,6 +24,8 @@ from providers.errors import InvalidConfiguration
 # Of all packages of a template.
 MOST_PACKAGES = 2000
 MOST_LOCK_BYTES = 4 << 20
+# Before the name of a wheel that was built of its source, in the place of an address.
+BUILT = "built:///"
 
 _HASH_BYTES = {"sha256": 32, "sha384": 48, "sha512": 64}
 _VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,100}")
@@ -36,7 +38,8 @@ class LockedPackage:
     """One file of a package. `hash` is hexadecimal; `size` is bytes where the lock has it.
 
     `place` is the folder of an npm package, such as `node_modules/dayjs`. `yanked` is why the index
-    has yanked the file, None where it had not.
+    has yanked the file, None where it had not. A wheel that was built here has an address behind
+    BUILT, and the address and `algorithm:hash` of its source.
     """
 
     kind: Literal["python", "npm"]
@@ -48,10 +51,17 @@ class LockedPackage:
     size: int | None = None
     place: str = ""
     yanked: str | None = None
+    source_url: str = ""
+    source_hash: str = ""
 
     @property
     def file_name(self) -> str:
         return unquote(urlsplit(self.url).path.rpartition("/")[2])
+
+    @property
+    def is_source(self) -> bool:
+        """Whether it is code of a Python package that has to be built."""
+        return self.kind == "python" and not self.file_name.endswith(".whl")
 
 
 @dataclass(frozen=True)
@@ -61,13 +71,21 @@ class Lock:
     packages: tuple[LockedPackage, ...] = ()
 
     @classmethod
-    def parse(cls, python: str = "", npm: str = "", yanked: Mapping[str, str] = {}) -> Lock:
-        """Read what the resolvers have written. `yanked` are reasons by the names of files.
+    def parse(
+        cls,
+        python: str = "",
+        npm: str = "",
+        yanked: Mapping[str, str] = {},
+        build: Collection[str] = (),
+    ) -> Lock:
+        """Read what the resolvers have written. `yanked` are reasons by the names of files, `build`
+        the names of packages that may be sources.
 
         Raises InvalidConfiguration with field python or npm.
         """
         found = [
-            replace(each, yanked=yanked.get(each.file_name)) for each in _python_packages(python)
+            replace(each, yanked=yanked.get(each.file_name))
+            for each in _python_packages(python, build)
         ]
         return cls._of([*found, *_npm_packages(npm)])
 
@@ -84,6 +102,15 @@ class Lock:
             )
         return cls(tuple(sorted(packages, key=lambda each: (each.kind, each.name, each.place))))
 
+    def replacing(self, packages: Mapping[str, LockedPackage]) -> Lock:
+        """Return the lock with other files of some Python packages, by name."""
+        return self._of(
+            [
+                packages.get(each.name, each) if each.kind == "python" else each
+                for each in self.packages
+            ]
+        )
+
     def to_json(self) -> list[dict[str, Any]]:
         """Return a document for a JSON column."""
         return [asdict(each) for each in self.packages]
@@ -93,6 +120,7 @@ class Lock:
         """Return the SHA-256 of the files and their hashes, in hexadecimal."""
         lines = [
             f"{each.kind} {each.name} {each.version} {each.algorithm}:{each.hash} {each.place}"
+            f"{each.source_hash}"
             for each in self.packages
         ]
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
@@ -118,26 +146,28 @@ def _checked(package: LockedPackage) -> LockedPackage:
     return package
 
 
-def _python_packages(text: str) -> list[LockedPackage]:
+def _python_packages(text: str, build: Collection[str]) -> list[LockedPackage]:
     if not text:
         return []
     if len(text) > MOST_LOCK_BYTES:
         raise _refused("python", "The lock is too large.")
     try:
         document = tomllib.loads(text)
-        return [_wheel(each) for each in document.get("packages", [])]
+        return [_wheel(each, build) for each in document.get("packages", [])]
     except (tomllib.TOMLDecodeError, TypeError, AttributeError, KeyError, ValueError) as error:
         raise _refused("python", f"The lock cannot be read: {type(error).__name__}.") from None
 
 
-def _wheel(described: Mapping[str, Any]) -> LockedPackage:
+def _wheel(described: Mapping[str, Any], build: Collection[str]) -> LockedPackage:
     name = canonicalize_name(str(described["name"]), validate=True)
     wheels = described.get("wheels") or []
+    if not wheels and name in build and described.get("sdist"):
+        wheels = [described["sdist"]]
     if not wheels:
         raise _refused(
             "python",
             f"{name!r} has no wheel for this machine, and source distributions are not built: they "
-            "run code of the package. Name a version that has a wheel.",
+            "run code of the package. Name a version that has a wheel, or the package in build.",
         )
     # uv puts the wheel that fits best first.
     wheel = wheels[0]

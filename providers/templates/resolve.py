@@ -40,10 +40,12 @@ def job_for(declaration: Declaration, index_url: str = PYPI, npm_registry: str =
     if declaration.python:
         files.append(InputFile(_REQUIREMENTS, "\n".join(declaration.python).encode()))
         hosts += hosts_of(index_url)
+        # What it builds for the names of dependencies runs here.
+        builds = [option for name in declaration.build for option in ("--no-binary", name)]
         steps.append(
             ["uv", "pip", "compile", _REQUIREMENTS, "--format", "pylock.toml", "--no-header",
-             "--only-binary", ":all:", "--index-url", index_url, "--no-config", "--no-cache",
-             "--no-python-downloads", "--output-file", f"artifacts/{PYTHON_LOCK}"]
+             "--only-binary", ":all:", *builds, "--index-url", index_url, "--no-config",
+             "--no-cache", "--no-python-downloads", "--output-file", f"artifacts/{PYTHON_LOCK}"]
         )  # fmt: skip
         after = yanked.program(f"artifacts/{PYTHON_LOCK}", index_url)
     if declaration.npm:

@@ -43,6 +43,15 @@ def package_url(package: LockedPackage) -> str:
     return f"pkg:{_TYPES[package.kind]}/{name}@{quote(package.version, safe='')}"
 
 
+def _origin(package: LockedPackage) -> dict[str, Any]:
+    """Where its file is from. What was built here has that of its source, with the hash of that."""
+    if not package.source_url:
+        return {"type": "distribution", "url": package.url}
+    algorithm, _, digest = package.source_hash.partition(":")
+    hashes = [{"alg": _ALGORITHMS[algorithm], "content": digest}]
+    return {"type": "source-distribution", "url": package.source_url, "hashes": hashes}
+
+
 def _component(package: LockedPackage, licence: str) -> dict[str, Any]:
     place = f"#{package.place}" if package.place.count("node_modules/") > 1 else ""
     return {
@@ -53,5 +62,5 @@ def _component(package: LockedPackage, licence: str) -> dict[str, Any]:
         "purl": package_url(package),
         "hashes": [{"alg": _ALGORITHMS[package.algorithm], "content": package.hash}],
         **({"licenses": [{"license": {"name": licence}}]} if licence else {}),
-        "externalReferences": [{"type": "distribution", "url": package.url}],
+        "externalReferences": [_origin(package)],
     }

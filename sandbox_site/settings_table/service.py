@@ -407,6 +407,11 @@ TEMPLATES: Group = Group(
             "What a package with a known advisory does to a build: it fails, or the advisory is "
             "only shown.",
         ),
+        flag(
+            "TEMPLATE_BUILDS_FROM_SOURCE",
+            "Templates may name Python packages that are built from their source. Building runs "
+            "their code in a sandbox that reaches the package index.",
+        ),
         number(
             "TEMPLATE_KEEP_DAYS",
             30,

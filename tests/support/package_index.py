@@ -45,6 +45,42 @@ def make_wheel(
     return buffer.getvalue()
 
 
+BACKEND = """
+import io, zipfile
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    said = {info!r}
+    content = {{**{files!r}, said + "/WHEEL": {wheel!r}, said + "/RECORD": ""}}
+    content[said + "/METADATA"] = {metadata!r}
+    {extra}
+    with zipfile.ZipFile(folder + "/" + {name!r}, "w") as archive:
+        for path, text in content.items():
+            archive.writestr(zipfile.ZipInfo(path, (2026, 1, 1, 0, 0, 0)), text)
+    return {name!r}
+"""
+
+
+def make_sdist(
+    name: str, version: str = "1.0", *, extra: str = "pass", wheel_name: str = ""
+) -> bytes:
+    """Return a source distribution that builds itself to a wheel with the module `name`.
+
+    `extra` is a line of Python that its build runs, and `wheel_name` what it calls the wheel.
+    """
+    backend = BACKEND.format(
+        info=f"{name}-{version}.dist-info",
+        files={f"{name}.py": f"VERSION = {version!r}\n", "evil.pth": "import evil\n"},
+        wheel="Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        metadata=f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nLicense: MIT\n",
+        extra=extra,
+        name=wheel_name or f"{name}-{version}-py3-none-any.whl",
+    )
+    project = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    # Without a build nothing else is known of it.
+    static = f"Metadata-Version: 2.2\nName: {name}\nVersion: {version}\n"
+    files = {"pyproject.toml": project, "backend.py": backend, "PKG-INFO": static}
+    return make_tarball(files, f"{name}-{version}")
+
+
 def make_tarball(files: Mapping[str, str], folder: str = "package") -> bytes:
     """Return an npm package with these files."""
     buffer = io.BytesIO()
@@ -103,10 +139,13 @@ class PackageIndex:
         parts = ['lock-version = "1.0"\ncreated-by = "uv"\n']
         for name in names:
             package, version, *_ = name.split("-")
+            is_wheel = name.endswith(".whl")
+            version = version.removesuffix(".tar.gz")
+            opened, closed = ("wheels = [", "]") if is_wheel else ("sdist = ", "")
             parts.append(
                 f'[[packages]]\nname = "{package.replace("_", "-")}"\nversion = "{version}"\n'
-                f'wheels = [{{ url = "{self.url}/files/{name}", size = {len(self.files[name])}, '
-                f'hashes = {{ sha256 = "{self.hashes[name]}" }} }}]\n'
+                f'{opened}{{ url = "{self.url}/files/{name}", size = {len(self.files[name])}, '
+                f'hashes = {{ sha256 = "{self.hashes[name]}" }} }}{closed}\n'
             )
         return "\n".join(parts)
 

@@ -63,7 +63,7 @@ class TemplateForm(_Form):
     declaration = forms.CharField(
         widget=UnfoldAdminTextareaWidget(attrs={"rows": 14, "spellcheck": "false"}),
         strip=False,
-        help_text="TOML with python, npm, environment, files, network and limits.",
+        help_text="TOML with python, npm, environment, files, network, limits and build.",
     )
     refresh = forms.BooleanField(
         label="Newest packages",

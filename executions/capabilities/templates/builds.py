@@ -7,6 +7,7 @@ unpacked by `TemplateStore`.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -55,7 +56,7 @@ from providers.errors import InvalidConfiguration, RateLimited, SandboxError
 from providers.guarded import two_person_rule
 from providers.templates.declaration import Declaration, check_name
 from providers.templates.files import BuildFailed
-from providers.templates.lock import Lock
+from providers.templates.lock import Lock, LockedPackage
 from providers.templates.resolve import (
     NPM_LOCK,
     PYTHON_LOCK,
@@ -64,6 +65,8 @@ from providers.templates.resolve import (
     commands_for,
     job_for,
 )
+from providers.templates.source import built as built_of
+from providers.templates.source import job_of, sources_of
 from providers.templates.store import Built
 from providers.templates.yanked import YANKED
 from providers.templates.yanked import read as read_yanked
@@ -426,6 +429,8 @@ class _Build:
         self._said_at = time.monotonic()
         # Until when a part may run and say nothing.
         self._silent_until = 0.0
+        # The wheels that were built of sources, by their addresses in the lock.
+        self._wheels: dict[str, Artifact] = {}
 
     def run(self) -> None:
         """Raises SandboxError with what is wrong, and Superseded."""
@@ -434,6 +439,11 @@ class _Build:
         if needs_approval(self.template) and not self.version.approved_by:
             raise BuildFailed("No second administrator has approved it.")
         declaration = self.version.declared
+        if declaration.build and not settings.TEMPLATE_BUILDS_FROM_SOURCE:
+            raise BuildFailed(
+                "build: Packages are not built from their source here. An administrator can set "
+                "TEMPLATE_BUILDS_FROM_SOURCE=yes."
+            )
         job = job_for(declaration, settings.PACKAGE_INDEX_URL, settings.NPM_REGISTRY_URL)
         if self.version.lock is not None:
             lock = self.version.locked
@@ -443,6 +453,7 @@ class _Build:
         for finding in advisories.check(lock):
             self.tell(f"Known to be bad: {finding}")
         self._put(state=State.BUILDING)
+        lock = self._with_wheels(declaration, lock)
         built = self._build(declaration, lock, job)
         self._finish(lock, built)
 
@@ -458,6 +469,33 @@ class _Build:
                 return files.build(declaration, lock, fetch, self.tell, workspace)
         finally:
             self._remove_base(base.digest)
+
+    def _with_wheels(self, declaration: Declaration, lock: Lock) -> Lock:
+        """Return the lock with wheels in the place of sources, each built in a sandbox of its own.
+
+        Raises BuildFailed.
+        """
+        sources = sources_of(lock)
+        if not sources or store().find(declaration, lock):
+            return lock
+        made = {}
+        for package in sources:
+            job = job_of(package, settings.PACKAGE_INDEX_URL)
+            execution = self._execute(self._request(job), f"{package.name} could not be built")
+            made[package.name] = self._wheel_of(package, execution)
+        return lock.replacing(made)
+
+    def _wheel_of(self, package: LockedPackage, execution: Execution) -> LockedPackage:
+        found = execution.artifacts.filter(name__endswith=".whl").first()
+        if found is None:
+            raise BuildFailed(f"{package.name}: The build left no wheel of at most 10 MiB.")
+        digest = hashlib.sha256()
+        with found.file.open("rb") as file:
+            for piece in file.chunks():
+                digest.update(piece)
+        wheel = built_of(package, found.name, digest.hexdigest(), found.size_bytes)
+        self._wheels[wheel.url] = found
+        return wheel
 
     def _remove_base(self, digest: str) -> None:
         """Remove what only the commands have used. Another build may be about to use it."""
@@ -526,6 +564,10 @@ class _Build:
         """What fetches the files of the lock. The lists are asked once the first is wanted."""
 
         def fetch(address: str, most_bytes: int) -> Iterator[bytes]:
+            if (wheel := self._wheels.get(address)) is not None:
+                with wheel.file.open("rb") as file:
+                    yield from file.chunks()
+                return
             network = network_of_build(self._tenant.slug, job.rules)
             yield from fetcher(network, self._keep_on)(address, most_bytes)
 
@@ -535,8 +577,13 @@ class _Build:
         """Run the resolver in a sandbox, and read what it wrote."""
         if not declaration.packages:
             return Lock()
+        execution = self._execute(self._request(job), "The packages could not be resolved")
+        return _read_lock(execution, declaration)
+
+    def _request(self, job: ResolveJob) -> ExecutionRequest:
+        """What runs a job that reaches the index. Raises BuildFailed where it may not."""
         network_of_build(self._tenant.slug, job.rules)
-        request = ExecutionRequest(
+        return ExecutionRequest(
             job.code,
             "python",
             files=job.files,
@@ -544,8 +591,6 @@ class _Build:
             subject=f"template {self.version}"[:255],
             network=NetworkRequest(mode="allowlist", allow=list(job.rules)),
         )
-        execution = self._execute(request, "The packages could not be resolved")
-        return _read_lock(execution, declaration)
 
     def _execute(self, request: ExecutionRequest, problem: str, digest: str = "") -> Execution:
         """Run a part of the build, with the packages of `digest`. Raises BuildFailed."""
@@ -671,7 +716,9 @@ def _read_lock(execution: Execution, declaration: Declaration) -> Lock:
             texts[name] = file.read(MOST_LOCK_BYTES + 1).decode("utf-8", "replace")
     try:
         yanked = read_yanked(texts.get(YANKED, "{}"))
-        return Lock.parse(texts.get(PYTHON_LOCK, ""), texts.get(NPM_LOCK, ""), yanked)
+        return Lock.parse(
+            texts.get(PYTHON_LOCK, ""), texts.get(NPM_LOCK, ""), yanked, declaration.build
+        )
     except InvalidConfiguration as error:
         raise BuildFailed(error.message) from None
 

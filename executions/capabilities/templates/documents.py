@@ -45,8 +45,8 @@ def read_declaration(text: str) -> Declaration:
 def to_toml(declaration: Declaration) -> str:
     """Return the text that `read_declaration` reads."""
     said = declaration.to_json()
-    lines = [f"{name} = {_value(said[name])}" for name in ("python", "npm", "run") if said[name]]
-    lines += [f"{name} = {_value(said[name])}" for name in ("start", "ready") if said[name]]
+    plain = ("python", "npm", "build", "run", "start", "ready")
+    lines = [f"{name} = {_value(said[name])}" for name in plain if said[name]]
     for name in ("environment", "files", "network", "limits"):
         if said[name]:
             lines += ["", f"[{name}]"]

@@ -168,6 +168,14 @@ class DeclaredTemplate(BaseModel):
             "nothing."
         ),
     ] = None
+    build: Annotated[
+        Sequence[Annotated[str, Field(min_length=1, max_length=200), STORABLE]],
+        Members(MOST_REQUIREMENTS),
+        Field(
+            description="Names of Python packages that are built from their source, where the "
+            "installation allows it. Of all others there are wheels only."
+        ),
+    ] = ()
     limits: Annotated[DeclaredLimits | None, Field(description="Limits of every run with it.")] = (
         None
     )
@@ -181,6 +189,7 @@ class DeclaredTemplate(BaseModel):
             "environment": dict(self.environment),
             "files": dict(self.files),
             "run": list(self.run),
+            "build": list(self.build),
             "start": self.start,
             "ready": self.ready,
         }
@@ -299,6 +308,9 @@ class TemplatePackageShape(TypedDict):
     name: str
     version: str
     hash: Annotated[str, "Its algorithm and the hash in hexadecimal."]
+    source: Annotated[
+        str | None, "The same of the source that the wheel was built of; null for one of an index."
+    ]
     licence: Annotated[str, "What the package says of its licence."]
 
 
@@ -424,6 +436,7 @@ def version_detail(version: TemplateVersion) -> TemplateVersionShape:
                 "name": each.name,
                 "version": each.version,
                 "hash": f"{each.algorithm}:{each.hash}",
+                "source": each.source_hash or None,
                 "licence": str(version.licences.get(each.name, "")),
             }
             for each in version.locked.packages

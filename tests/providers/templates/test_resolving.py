@@ -10,12 +10,13 @@ from django.test import override_settings
 from providers.errors import InvalidConfiguration
 from providers.network import Layer, Network, NetworkPolicy
 from providers.templates.declaration import Declaration
-from providers.templates.lock import Lock
-from providers.templates.resolve import NPM_LOCK, PYTHON_LOCK, job_for
+from providers.templates.lock import Lock, LockedPackage
+from providers.templates.resolve import NPM_LOCK, PYTHON_LOCK, ResolveJob, job_for
+from providers.templates.source import job_of
 from providers.templates.yanked import YANKED, read
 from providers.values import ExecutionResult, Job, SandboxSpec
 from tests.conftest import require
-from tests.support.package_index import PackageIndex, package_index
+from tests.support.package_index import PackageIndex, make_sdist, package_index
 from tests.support.sandboxes import Local
 from tests.support.uv_environment import uv_environment
 
@@ -45,7 +46,10 @@ def local() -> Iterator[Local]:
 
 
 def resolve(local: Local, index: PackageIndex, wanted: Declaration) -> ExecutionResult:
-    job = job_for(wanted, index.simple, index.url)
+    return run_job(local, job_for(wanted, index.simple, index.url))
+
+
+def run_job(local: Local, job: ResolveJob) -> ExecutionResult:
     policy = NetworkPolicy.parse("allowlist", job.rules)
     spec = SandboxSpec("python", network=Network((Layer("tenant", policy),)))
     sandbox = local.provider.open(spec, "alice")
@@ -82,6 +86,54 @@ def test_a_source_distribution_is_never_looked_into(local: Local, index: Package
     assert result.exit_code != 0
     assert result.artifacts == []
     assert not any(path.endswith("evil-1.0.tar.gz") for path in index.requests)
+
+
+def locked_source(local: Local, index: PackageIndex, name: str, **said: str) -> LockedPackage:
+    """The lock of a source distribution that was just put into the index."""
+    index.add_file(f"{name}-1.0.tar.gz", make_sdist(name, **said))
+    wanted = Declaration(python=(name,), build=(name,))
+    result = resolve(local, index, wanted)
+    assert result.exit_code == 0, result.stderr
+    found = {each.name: each.content.decode() for each in result.artifacts}
+    (package,) = Lock.parse(found[PYTHON_LOCK], build=wanted.build).packages
+    assert package.hash == index.hashes[f"{name}-1.0.tar.gz"]
+    return package
+
+
+def built(local: Local, index: PackageIndex, package: LockedPackage) -> ExecutionResult:
+    return run_job(local, job_of(package, index.simple))
+
+
+def test_a_source_that_may_be_built_comes_to_a_wheel(local: Local, index: PackageIndex) -> None:
+    package = locked_source(local, index, "sourced")
+    assert package.is_source
+    result = built(local, index, package)
+    assert result.exit_code == 0, result.stderr
+    (wheel,) = (each for each in result.artifacts if each.name.endswith(".whl"))
+    assert wheel.name == "sourced-1.0-py3-none-any.whl"
+    # A wheel of another package is none the less refused.
+    index.add_file("unnamed-1.0.tar.gz", make_sdist("unnamed"))
+    refused = resolve(local, index, Declaration(python=("sourced", "unnamed"), build=("sourced",)))
+    assert refused.exit_code != 0
+
+
+def test_a_source_that_was_changed_after_the_lock_is_not_built(
+    local: Local, index: PackageIndex
+) -> None:
+    package = locked_source(local, index, "swapped")
+    index.files["swapped-1.0.tar.gz"] = make_sdist("swapped", extra="print('it' + ' ran')")
+    result = built(local, index, package)
+    assert "another hash than its lock" in result.stderr
+    assert result.artifacts == []
+    assert "it ran" not in result.stdout + result.stderr
+
+
+def test_a_build_reaches_no_other_host_than_the_index(local: Local, index: PackageIndex) -> None:
+    with package_index() as other:
+        reach = f"import urllib.request; urllib.request.urlopen({other.url!r})"
+        package = locked_source(local, index, "curious", extra=reach)
+        assert built(local, index, package).exit_code != 0
+        assert other.requests == []
 
 
 def test_an_unknown_package_fails_with_its_name(local: Local, index: PackageIndex) -> None:
@@ -153,6 +205,14 @@ def test_it_reaches_no_other_host_than_the_index(local: Local, index: PackageInd
         ({"files": {"../evil": "x"}}, "files"),
         ({"files": {"/etc/passwd": "x"}}, "files"),
         ({"ready": "true"}, "ready"),
+        ({"python": ["a"], "build": ["--no-index"]}, "build"),
+        ({"python": ["a"], "build": ["a==1"]}, "build"),
+        ({"python": ["a"], "build": [":all:"]}, "build"),
+        ({"build": ["a"]}, "python"),
+        ({"python": ["a"], "limits": {"timeout": "5"}}, "limits"),
+        ({"python": ["a"], "limits": {"timeout": True}}, "limits"),
+        ({"python": ["a"], "limits": {"max_timeout": float("inf")}}, "limits"),
+        ({"python": ["a"], "limits": {"processes": 1}}, "limits"),
         ({"network": {"mode": "allowlist", "rules": ["not a rule"]}}, "network"),
         ({"apt": ["curl"]}, "apt"),
         ({}, "python"),
@@ -173,6 +233,8 @@ def test_a_declaration_is_read_as_it_was_written() -> None:
         "files": {"lib/a.py": "A = 1\n"},
         "start": "python -m http.server",
         "ready": "true",
+        "limits": {"timeout": 5, "max_timeout": 9.5},
+        "build": ["Py_Source"],
         "network": {"mode": "allowlist", "rules": ["GET https://api.example.com/v1"]},
     }
     read = Declaration.parse(document)
