@@ -42,6 +42,7 @@ _PATTERNS = {
     "interpreter": _PROGRAM,
     "libc": _LIBC,
     "machine": _MACHINE,
+    "look": re.compile(r"[0-9a-f]{32}"),
 }
 # Older names of what wheels are for, by the release of glibc.
 _MANYLINUX = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
@@ -52,7 +53,8 @@ class Base:
     """What a template is based on. The name is as it was declared, empty for this machine.
 
     Of an image: `image` is its digest, `interpreter` the path of its Python of the release
-    `python`, `libc` such as `glibc 2.36`. What is empty is not known.
+    `python`, `libc` such as `glibc 2.36`. What is empty is not known. `look` is of one that is only
+    looked at, and no other has it: what a name means now is found out anew each time.
     """
 
     name: str = ""
@@ -61,6 +63,7 @@ class Base:
     interpreter: str = ""
     libc: str = ""
     machine: str = ""
+    look: str = ""
 
     @property
     def kind(self) -> Kind:

@@ -123,7 +123,7 @@ def read_facts(name: str, image: str, printed: str) -> Facts:
     try:
         said: dict[str, Any] = json.loads(printed)
         sources = [each for each in said["sources"] if urlsplit(each).hostname]
-        base = Base.from_json({"name": name, "image": image, **said["base"]})
+        base = Base.from_json({**said["base"], "name": name, "image": image, "look": ""})
         return Facts(base, said["has_apt"] is True, tuple(sources[:_MOST_SOURCES]))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise InvalidConfiguration(

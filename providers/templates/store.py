@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -160,6 +161,24 @@ class TemplateStore:
             key.rename(named)
         tell(f"Built {digest}: {size >> 20} MiB")
         return built
+
+    def add_look(self, name: str) -> str:
+        """Add a template without packages, in which a base is looked at; return its digest.
+
+        Whoever has looked removes it. Raises BuildFailed.
+        """
+        base = Base(name, look=secrets.token_hex(16))
+        try:
+            with self._draft() as draft:
+                folder = draft / "template"
+                folder.mkdir()
+                bases.write(base, folder)
+                digest, _ = describe(folder)
+                _add_interpreter(folder, base)
+                folder.rename(self.path(digest))
+        except OSError as error:
+            raise BuildFailed(f"The template cannot be stored: {error.strerror}.") from error
+        return digest
 
     def path(self, digest: str) -> Path:
         """Return the folder of a template. Raises ValueError for what is no digest."""

@@ -149,8 +149,7 @@ class DockerLauncher(Launcher):
         base = bases.read(folder)
         if base.kind == "image":
             image = self._packages.add(self._find_base(base), digest, folder)
-            if not base.python:
-                # It was only to be looked at.
+            if base.look:
                 return image
             return self._add_template(image, digest, folder, interpreter=base.interpreter)
         if usual is None:

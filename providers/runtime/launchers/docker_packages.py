@@ -46,16 +46,15 @@ _INSTALL = f"""\
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 export DEBIAN_FRONTEND=noninteractive LC_ALL=C.UTF-8 HOME=/root
 : > /tmp/begin
-ulimit -u {_PROCESSES}
 dpkg --install /{_FOLDER}/{PACKAGES}/*.deb >&2 </dev/null || exit 1
 rm -rf /{_FOLDER}
 """
 # gVisor keeps what is written in its root to itself, so that the engine has nothing of it to
 # commit. Files that a script removes stay in the image.
 _COPY = """\
-find / -xdev -cnewer /tmp/begin ! -type s ! -type b ! -type c ! -path / \\
-  ! -path /etc/hosts ! -path /etc/hostname ! -path /etc/resolv.conf -print0 |
-  tar --create --null --no-recursion --files-from=- --directory=/ 2>/dev/null
+find . -xdev -cnewer /tmp/begin ! -type s ! -type b ! -type c ! -path . ! -path ./tmp \
+  ! -path ./etc/hosts ! -path ./etc/hostname ! -path ./etc/resolv.conf -print0 |
+  tar --create --null --no-recursion --files-from=-
 """
 
 
