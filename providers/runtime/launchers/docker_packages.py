@@ -30,6 +30,7 @@ from providers.templates.files import pack, pieces
 from providers.values import SandboxLimits
 
 _INSTALL_SECONDS = 240.0
+# Under gVisor, what is written to grows by a GiB.
 _MOST_BYTES = 4 << 30
 _MEMORY_BYTES = 1 << 30
 _PROCESSES = 256
