@@ -245,6 +245,12 @@ class SandboxProvider(ABC):
         """
         return False
 
+    @property
+    def template_bases(self) -> frozenset[str]:
+        """What templates can have in its sandboxes besides packages: `interpreter` for another one
+        of the machine, `image`, and `apt` for packages in one."""
+        return frozenset()
+
     def change_credentials(self, changes: Mapping[str, Credential | None]) -> None:
         """Put in other versions of credentials from now on, by id; None takes one away.
 

@@ -183,6 +183,12 @@ def needs(folder: Path) -> frozenset[str]:
     return frozenset((kind, *packages) if kind else packages)
 
 
+def known_bases(said: object) -> frozenset[str]:
+    """Return what a pool says of its bases, as far as it is known here."""
+    listed = said if isinstance(said, list) else []
+    return frozenset(each for each in BASES if each in listed)
+
+
 def check_unchanged(base: Base, *digests: str) -> None:
     """Raise InvalidConfiguration where the image has another digest than any of these."""
     if base.image and base.image not in digests:

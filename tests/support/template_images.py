@@ -130,9 +130,7 @@ class BasedPool:
             self.loop.stop()
             raise
 
-    def run(
-        self, code: str, digest: str, language: str = "python", **job: Any
-    ) -> ExecutionResult:
+    def run(self, code: str, digest: str, language: str = "python", **job: Any) -> ExecutionResult:
         async def run() -> ExecutionResult:
             name = await self.pool.template_launchers.add(self.pool.pool, language, digest)
             sandbox = await self.pool.pool.acquire(name, "")

@@ -45,7 +45,10 @@ def read_declaration(text: str) -> Declaration:
 def to_toml(declaration: Declaration) -> str:
     """Return the text that `read_declaration` reads."""
     said = declaration.to_json()
-    lines = [f"{name} = {_value(said[name])}" for name in ("python", "npm", "run") if said[name]]
+    lines = [f"base = {_value(said['base'])}"] if said["base"] else []
+    lines += [
+        f"{name} = {_value(said[name])}" for name in ("python", "npm", "apt", "run") if said[name]
+    ]
     lines += [f"{name} = {_value(said[name])}" for name in ("start", "ready") if said[name]]
     for name in ("environment", "files", "network"):
         if said[name]:
