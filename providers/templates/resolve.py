@@ -242,6 +242,8 @@ settings = {
     "APT::Sandbox::User": "",
     "APT::Update::Error-Mode": "any",
     "Acquire::Languages": "none",
+    # Or it may print an address without one.
+    "Acquire::ForceHash": "SHA256",
     "Acquire::Retries": "2",
 }
 for kind in ("http", "https"):

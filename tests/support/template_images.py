@@ -75,8 +75,18 @@ def add_deb(index: PackageIndex, name: str, content: bytes, version: str = "1.0"
     return Lock.parse(apt=f"'{url}' {file_name} {len(content)} SHA256:{digest}")
 
 
-def packages_of(index: PackageIndex) -> str:
-    """Return what apt reads of a repository with the packages that an index serves."""
+def serve_debs(index: PackageIndex, **debs: bytes) -> str:
+    """Serve these packages as a repository; return its line in /etc/apt/sources.list."""
+    for name, content in debs.items():
+        index.add_file(f"{name.replace('_', '-')}_1.0_all.deb", content)
+    listed = _packages_of(index).encode()
+    digest = f"{hashlib.sha256(listed).hexdigest()} {len(listed)} Packages"
+    index.others["/./Packages"] = listed
+    index.others["/./Release"] = f"Origin: test\nSHA256:\n {digest}\n".encode()
+    return f"deb [trusted=yes] {index.url}/ ./\n"
+
+
+def _packages_of(index: PackageIndex) -> str:
     found = []
     for name, content in index.files.items():
         if not name.endswith(".deb"):

@@ -511,9 +511,7 @@ class _Build:
     def _build(self, declaration: Declaration, lock: Lock, jobs: _Jobs, base: Base) -> Built:
         """Unpack the packages, and with them run the commands, where there are any."""
         files, fetch = store(), self._fetch_from(jobs)
-        if files.find(declaration, lock, base):
-            return files.build(declaration, lock, fetch, self.tell, base=base)
-        if not declaration.run:
+        if not declaration.run or files.find(declaration, lock, base):
             built = files.build(declaration, lock, fetch, self.tell, base=base)
             if declaration.apt:
                 self._try(built.digest)
@@ -527,9 +525,13 @@ class _Build:
             self._remove_unused(first.digest)
 
     def _try(self, digest: str) -> None:
-        """Have a sandbox with it, which its packages are installed for. Raises BuildFailed, and
-        then nothing of it is left."""
-        request = ExecutionRequest("", "python", subject=f"template {self.version}"[:255])
+        """Have a sandbox with it, for which its packages are installed, where none had it before.
+
+        Raises BuildFailed, and then nothing of it is left.
+        """
+        if TemplateVersion.objects.filter(digest=digest).exists():
+            return
+        request = ExecutionRequest("pass", "python", subject=f"template {self.version}"[:255])
         try:
             self._execute(request, "The packages cannot be installed", digest)
         except BaseException:
