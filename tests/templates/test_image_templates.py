@@ -20,9 +20,9 @@ from providers.runtime.launchers.docker_engine import Engine
 from providers.services.settings_cache import forget_all
 from providers.templates.sbom import cyclonedx
 from tests.conftest import Caller
-from tests.support.processes import free_port
 from tests.support.package_index import PackageIndex
 from tests.support.pool_service import over_docker
+from tests.support.processes import free_port
 from tests.support.running import activate, run
 from tests.support.template_images import (
     INSTALLED,

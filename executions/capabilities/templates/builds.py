@@ -492,7 +492,7 @@ class _Build:
         )
         digest = store().add_look(base.name)
         try:
-            execution = self._execute(request, "The base cannot be looked at", digest)
+            execution = self._execute(request, "The base cannot be read", digest)
         finally:
             store().remove(digest)
         image = str(execution.meta.get("image_digest") or "")
