@@ -72,6 +72,12 @@ class Base:
         return "image" if self.name.startswith(IMAGE) else "interpreter"
 
     @property
+    def release(self) -> str:
+        """Return the release of its Python, such as 3.12; "" for this machine, and where it is not
+        known."""
+        return self.name.removeprefix("python") if self.kind == "interpreter" else self.python
+
+    @property
     def image_name(self) -> str:
         return self.name.removeprefix(IMAGE)
 

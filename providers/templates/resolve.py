@@ -73,13 +73,13 @@ def _target(base: Base) -> list[str]:
     """The options by which uv resolves for another Python than its own."""
     if not base.kind:
         return []
-    if not base.python:
+    if not base.release:
         raise InvalidConfiguration(
             f"base: {base.name} has no python3 of 3.9 or newer, for which packages could be "
             "chosen.",
             field="base",
         )
-    options = ["--python-version", base.python]
+    options = ["--python-version", base.release]
     if base.kind == "image":
         options += ["--python-platform", _platform(base)]
     return options

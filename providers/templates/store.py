@@ -381,9 +381,7 @@ def python_release() -> str:
 def release_of(base: Base) -> str:
     """Return the release of the Python that a template's packages are for, such as 3.11; "" for an
     image that is not known to have one."""
-    if base.kind == "interpreter":
-        return base.name.removeprefix("python")
-    return base.python if base.kind else python_release()
+    return base.release if base.kind else python_release()
 
 
 def _interpreter_of(base: Base) -> str:

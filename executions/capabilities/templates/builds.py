@@ -86,6 +86,7 @@ MOST_TAGS = 100
 _RESOLVING = timedelta(minutes=15)
 _BUILDING = timedelta(minutes=5)
 _SAY_EVERY = 1.0
+_PAUSE_SECONDS = 5.0
 _MOST_LINE = 1000
 
 State = TemplateVersion.State
@@ -532,8 +533,19 @@ class _Build:
         if TemplateVersion.objects.filter(digest=digest).exists():
             return
         request = ExecutionRequest("pass", "python", subject=f"template {self.version}"[:255])
+        deadline = time.monotonic() + settings.TEMPLATE_BUILD_SECONDS
         try:
-            self._execute(request, "The packages cannot be installed", digest)
+            while True:
+                try:
+                    self._execute(request, "The packages cannot be installed", digest)
+                except BuildFailed as error:
+                    cause = error.__cause__
+                    if not isinstance(cause, RateLimited) or time.monotonic() > deadline:
+                        raise
+                    # They are being installed.
+                    time.sleep(cause.retry_after or _PAUSE_SECONDS)
+                else:
+                    return
         except BaseException:
             self._remove_unused(digest)
             raise
@@ -658,7 +670,7 @@ class _Build:
             if line.strip():
                 self.tell(line)
         if outcome.error is not None:
-            raise BuildFailed(f"{problem}: {outcome.error.message}")
+            raise BuildFailed(f"{problem}: {outcome.error.message}") from outcome.error
         if execution.status != Execution.Status.SUCCEEDED:
             raise BuildFailed(f"{problem}. {_reason_of(execution)}".strip())
         return execution

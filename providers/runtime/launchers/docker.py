@@ -19,6 +19,7 @@ from providers.errors import (
     CreationFailed,
     InvalidConfiguration,
     ProviderUnavailable,
+    RateLimited,
     SandboxError,
 )
 from providers.languages import OURS, TABLE, version_in
@@ -65,6 +66,8 @@ T = TypeVar("T")
 
 # The repository of images that have a template's files.
 _TEMPLATES = "cofferdam-template"
+# How long a caller waits for one that is made. Shorter than callers wait for a sandbox.
+MAKING_SECONDS = 8.0
 _NODE_MODULES = "/usr/share/nodejs"
 
 
@@ -130,19 +133,29 @@ class DockerLauncher(Launcher):
         if name not in self._images:
             language, _, _ = name.partition("@")
             usual = self._images.get(self._image_key(language, language))
-            key = digest, usual.id if usual else ""
-            if key not in self._making:
-                made = self._in_thread(self._make_image, usual, digest, folder)
-                self._making[key] = asyncio.ensure_future(made)
-                self._making[key].add_done_callback(partial(self._note_made, key))
-            # It goes on where its caller has left.
-            self._images[name] = await asyncio.shield(self._making[key])
+            self._images[name] = await self._made(usual, digest, folder)
         return True
 
-    def _note_made(self, key: tuple[str, str], made: asyncio.Future[Image]) -> None:
-        del self._making[key]
-        if not made.cancelled() and (error := made.exception()):
-            logger.info("a template's image was not made", extra={"reason": str(error)})
+    async def _made(self, usual: Image | None, digest: str, folder: Path) -> Image:
+        """The image of a template. One that takes long is made meanwhile: raises RateLimited."""
+        key = digest, usual.id if usual else ""
+        if key not in self._making:
+            made = self._in_thread(self._make_image, usual, digest, folder)
+            self._making[key] = asyncio.ensure_future(made)
+        making = self._making[key]
+        try:
+            # It goes on where its caller has left.
+            return await asyncio.wait_for(asyncio.shield(making), MAKING_SECONDS)
+        except TimeoutError:
+            raise RateLimited(
+                "template: Its packages are being installed. Try again in a few seconds.",
+                field="template",
+                retry_after=MAKING_SECONDS / 2,
+            ) from None
+        finally:
+            # The first who asks after that learns how it ended.
+            if making.done():
+                self._making.pop(key, None)
 
     def _make_image(self, usual: Image | None, digest: str, folder: Path) -> Image:
         """Return the image of a template: its base and its files. Raises SandboxError."""

@@ -59,7 +59,7 @@ class TemplateLaunchers:
         """
         name = f"{language}@{digest}"
         folder = self._find(digest)
-        # What takes long is not waited for by others.
+        # Others do not wait for what takes long.
         await self._launcher.hold_template(name, digest, folder)
         async with self._opening:
             found = self._open.get(digest)
@@ -108,7 +108,9 @@ class TemplateLaunchers:
         """Return a launcher that shows its sandboxes this folder. Raises SandboxError."""
         base = bases.read(folder)
         if base.kind == "image":
-            image = replace(self._image(base), folder=folder)
+            image = self._image(base)
+            if not base.look:
+                image = replace(image, folder=folder)
             choice = replace(self._choice, image=image)
         else:
             python = str(folder / "bin" / "python")
@@ -142,6 +144,13 @@ class TemplateLaunchers:
             for digest, found in list(self._open.items()):
                 if not any(map(pool.has, found.templates)):
                     await self._close(self._open.pop(digest))
+                    self._forget_look(digest)
+
+    def _forget_look(self, digest: str) -> None:
+        """Remove what a base was only read in, which another machine may have sent."""
+        folder = self._store.folder(digest)
+        if folder is not None and bases.read(folder).look:
+            self._store.remove(digest)
 
     async def close(self) -> None:
         """Close all of them. Every sandbox is gone. Raises SandboxError."""
