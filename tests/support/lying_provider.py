@@ -67,6 +67,10 @@ class Liar(SandboxProvider):
     def holds_templates(self):
         return behaviour["holds_templates"]() if "holds_templates" in behaviour else False
 
+    @property
+    def template_bases(self):
+        return behaviour["template_bases"]() if "template_bases" in behaviour else frozenset()
+
     def open(self, spec, owner):
         specs.append(spec)
         return _do("open", LiarsSandbox())
