@@ -245,6 +245,12 @@ class SandboxProvider(ABC):
         """
         return False
 
+    @property
+    def template_bases(self) -> frozenset[str]:
+        """What templates can have in its sandboxes besides packages: `interpreter` for another one
+        of the machine, `image`, and `apt` for packages in one."""
+        return frozenset()
+
     def has_own_template(self, name: str) -> bool:
         """Whether it has a template of its own that stands for the installation's of this name."""
         return False

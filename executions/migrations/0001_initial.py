@@ -789,6 +789,7 @@ class Migration(migrations.Migration):
                 ('digest', models.CharField(blank=True, default='', help_text='Of all its files.', max_length=64)),
                 ('size_bytes', models.PositiveBigIntegerField(default=0, verbose_name='size (bytes)')),
                 ('python', models.CharField(blank=True, default='', max_length=16)),
+                ('base', models.JSONField(blank=True, default=dict, help_text='What the base was when it was built. Empty: this machine.')),
                 ('licences', models.JSONField(default=dict, help_text='The licence of each package.')),
                 ('execution_id', models.UUIDField(help_text='The execution that resolved the packages.', null=True, verbose_name='execution')),
                 ('requested_by', models.CharField(max_length=200)),

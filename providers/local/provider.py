@@ -42,6 +42,7 @@ from providers.runtime.pool.settings import (
 from providers.runtime.service.settings import FIELDS as SERVICE_FIELDS
 from providers.sandbox import KeptSandbox, Sandbox
 from providers.schema import ConfigField
+from providers.templates.base import known_bases
 from providers.values import (
     Emit,
     ExecutionResult,
@@ -154,6 +155,7 @@ class LocalProvider(SandboxProvider):
         self._sessions: LocalSessions | None = None
         self._runtime = ""
         self._has_network = self._has_templates = False
+        self._template_bases = frozenset[str]()
         self._languages: list[str] = []
         self._limits = SandboxLimits()
         self._timeout: float | None = None
@@ -193,6 +195,7 @@ class LocalProvider(SandboxProvider):
         self._runtime, self._languages = held["runtime"], held["languages"]
         self._has_network = held["network"] is True
         self._has_templates = held.get("templates") is True
+        self._template_bases = known_bases(held.get("bases"))
         self._limits = SandboxLimits(memory_bytes=MEMORY_SIZES[config["max_memory"]] << 20)
         self._timeout = config["timeout"]
         self._sessions = LocalSessions(pool, self._runtime)
@@ -233,6 +236,10 @@ class LocalProvider(SandboxProvider):
     @property
     def holds_templates(self) -> bool:
         return self._has_templates
+
+    @property
+    def template_bases(self) -> frozenset[str]:
+        return self._template_bases
 
     @property
     def max_timeout(self) -> float | None:

@@ -231,7 +231,7 @@ class PoolClient:
             return
         path = f"/v1/templates/{digest}"
         if self._ask_anew("GET", path).status == 404:
-            if self.store.interpreter(digest) is None:
+            if self.store.folder(digest) is None:
                 raise InvalidConfiguration(
                     f"template: The files of {digest[:12]} are not on this machine. Build the "
                     "template again.",

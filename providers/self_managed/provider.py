@@ -28,6 +28,7 @@ from providers.sandbox import KeptSandbox, Sandbox
 from providers.schema import ConfigField
 from providers.self_managed.client import Handle, PoolClient
 from providers.self_managed.kept import ServiceSandbox
+from providers.templates.base import known_bases
 from providers.templates.store import TemplateStore
 from providers.values import Emit, ExecutionResult, Job, SandboxLimits, SandboxSpec
 from providers.waiting import carried_out
@@ -114,6 +115,7 @@ class SelfManagedProvider(SandboxProvider):
         self._limits = SandboxLimits()
         self._look_again = 0.0
         self._has_network = self._has_templates = False
+        self._template_bases = frozenset[str]()
         self._full = False
         self._reason = "not initialized"
 
@@ -142,6 +144,10 @@ class SelfManagedProvider(SandboxProvider):
     @property
     def holds_templates(self) -> bool:
         return self._has_templates
+
+    @property
+    def template_bases(self) -> frozenset[str]:
+        return self._template_bases
 
     def initialize(self, config: Mapping[str, Any]) -> bool:
         return self._open(config, apart=False)
@@ -180,6 +186,7 @@ class SelfManagedProvider(SandboxProvider):
         self._languages = list(stats.get("languages", []))
         self._has_network = stats.get("network") is True
         self._has_templates = stats.get("has_templates") is True
+        self._template_bases = known_bases(stats.get("template_bases"))
         self._backend, self._config = backend, config
         self._limits = ServiceSettings.from_config(pushed).limits
         return True

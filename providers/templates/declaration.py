@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name, is_normalized_name
 from providers.errors import InvalidConfiguration
 from providers.network import NetworkPolicy
 from providers.runtime.guest.names import problem
+from providers.templates import base as bases
 
 # Of a name, which callers write in requests: no other template of the installation or of the tenant
 # has it.
@@ -39,12 +40,14 @@ _NPM = re.compile(
     r"(@[a-z0-9][a-z0-9._~-]*/)?[a-z0-9][a-z0-9._~-]*(@[ 0-9A-Za-z.^~<>=|*+-]{1,60})?"
 )
 _MOST_NPM = 280
+# A package of Debian, and its version.
+_APT = re.compile(r"[a-z0-9][a-z0-9+.-]{1,60}(=[0-9][0-9A-Za-z.+:~-]{0,99})?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 # Variables that say what a sandbox is, or by which its programs are found.
 _RESERVED = ("PATH", "HOME", "TMPDIR", "NODE_PATH", "PYTHONPATH", "PYTHONHOME", "LD_PRELOAD")
 
 _FIELDS = (
-    *("python", "npm", "build", "environment", "files", "run"),
+    *("base", "python", "npm", "apt", "build", "environment", "files", "run"),
     *("start", "ready", "network", "limits"),
 )
 
@@ -77,7 +80,9 @@ class Declaration:
     a shell command that each session runs first, and `ready` one that ends with 0 once that
     serves. `network` is one more list that holds for every run with it: it takes away, and gives
     nothing. So do `limits`. `build` are names of Python packages that are built from their source,
-    which runs their code in a sandbox; of all others there are wheels only.
+    which runs their code in a sandbox; of all others there are wheels only. `base` is what all of
+    it is added to, as `providers.templates.base` has it, empty for this machine's programs; `apt`
+    are packages of Debian, for a base that is an image.
     """
 
     python: tuple[str, ...] = ()
@@ -90,6 +95,8 @@ class Declaration:
     network: NetworkPolicy | None = None
     limits: Limits = field(default_factory=Limits)
     build: tuple[str, ...] = ()
+    base: str = ""
+    apt: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, document: Mapping[str, Any]) -> Declaration:
@@ -113,8 +120,15 @@ class Declaration:
             network=_network(document.get("network")),
             limits=_limits(document.get("limits", {})),
             build=_build(document.get("build", [])),
+            base=_base(document.get("base", "")),
+            apt=_apt(document.get("apt", [])),
         )
-        if not any((*read.packages, read.environment, read.files, read.run, read.start)):
+        if read.apt and not read.base.startswith(bases.IMAGE):
+            raise _refused("apt", "Needs a base that is an image, such as image:debian:12.")
+        if read.build and read.base:
+            raise _refused("build", "Packages are built for this machine's programs alone.")
+        said = (*read.packages, read.environment, read.files, read.run, read.start, read.base)
+        if not any(said):
             raise _refused(
                 "python", "The template adds nothing. Name packages, files or variables."
             )
@@ -135,6 +149,8 @@ class Declaration:
             and {"mode": network.mode, "rules": [str(rule) for rule in network.rules]},
             "limits": self.limits.to_json(),
             "build": list(self.build),
+            "base": self.base,
+            "apt": list(self.apt),
         }
 
     @property
@@ -146,7 +162,15 @@ class Declaration:
     @property
     def packages(self) -> tuple[str, ...]:
         """Return what a build has to resolve."""
-        return (*self.python, *self.npm)
+        return (*self.python, *self.npm, *self.apt)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        """Return what of `bases.BASES` a provider has to have for it."""
+        if not self.base:
+            return frozenset()
+        kind = bases.Base(self.base).kind
+        return frozenset((kind, bases.APT) if self.apt else (kind,))
 
 
 def check_name(name: str) -> None:
@@ -209,6 +233,21 @@ def _npm(value: Any) -> tuple[str, ...]:
     for line in _texts("npm", value, MOST_REQUIREMENTS):
         if not is_npm_package(line):
             raise _refused("npm", f"{line[:80]!r} is no package such as dayjs@^1.")
+        found.append(line)
+    return tuple(sorted(set(found)))
+
+
+def _base(value: Any) -> str:
+    text = _text("base", value)
+    bases.check_name(text)
+    return text
+
+
+def _apt(value: Any) -> tuple[str, ...]:
+    found = []
+    for line in _texts("apt", value, MOST_REQUIREMENTS):
+        if not _APT.fullmatch(line):
+            raise _refused("apt", f"{line[:80]!r} is no package such as ffmpeg or jq=1.6-2.1.")
         found.append(line)
     return tuple(sorted(set(found)))
 

@@ -13,6 +13,7 @@ from typing import IO
 
 from providers.errors import CreationFailed
 from providers.runtime.guest.names import problem
+from providers.templates.base import PACKAGES
 
 MOST_FILES = 100_000
 PIECE_BYTES = 1 << 20
@@ -72,6 +73,11 @@ INTERPRETER = ("python", "python3")
 ENVIRONMENT = "pyvenv.cfg"
 
 
+def environment_of(python: str) -> str:
+    """Return what says that a folder is a virtual environment of an interpreter."""
+    return f"home = {os.path.dirname(python)}\ninclude-system-site-packages = true\n"
+
+
 def members(folder: Path) -> Iterator[Path]:
     """Yield all files but those of the interpreter. Raises BuildFailed for a link."""
     for path, folders, files in os.walk(folder):
@@ -100,9 +106,12 @@ def describe(folder: Path) -> tuple[str, int]:
     return digest.hexdigest(), size
 
 
-def pack(folder: Path, prefix: str = "") -> Iterator[bytes]:
-    """Yield a tar archive of the files in a folder, with `prefix` before their names."""
-    for path in sorted(members(folder)):
+def pack(
+    folder: Path, prefix: str = "", is_wanted: Callable[[Path], bool] = lambda _: True
+) -> Iterator[bytes]:
+    """Yield a tar archive of the files in a folder that are wanted, with `prefix` before their
+    names."""
+    for path in filter(is_wanted, sorted(members(folder))):
         entry = tarfile.TarInfo(prefix + path.relative_to(folder).as_posix())
         with path.open("rb") as file:
             about = os.fstat(file.fileno())
@@ -113,11 +122,14 @@ def pack(folder: Path, prefix: str = "") -> Iterator[bytes]:
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def image_archive(folder: Path, place: str, release: str) -> Iterator[bytes]:
+def image_archive(
+    folder: Path, place: str, release: str = "", interpreter: str = ""
+) -> Iterator[bytes]:
     """Yield the tar archive that puts a template's files below `place` of an image.
 
     The image's own Python, of this release, finds the packages by a file in its folders for them.
-    Those of the template come first.
+    Those of the template come first. With an `interpreter` the files are a virtual environment of
+    that one. Packages of Debian are left out.
     """
     parts = place.split("/")
     for number in range(len(parts)):
@@ -129,10 +141,23 @@ def image_archive(folder: Path, place: str, release: str) -> Iterator[bytes]:
         f"'-packages')), len(sys.path)), '/{place}/lib/python{release}/site-packages')\n"
     )
     for name in ("site-packages", "dist-packages") if release else ():
-        entry = tarfile.TarInfo(f"usr/local/lib/python{release}/{name}/cofferdam-template.pth")
-        entry.size = len(line)
-        yield entry.tobuf(tarfile.PAX_FORMAT) + line.encode().ljust(tarfile.BLOCKSIZE, b"\0")
-    yield from pack(folder, f"{place}/")
+        yield _text(f"usr/local/lib/python{release}/{name}/cofferdam-template.pth", line)
+    if interpreter:
+        yield _text(f"{place}/{ENVIRONMENT}", environment_of(interpreter))
+    for name in INTERPRETER if interpreter else ():
+        entry = tarfile.TarInfo(f"{place}/bin/{name}")
+        entry.type, entry.linkname = tarfile.SYMTYPE, interpreter
+        yield entry.tobuf(tarfile.PAX_FORMAT)
+    packages = folder / PACKAGES
+    yield from pack(folder, f"{place}/", lambda path: packages not in path.parents)
+
+
+def _text(name: str, text: str) -> bytes:
+    content = text.encode()
+    entry = tarfile.TarInfo(name)
+    entry.size = len(content)
+    padding = bytes(-entry.size % tarfile.BLOCKSIZE)
+    return entry.tobuf(tarfile.PAX_FORMAT) + content + padding
 
 
 def _directory(name: str) -> bytes:

@@ -1,7 +1,8 @@
 """Locks: the files that a declaration comes to, each with its address and its hash.
 
-Resolvers write them in a sandbox: uv a `pylock.toml` (PEP 751), npm a `package-lock.json`. Nothing
-in them is believed but by its hash, and a file without one is refused.
+Resolvers write them in a sandbox: uv a `pylock.toml` (PEP 751), npm a `package-lock.json`, apt the
+lines of `--print-uris`. Nothing in them is believed but by its hash, and a file without one is
+refused.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -29,6 +30,12 @@ BUILT = "built:///"
 
 _HASH_BYTES = {"sha256": 32, "sha384": 48, "sha512": 64}
 _VERSION = re.compile(r"[0-9A-Za-z.+!_-]{1,100}")
+# A line of apt: the address, the name of the file, its size, its hash.
+_URI = re.compile(
+    r"'(?P<url>[^'\s]{1,2000})' (?P<name>[a-z0-9][a-z0-9+.-]{1,100})_(?P<version>[^_\s]{1,120})_"
+    r"[a-z0-9-]{1,30}\.deb (?P<size>[0-9]{1,12}) (?P<algorithm>SHA256|SHA512):(?P<hash>[0-9a-f]+)"
+)
+_APT_VERSION = re.compile(r"[0-9A-Za-z.+~:-]{1,100}")
 # A folder of node_modules, and those of packages below it.
 _PLACE = re.compile(r"node_modules/(@[a-z0-9][a-z0-9._~-]*/)?[A-Za-z0-9][A-Za-z0-9._~-]*")
 
@@ -42,7 +49,7 @@ class LockedPackage:
     BUILT, and the address and `algorithm:hash` of its source.
     """
 
-    kind: Literal["python", "npm"]
+    kind: Literal["python", "npm", "apt"]
     name: str
     version: str
     url: str
@@ -75,19 +82,22 @@ class Lock:
         cls,
         python: str = "",
         npm: str = "",
+        apt: str = "",
+        *,
+        libc: str = "glibc",
         yanked: Mapping[str, str] = {},
         build: Collection[str] = (),
     ) -> Lock:
-        """Read what the resolvers have written. `yanked` are reasons by the names of files, `build`
-        the names of packages that may be sources.
+        """Read what the resolvers have written, for a system with this libc. `yanked` are reasons
+        by the names of files, `build` the names of packages that may be sources.
 
-        Raises InvalidConfiguration with field python or npm.
+        Raises InvalidConfiguration with field python, npm or apt.
         """
         found = [
             replace(each, yanked=yanked.get(each.file_name))
             for each in _python_packages(python, build)
         ]
-        return cls._of([*found, *_npm_packages(npm)])
+        return cls._of([*found, *_npm_packages(npm, libc), *_debs(apt)])
 
     @classmethod
     def from_json(cls, stored: Iterable[Mapping[str, Any]]) -> Lock:
@@ -136,7 +146,8 @@ def _checked(package: LockedPackage) -> LockedPackage:
     bytes_of_hash = _HASH_BYTES.get(package.algorithm)
     if bytes_of_hash is None or not re.fullmatch(f"[0-9a-f]{{{2 * bytes_of_hash}}}", package.hash):
         raise _refused(field, f"The lock has no SHA-256, SHA-384 or SHA-512 of {label}.")
-    if not isinstance(package.version, str) or not _VERSION.fullmatch(package.version):
+    pattern = _APT_VERSION if package.kind == "apt" else _VERSION
+    if not isinstance(package.version, str) or not pattern.fullmatch(package.version):
         raise _refused(field, f"The lock has no version of {label}.")
     address = urlsplit(package.url)
     if address.scheme not in ("http", "https") or not address.hostname or address.username:
@@ -183,7 +194,7 @@ def _wheel(described: Mapping[str, Any], build: Collection[str]) -> LockedPackag
     )  # fmt: skip
 
 
-def _npm_packages(text: str) -> list[LockedPackage]:
+def _npm_packages(text: str, libc: str) -> list[LockedPackage]:
     if not text:
         return []
     if len(text) > MOST_LOCK_BYTES:
@@ -194,18 +205,33 @@ def _npm_packages(text: str) -> list[LockedPackage]:
             _tarball(place, each)
             for place, each in document["packages"].items()
             # The first is the project itself. What is optional and for another system is not there.
-            if place and not (each.get("optional") and not _fits(each))
+            if place and not (each.get("optional") and not _fits(each, libc))
         ]
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError) as error:
         raise _refused("npm", f"The lock cannot be read: {type(error).__name__}.") from None
 
 
-def _fits(described: Mapping[str, Any]) -> bool:
+def _debs(text: str) -> Iterator[LockedPackage]:
+    if len(text) > MOST_LOCK_BYTES:
+        raise _refused("apt", "The lock is too large.")
+    for line in text.splitlines():
+        found = _URI.fullmatch(line.strip())
+        if found is None:
+            raise _refused("apt", f"{line[:120]!r} is no file with a SHA-256 or SHA-512.")
+        yield _checked(
+            LockedPackage(
+                "apt", found["name"], unquote(found["version"]), found["url"],
+                found["algorithm"].lower(), found["hash"], int(found["size"]),
+            )
+        )  # fmt: skip
+
+
+def _fits(described: Mapping[str, Any], libc: str) -> bool:
     """Whether a package is for Linux on this kind of processor, as far as it says."""
     import platform
 
     machine = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
-    for field, here in (("os", "linux"), ("cpu", machine), ("libc", "glibc")):
+    for field, here in (("os", "linux"), ("cpu", machine), ("libc", libc)):
         wanted = described.get(field)
         if wanted and (f"!{here}" in wanted or not (here in wanted or wanted[0].startswith("!"))):
             return False

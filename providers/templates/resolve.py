@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
+from providers.errors import InvalidConfiguration
 from providers.templates import yanked
+from providers.templates.base import OWN, Base
 from providers.templates.declaration import Declaration
 from providers.values import InputFile
 
-PYTHON_LOCK, NPM_LOCK = "pylock.toml", "package-lock.json"
+PYTHON_LOCK, NPM_LOCK, APT_LOCK = "pylock.toml", "package-lock.json", "apt.txt"
 WORKSPACE_ARCHIVE = "workspace.tar.gz"
 
 # The index of Python packages, and the hosts that its files lie on.
@@ -23,6 +26,9 @@ NPM = "https://registry.npmjs.org"
 _FILE_HOSTS = {"pypi.org": ("files.pythonhosted.org",)}
 
 _REQUIREMENTS, _PACKAGE = "requirements.in", "package.json"
+# Releases of glibc 2 that uv can resolve for.
+_MANYLINUX = (17, 28, *range(31, 41))
+_MOST_SOURCES = 20
 
 
 @dataclass(frozen=True)
@@ -34,8 +40,13 @@ class ResolveJob:
     rules: tuple[str, ...]
 
 
-def job_for(declaration: Declaration, index_url: str = PYPI, npm_registry: str = NPM) -> ResolveJob:
-    """Return the job whose artifacts are the locks of a declaration."""
+def job_for(
+    declaration: Declaration, index_url: str = PYPI, npm_registry: str = NPM, base: Base = OWN
+) -> ResolveJob:
+    """Return the job whose artifacts are the locks of a declaration, but for apt's.
+
+    Raises InvalidConfiguration for packages of Python where the base has no Python of use.
+    """
     files, hosts, steps, after = [], list[str](), [], ""
     if declaration.python:
         files.append(InputFile(_REQUIREMENTS, "\n".join(declaration.python).encode()))
@@ -45,7 +56,8 @@ def job_for(declaration: Declaration, index_url: str = PYPI, npm_registry: str =
         steps.append(
             ["uv", "pip", "compile", _REQUIREMENTS, "--format", "pylock.toml", "--no-header",
              "--only-binary", ":all:", *builds, "--index-url", index_url, "--no-config",
-             "--no-cache", "--no-python-downloads", "--output-file", f"artifacts/{PYTHON_LOCK}"]
+             "--no-cache", "--no-python-downloads", "--output-file", f"artifacts/{PYTHON_LOCK}",
+             *_target(base)]
         )  # fmt: skip
         after = yanked.program(f"artifacts/{PYTHON_LOCK}", index_url)
     if declaration.npm:
@@ -59,6 +71,88 @@ def job_for(declaration: Declaration, index_url: str = PYPI, npm_registry: str =
         )  # fmt: skip
     code = _PROGRAM.replace("STEPS", repr(steps)).replace("NPM_LOCK", repr(NPM_LOCK))
     return ResolveJob(code + after, tuple(files), tuple(dict.fromkeys(hosts)))
+
+
+def _target(base: Base) -> list[str]:
+    """The options by which uv resolves for another Python than its own."""
+    if not base.kind:
+        return []
+    if not base.release:
+        raise InvalidConfiguration(
+            f"base: {base.name} has no python3 of 3.9 or newer, for which packages could be "
+            "chosen.",
+            field="base",
+        )
+    options = ["--python-version", base.release]
+    if base.kind == "image":
+        options += ["--python-platform", _platform(base)]
+    return options
+
+
+def _platform(base: Base) -> str:
+    """What uv calls the platform of an image."""
+    name, _, release = base.libc.partition(" ")
+    if name == "musl":
+        return f"{base.machine}-unknown-linux-musl"
+    minor = int(release.rpartition(".")[2] or 0)
+    known = [each for each in _MANYLINUX if each <= minor]
+    if not known:
+        raise InvalidConfiguration(
+            f"base: {base.name} has no glibc of 2.17 or newer and no musl, for which there are "
+            "wheels.",
+            field="base",
+        )
+    return f"{base.machine}-manylinux_2_{known[-1]}"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What an image says of itself. `sources` are the addresses of its apt sources."""
+
+    base: Base
+    has_apt: bool
+    sources: tuple[str, ...]
+
+
+def facts_job() -> ResolveJob:
+    """Return the job that tells what an image is. `read_facts` reads what it prints."""
+    return ResolveJob(_FACTS, (), ())
+
+
+def read_facts(name: str, image: str, printed: str) -> Facts:
+    """Read what the job of `facts_job` has printed in the image of this digest.
+
+    Raises InvalidConfiguration with field base.
+    """
+    try:
+        said: dict[str, Any] = json.loads(printed)
+        sources = [each for each in said["sources"] if urlsplit(each).hostname]
+        base = Base.from_json({**said["base"], "name": name, "image": image, "look": ""})
+        return Facts(base, said["has_apt"] is True, tuple(sources[:_MOST_SOURCES]))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise InvalidConfiguration(
+            f"base: What {name[:80]} says of itself cannot be read.", field="base"
+        ) from None
+
+
+def apt_job(declaration: Declaration, facts: Facts) -> ResolveJob:
+    """Return the job whose artifact is the lock of packages of Debian. It runs in the base itself.
+
+    Raises InvalidConfiguration where that has no apt, or no sources.
+    """
+    if not facts.has_apt:
+        raise InvalidConfiguration(
+            f"apt: {facts.base.name} has no apt-get and dpkg. Name an image of Debian or Ubuntu.",
+            field="apt",
+        )
+    if not facts.sources:
+        raise InvalidConfiguration(
+            f"apt: {facts.base.name} has no sources of packages in /etc/apt. Add them to it.",
+            field="apt",
+        )
+    code = _APT.replace("PACKAGES", repr(list(declaration.apt))).replace("LOCK", repr(APT_LOCK))
+    rules = (rule for each in facts.sources for rule in hosts_of(each))
+    return ResolveJob(code, (), tuple(dict.fromkeys(rules)))
 
 
 def commands_for(declaration: Declaration) -> ResolveJob:
@@ -108,6 +202,71 @@ with tarfile.open("/tmp/" + ARCHIVE, "w:gz") as archive:
 os.makedirs("artifacts", exist_ok=True)
 with open("/tmp/" + ARCHIVE, "rb") as packed, open("artifacts/" + ARCHIVE, "wb") as left:
     left.write(packed.read())
+"""
+
+_FACTS = """\
+import glob, json, os, platform, re, shutil, subprocess, sys
+
+try:
+    libc = os.confstr("CS_GNU_LIBC_VERSION") or ""
+except (ValueError, OSError):
+    libc = ""
+for loader in glob.glob("/lib/ld-musl-*.so.1") if not libc else ():
+    said = subprocess.run([loader], capture_output=True, text=True).stderr
+    found = re.search(r"Version ([0-9]+[.][0-9]+)", said)
+    libc = f"musl {found[1]}" if found else ""
+sources = set()
+for path in ["/etc/apt/sources.list", *glob.glob("/etc/apt/sources.list.d/*")]:
+    if os.path.isfile(path):
+        for line in open(path, errors="replace"):
+            if not line.lstrip().startswith("#"):
+                sources.update(re.findall(r"https?://[^\\s/]+", line))
+interpreter = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+release = "%d.%d" % sys.version_info[:2]
+base = {"python": release, "interpreter": interpreter, "libc": libc, "machine": platform.machine()}
+has_apt = all(map(shutil.which, ("apt-get", "dpkg")))
+print(json.dumps({"base": base, "has_apt": has_apt, "sources": sorted(sources)}))
+"""
+
+# As a user without rights: apt's own folders are others, and nothing is installed.
+_APT = """\
+import os, subprocess, sys
+
+folder = "/tmp/apt"
+options = []
+for name in ("lists/partial", "cache/archives/partial"):
+    os.makedirs(f"{folder}/{name}", exist_ok=True)
+settings = {
+    "Dir::State::lists": f"{folder}/lists",
+    "Dir::State::status": "/var/lib/dpkg/status",
+    "Dir::State::extended_states": f"{folder}/extended_states",
+    "Dir::Cache": f"{folder}/cache",
+    "Dir::Log": folder,
+    "Debug::NoLocking": "1",
+    "APT::Sandbox::User": "",
+    "APT::Update::Error-Mode": "any",
+    "Acquire::Languages": "none",
+    # Or it may print an address without one.
+    "Acquire::ForceHash": "SHA256",
+    "Acquire::Retries": "2",
+}
+for kind in ("http", "https"):
+    if proxy := os.environ.get(f"{kind.upper()}_PROXY"):
+        settings[f"Acquire::{kind}::Proxy"] = proxy
+if trusted := os.environ.get("SSL_CERT_FILE"):
+    settings["Acquire::https::CaInfo"] = trusted
+for name, value in settings.items():
+    options += ["-o", f"{name}={value}"]
+for command in (["update"], ["install", "--print-uris", "--yes", "--no-install-recommends",
+                             "-qq", *PACKAGES]):
+    print("$ apt-get", *command, flush=True)
+    done = subprocess.run(["apt-get", *options, *command], stdout=subprocess.PIPE, text=True)
+    print(done.stdout, flush=True)
+    if done.returncode:
+        sys.exit(done.returncode)
+os.makedirs("artifacts", exist_ok=True)
+with open("artifacts/" + LOCK, "w") as lock:
+    lock.write("".join(f"{line}\\n" for line in done.stdout.splitlines() if line.startswith("'")))
 """
 
 _PROGRAM = """\

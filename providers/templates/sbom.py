@@ -10,7 +10,7 @@ from urllib.parse import quote
 from providers.templates.lock import Lock, LockedPackage
 
 _ALGORITHMS = {"sha256": "SHA-256", "sha384": "SHA-384", "sha512": "SHA-512"}
-_TYPES = {"python": "pypi", "npm": "npm"}
+_TYPES = {"python": "pypi", "npm": "npm", "apt": "deb/debian"}
 # Of names that are digests, by which a document of the same template has the same number.
 _NAMESPACE = uuid.UUID("8b1f7d52-6a5a-4c0e-9a53-1f6c1a6c1d0e")
 

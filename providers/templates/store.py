@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -23,15 +24,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from providers.errors import SandboxError
+from providers.errors import InvalidConfiguration, SandboxError
 from providers.runtime.guest.names import problem
 from providers.runtime.launchers.guest_files import find_python
+from providers.templates import base as bases
+from providers.templates.base import OWN, Base
 from providers.templates.files import (
     ENVIRONMENT,
     INTERPRETER,
     BuildFailed,
     Room,
     describe,
+    environment_of,
     members,
     no_room,
     pack,
@@ -79,10 +83,12 @@ class TemplateStore:
         self._root = data_dir / FOLDER
         self._most_bytes = most_bytes
 
-    def find(self, declaration: Declaration, lock: Lock) -> Built | None:
-        """Return what was built of the same declaration and lock, None where it is not there."""
+    def find(self, declaration: Declaration, lock: Lock, base: Base = OWN) -> Built | None:
+        """Return what was built of the same declaration, lock and base, None where it is not
+        there."""
         try:
-            found = Built(**json.loads(self._key_file(declaration, lock).read_bytes()))
+            key = self._key_file(declaration, lock, base)
+            found = Built(**json.loads(key.read_bytes()))
         except (OSError, ValueError, TypeError):
             return None
         return found if self.path(found.digest).is_dir() else None
@@ -94,6 +100,7 @@ class TemplateStore:
         fetch: Fetch,
         tell: Tell,
         workspace: IO[bytes] | None = None,
+        base: Base = OWN,
     ) -> Built:
         """Build a template, or find it. Raises BuildFailed; nothing of the template is left then.
 
@@ -101,11 +108,11 @@ class TemplateStore:
         the log; what it raises ends the build. `workspace` is a tar archive of the files that its
         sandboxes begin with.
         """
-        if found := self.find(declaration, lock):
+        if found := self.find(declaration, lock, base):
             tell(f"Nothing to do: {found.digest[:12]} has the same packages")
             return found
         try:
-            return self._build(declaration, lock, fetch, tell, workspace)
+            return self._build(declaration, lock, fetch, tell, workspace, base)
         except BaseException as error:
             self._remove_unused_layers()
             if isinstance(error, OSError):
@@ -119,26 +126,28 @@ class TemplateStore:
         fetch: Fetch,
         tell: Tell,
         workspace: IO[bytes] | None,
+        base: Base,
     ) -> Built:
-        python = python_release()
+        python = release_of(base)
         room = Room(self._most_bytes)
         with self._draft() as draft, self._lock("layers", fcntl.LOCK_SH):
             folder = draft / "template"
             folder.mkdir()
             for number, package in enumerate(lock.packages, 1):
-                layer = self._layer(package, python, room, fetch, draft, tell)
+                layer = self._layer(package, base, room, fetch, draft, tell)
                 tell(f"[{number}/{len(lock.packages)}] {package.name} {package.version}")
                 _link_tree(layer, folder, package)
             if workspace is not None:
                 unpack_workspace(workspace, folder / WORKSPACE, room, tell)
             _add_programs(folder)
+            bases.write(base, folder)
             digest, size = describe(folder)
             if size > self._most_bytes:
                 # With what was compiled.
                 raise no_room("template")
             built = Built(digest, size, python, _licences(folder, lock))
             final = self.path(digest)
-            _add_interpreter(folder, python)
+            _add_interpreter(folder, base)
             try:
                 folder.rename(final)
             except OSError:
@@ -147,10 +156,29 @@ class TemplateStore:
                     raise
             key = draft / "key"
             key.write_text(json.dumps(asdict(built)))
-            self._key_file(declaration, lock).parent.mkdir(exist_ok=True)
-            key.rename(self._key_file(declaration, lock))
+            named = self._key_file(declaration, lock, base)
+            named.parent.mkdir(exist_ok=True)
+            key.rename(named)
         tell(f"Built {digest}: {size >> 20} MiB")
         return built
+
+    def add_look(self, name: str) -> str:
+        """Add a template without packages, in which a base is looked at; return its digest.
+
+        Whoever has looked removes it. Raises BuildFailed.
+        """
+        base = Base(name, look=secrets.token_hex(16))
+        try:
+            with self._draft() as draft:
+                folder = draft / "template"
+                folder.mkdir()
+                bases.write(base, folder)
+                digest, _ = describe(folder)
+                _add_interpreter(folder, base)
+                folder.rename(self.path(digest))
+        except OSError as error:
+            raise BuildFailed(f"The template cannot be stored: {error.strerror}.") from error
+        return digest
 
     def path(self, digest: str) -> Path:
         """Return the folder of a template. Raises ValueError for what is no digest."""
@@ -158,16 +186,19 @@ class TemplateStore:
             raise ValueError("no digest")
         return self._root / digest
 
-    def interpreter(self, digest: str) -> Path | None:
-        """Return the Python of a template, None where this machine does not have the template."""
+    def folder(self, digest: str) -> Path | None:
+        """Return the folder of a template that sandboxes can have here, None where there is
+        none."""
         try:
-            python = self.path(digest) / "bin" / "python"
-        except ValueError:
+            folder = self.path(digest)
+            base = bases.read(folder)
+        except (ValueError, InvalidConfiguration):
             return None
-        folder = self.path(digest)
+        if base.kind == "image":
+            return folder if folder.is_dir() else None
         # Another one when the system's Python became another release.
-        release = folder / "lib" / f"python{python_release()}"
-        return python if (folder / ENVIRONMENT).is_file() and release.is_dir() else None
+        release = folder / "lib" / f"python{release_of(base)}"
+        return folder if (folder / ENVIRONMENT).is_file() and release.is_dir() else None
 
     def workspace(self, digest: str) -> dict[str, bytes] | None:
         """Return the files that its sandboxes begin with, None where they are not here."""
@@ -210,12 +241,17 @@ class TemplateStore:
                 raise BuildFailed(f"The template cannot be stored: {error.strerror}.") from error
             if found != digest:
                 raise BuildFailed("The files of the template are not those of its digest.")
-            release = python_release()
-            if any(each.name != f"python{release}" for each in folder.glob("lib/python*")):
-                raise BuildFailed(
-                    f"The template is for another Python than {release}, which sandboxes have here."
-                )
-            _add_interpreter(folder, release)
+            try:
+                base = bases.read(folder)
+                release = release_of(base)
+                if any(each.name != f"python{release}" for each in folder.glob("lib/python*")):
+                    raise BuildFailed(
+                        f"The template is for another Python than {release}, which its sandboxes "
+                        "have here."
+                    )
+                _add_interpreter(folder, base)
+            except InvalidConfiguration as error:
+                raise BuildFailed(error.message) from None
             try:
                 folder.rename(final)
             except OSError:
@@ -257,21 +293,25 @@ class TemplateStore:
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def _key_file(self, declaration: Declaration, lock: Lock) -> Path:
-        parts = (_LAYOUT, lock.digest, python_release(), declaration.digest)
+    def _key_file(self, declaration: Declaration, lock: Lock, base: Base) -> Path:
+        known = json.dumps(base.to_json(), sort_keys=True)
+        parts = (_LAYOUT, lock.digest, release_of(base), declaration.digest, known)
         return self._root / "keys" / hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
     def _layer(
         self,
         package: LockedPackage,
-        python: str,
+        base: Base,
         room: Room,
         fetch: Fetch,
         draft: Path,
         tell: Tell,
     ) -> Path:
         """Return the folder with the files of a package. Raises BuildFailed."""
-        place = f"{package.place}\0" if package.kind == "npm" else f"{python}\0"
+        python, compiler = release_of(base), _compiler_of(base)
+        place = f"{package.place}\0"
+        if package.kind == "python":
+            place = f"{python}\0" if compiler else f"{python} text\0"
         named = f"{_LAYOUT}\0{package.kind}\0{package.name}\0{package.version}\0{place}"
         named += f"{package.algorithm}:{package.hash}"
         layer = self._layers() / hashlib.sha256(named.encode()).hexdigest()
@@ -287,9 +327,9 @@ class TemplateStore:
         with tempfile.TemporaryFile(dir=draft) as file:
             _download(package, fetch, file, room.bytes)
             file.seek(0)
-            wheels.unpack(file, package, new, python, room, tell)
-        if package.kind == "python":
-            _compile(new, python, package)
+            wheels.unpack(file, package, new, python, room, tell, base.platforms)
+        if package.kind == "python" and compiler:
+            _compile(new, compiler, package)
         try:
             new.rename(layer)
         except OSError:
@@ -338,6 +378,32 @@ def python_release() -> str:
     ).stdout.strip()
 
 
+def release_of(base: Base) -> str:
+    """Return the release of the Python that a template's packages are for, such as 3.11; "" for an
+    image that is not known to have one."""
+    return base.release if base.kind else python_release()
+
+
+def _interpreter_of(base: Base) -> str:
+    """Return the Python of a base, as its sandboxes see it. Raises InvalidConfiguration."""
+    if base.kind == "interpreter":
+        return bases.find_interpreter(base.name)
+    return base.interpreter if base.kind else find_python()
+
+
+def _compiler_of(base: Base) -> str:
+    """Return a Python of this machine that compiles for the base, "" where there is none.
+
+    Raises BuildFailed.
+    """
+    if base.kind == "image":
+        return find_python() if base.python == python_release() else ""
+    try:
+        return _interpreter_of(base)
+    except InvalidConfiguration as error:
+        raise BuildFailed(error.message) from None
+
+
 def _download(package: LockedPackage, fetch: Fetch, file: object, most_bytes: int) -> None:
     """Write the content of a package's address. Raises BuildFailed where it is not the locked."""
     digest, size = hashlib.new(package.algorithm), 0
@@ -367,7 +433,7 @@ def _download(package: LockedPackage, fetch: Fetch, file: object, most_bytes: in
 def _compile(folder: Path, python: str, package: LockedPackage) -> None:
     """Compile the modules, as nothing can be written in a sandbox. Nothing is imported."""
     command = [
-        *(find_python(), "-I", "-m", "compileall", "-q", "-s", str(folder), "-p", "/"),
+        *(python, "-I", "-m", "compileall", "-q", "-s", str(folder), "-p", "/"),
         *("--invalidation-mode", "unchecked-hash", str(folder)),
     ]
 
@@ -429,31 +495,30 @@ def _programs_of(described: Path) -> list[tuple[str, str]]:
 _PROGRAM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
 
-def _add_interpreter(folder: Path, python: str) -> None:
-    """Make it a virtual environment of the Python that sandboxes have on this machine."""
-    real = Path(find_python())
-    (folder / "bin").mkdir(exist_ok=True)
-    (folder / "lib" / f"python{python}" / "site-packages").mkdir(parents=True, exist_ok=True)
-    for name in INTERPRETER:
-        (folder / "bin" / name).symlink_to(real)
-    (folder / ENVIRONMENT).write_text(_environment_of(real))
-    (folder / ENVIRONMENT).chmod(0o644)
+def _add_interpreter(folder: Path, base: Base) -> None:
+    """Make it a virtual environment of the Python that its sandboxes have. Raises
+    InvalidConfiguration."""
+    if real := _interpreter_of(base):
+        (folder / "bin").mkdir(exist_ok=True)
+        site = folder / "lib" / f"python{release_of(base)}" / "site-packages"
+        site.mkdir(parents=True, exist_ok=True)
+        for name in INTERPRETER:
+            (folder / "bin" / name).symlink_to(real)
+        (folder / ENVIRONMENT).write_text(environment_of(real))
+        (folder / ENVIRONMENT).chmod(0o644)
     for path in (folder, *folder.rglob("*")):
         if path.is_dir():
             path.chmod(0o755)
 
 
-def _environment_of(real: Path) -> str:
-    return f"home = {real.parent}\ninclude-system-site-packages = true\n"
-
-
 def _has_interpreter(folder: Path) -> bool:
-    real = Path(find_python())
     try:
-        return (folder / ENVIRONMENT).read_text() == _environment_of(real) and all(
-            os.readlink(folder / "bin" / name) == str(real) for name in INTERPRETER
+        real = _interpreter_of(bases.read(folder))
+        return not real or (
+            (folder / ENVIRONMENT).read_text() == environment_of(real)
+            and all(os.readlink(folder / "bin" / name) == real for name in INTERPRETER)
         )
-    except OSError:
+    except (OSError, InvalidConfiguration):
         return False
 
 

@@ -13,7 +13,7 @@ import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -27,10 +27,13 @@ from packaging.utils import (
 from packaging.version import InvalidVersion
 
 from providers.runtime.guest.names import problem
+from providers.templates.base import PACKAGES
 from providers.templates.files import BuildFailed, Room, pieces, write
 from providers.templates.lock import LockedPackage
 
 _MOST_TEXT = 1 << 20
+# How an archive of `ar` begins, which each of Debian's packages is.
+_DEB = b"!<arch>\ndebian-binary"
 _SCRIPT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _TARGET = re.compile(r"(?P<module>[A-Za-z_][\w.]*)\s*:\s*(?P<call>[A-Za-z_][\w.]*)(\s*\[.*\])?")
 # Programs that a template must not replace.
@@ -41,10 +44,19 @@ _DATA = ("share", "etc")
 _AT_START = ("sitecustomize", "usercustomize")
 
 
-def tags_for(python: str) -> frozenset[Tag]:
-    """Return the tags of the wheels that this Python release, such as 3.11, can use here."""
+def tags_for(python: str, platforms: Sequence[str] | None = None) -> frozenset[Tag]:
+    """Return the tags of the wheels that this Python release, such as 3.11, can use here, or on
+    other platforms."""
     release = tuple(int(part) for part in python.split("."))
-    tags = [*cpython_tags(release), *compatible_tags(release, f"cp{''.join(python.split('.'))}")]
+    interpreter = f"cp{''.join(python.split('.'))}"
+    if platforms is None:
+        return frozenset((*cpython_tags(release), *compatible_tags(release, interpreter)))
+    # Without one the functions take those of this machine.
+    some = [*platforms, "any"]
+    tags = (
+        *cpython_tags(release, platforms=some),
+        *compatible_tags(release, interpreter, some),
+    )
     return frozenset(tags)
 
 
@@ -55,11 +67,19 @@ def unpack(
     python: str,
     room: Room,
     tell: Callable[[str], None],
+    platforms: Sequence[str] | None = None,
 ) -> None:
-    """Unpack a package's file into a folder that is a template's. Raises BuildFailed."""
+    """Unpack a package's file into a folder that is a template's.
+
+    `python` is the release that it is for, `platforms` what wheels may be for other than this
+    machine. A package of Debian stays packed. Raises BuildFailed.
+    """
     try:
         if package.kind == "python":
+            _check_wheel_name(package, python, platforms)
             _unpack_wheel(source, package, folder, python, room, tell)
+        elif package.kind == "apt":
+            _place_deb(source, package, folder, room)
         else:
             _unpack_tarball(source, package, folder, room)
     except (
@@ -84,7 +104,6 @@ def _unpack_wheel(
     room: Room,
     tell: Callable[[str], None],
 ) -> None:
-    _check_wheel_name(package, python)
     site = folder / "lib" / f"python{python}" / "site-packages"
     with zipfile.ZipFile(source) as archive:
         entries = [each for each in archive.infolist() if not each.is_dir()]
@@ -110,7 +129,17 @@ def _unpack_wheel(
             write(folder / "bin" / name, iter([text]), package.name, room, 0o755)
 
 
-def _check_wheel_name(package: LockedPackage, python: str) -> None:
+def _place_deb(source: IO[bytes], package: LockedPackage, folder: Path, room: Room) -> None:
+    """It is unpacked where its scripts run: in a container of the image."""
+    if source.read(len(_DEB)) != _DEB:
+        raise BuildFailed(f"{package.name}: {package.file_name!r} is no package of Debian.")
+    source.seek(0)
+    # One name may be there for two kinds of machines.
+    path = folder / PACKAGES / f"{package.name}_{package.hash[:16]}.deb"
+    write(path, pieces(source), package.name, room)
+
+
+def _check_wheel_name(package: LockedPackage, python: str, platforms: Sequence[str] | None) -> None:
     """Whether the file is of the package that was asked for, and for this Python."""
     try:
         name, version, _, tags = parse_wheel_filename(package.file_name)
@@ -123,8 +152,11 @@ def _check_wheel_name(package: LockedPackage, python: str) -> None:
             f"{package.name}: The file {package.file_name!r} is of another package or version than "
             f"{package.name} {package.version}."
         )
-    if not tags & tags_for(python):
-        raise BuildFailed(f"{package.name}: {package.file_name!r} is not for Python {python} here.")
+    if not tags & tags_for(python, platforms):
+        where = "here" if platforms is None else "in the image"
+        raise BuildFailed(
+            f"{package.name}: {package.file_name!r} is not for Python {python} {where}."
+        )
 
 
 def _place(name: str, site: Path, folder: Path) -> Path | None:

@@ -400,6 +400,10 @@ TEMPLATES: Group = Group(
             "The most that all templates of a tenant may take.",
             unit="MiB",
         ),
+        several(
+            "TEMPLATE_IMAGES",
+            "Images that templates of tenants may be based on, by the names that the pool has.",
+        ),
         choice(
             "TEMPLATE_ADVISORIES",
             "refuse",

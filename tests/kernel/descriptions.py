@@ -53,6 +53,8 @@ FORMS = {
     "time-zone": "Europe/Berlin",
     "requirement": "pandas>=2",
     "npm-package": "dayjs@^1",
+    "apt-package": "ffmpeg",
+    "template-base": "python3.11",
 }
 WRONG = {
     "string": (1, True, [], {}),

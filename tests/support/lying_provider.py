@@ -70,6 +70,10 @@ class Liar(SandboxProvider):
     def has_own_template(self, name):
         return name in behaviour["own"]() if "own" in behaviour else False
 
+    @property
+    def template_bases(self):
+        return behaviour["template_bases"]() if "template_bases" in behaviour else frozenset()
+
     def open(self, spec, owner):
         specs.append(spec)
         return _do("open", LiarsSandbox())

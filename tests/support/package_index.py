@@ -111,6 +111,8 @@ class PackageIndex:
         self.changed_after_first: dict[str, bytes] = {}
         # Pages of projects that come once a test says so, by name.
         self.held: dict[str, threading.Event] = {}
+        # Other files, by path.
+        self.others: dict[str, bytes] = {}
 
     def add(self, name: str, version: str = "1.0", **parts: Any) -> str:
         """Serve a wheel; return its address."""
@@ -168,6 +170,8 @@ class PackageIndex:
 
     def answer(self, path: str) -> tuple[int, str, bytes]:
         self.requests.append(path)
+        if path in self.others:
+            return 200, "application/octet-stream", self.others[path]
         if path.startswith("/files/"):
             file_name = path.removeprefix("/files/")
             content = self.files.get(file_name)

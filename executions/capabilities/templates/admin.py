@@ -340,7 +340,7 @@ class TemplateVersionAdmin(ReadOnly, _VersionAdmin):
     actions = ("approve_selected",)
     fields = (
         *("shown_name", "shown_tenant", "shown_state", "digest", "shown_size", "python"),
-        *("requested_by", "approved_by", "created_at", "ended_at", "shown_execution"),
+        *("shown_base", "requested_by", "approved_by", "created_at", "ended_at", "shown_execution"),
         *("advisories", "packages", "shown_licences", "parts", "shown_declaration", "shown_log"),
     )
 
@@ -356,6 +356,11 @@ class TemplateVersionAdmin(ReadOnly, _VersionAdmin):
     @admin.display(description="version")
     def shown_name(self, version: TemplateVersion) -> str:
         return str(version)
+
+    @admin.display(description="base")
+    def shown_base(self, version: TemplateVersion) -> str:
+        base = version.based
+        return f"{base.name} {base.image}".strip() or "This machine"
 
     @admin.display(description="tenant")
     def shown_tenant(self, version: TemplateVersion) -> str:

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
@@ -34,7 +34,12 @@ from executions.capabilities.templates.models import (
     TemplateDraft,
     TemplateVersion,
 )
-from executions.capabilities.templates.names import TAG, ensure_as_entered, store
+from executions.capabilities.templates.names import (
+    TAG,
+    ensure_allowed,
+    ensure_as_entered,
+    store,
+)
 from executions.capabilities.templates.output import Lines
 from executions.kernel.audit import acting_as
 from executions.kernel.background import run_once_in_background
@@ -54,16 +59,23 @@ from executions.tenants.quotas import tenant_lock
 from executions.tenants.service import internal_tenant
 from providers.errors import InvalidConfiguration, RateLimited, SandboxError
 from providers.guarded import two_person_rule
+from providers.templates import base as bases
+from providers.templates.base import Base
 from providers.templates.declaration import Declaration, check_name
 from providers.templates.files import BuildFailed
 from providers.templates.lock import Lock, LockedPackage
 from providers.templates.resolve import (
+    APT_LOCK,
     NPM_LOCK,
     PYTHON_LOCK,
     WORKSPACE_ARCHIVE,
+    Facts,
     ResolveJob,
+    apt_job,
     commands_for,
+    facts_job,
     job_for,
+    read_facts,
 )
 from providers.templates.source import built as built_of
 from providers.templates.source import job_of, sources_of
@@ -82,6 +94,8 @@ MOST_TAGS = 100
 _RESOLVING = timedelta(minutes=15)
 _BUILDING = timedelta(minutes=5)
 _SAY_EVERY = 1.0
+_UNRESOLVED = "The packages could not be resolved"
+_PAUSE_SECONDS = 5.0
 _MOST_LINE = 1000
 
 State = TemplateVersion.State
@@ -157,8 +171,8 @@ def request_build(
             if not Template.objects.filter(pk=template.pk, removed_at=None).exists():
                 raise NoActiveBuild("The template was removed.")
             _ensure_room(template.tenant)
-            lock = None if refresh else _lock_known(template, declaration)
-            version = _add_version(template, declaration, by, lock, version_id)
+            known = None if refresh else _lock_known(template, declaration)
+            version = _add_version(template, declaration, by, known, version_id)
     except IntegrityError as error:
         raise Conflict(
             "A build of the template is under way. Wait for it, or cancel it."
@@ -214,11 +228,15 @@ def _add_version(
     template: Template,
     declaration: Declaration,
     by: str,
-    lock: list[dict[str, Any]] | None,
+    known: TemplateVersion | None,
     version_id: UUID | None = None,
 ) -> TemplateVersion:
-    """Add the next version, in the caller's transaction. Raises IntegrityError where one is under
-    way, and RateLimited for one too many."""
+    """Add the next version, in the caller's transaction, with the lock of one that is known.
+
+    Raises IntegrityError where one is under way, RateLimited for one too many, and
+    InvalidConfiguration for a base that the tenant may not name.
+    """
+    ensure_allowed(declaration, is_tenants=template.tenant_id is not None)
     if template.versions.count() >= MOST_VERSIONS:
         raise RateLimited(
             f"The template has {MOST_VERSIONS} versions. Remove it, or wait until old ones are "
@@ -231,7 +249,8 @@ def _add_version(
         template=template,
         number=last + 1,
         declaration=declaration.to_json(),
-        lock=lock,
+        lock=known and known.lock,
+        base=known.base if known else {},
         state=State.PENDING if needs_approval(template) else State.QUEUED,
         requested_by=by,
     )
@@ -239,14 +258,13 @@ def _add_version(
     return version
 
 
-def _lock_known(template: Template, declaration: Declaration) -> list[dict[str, Any]] | None:
-    """The lock of the newest version that is ready, where that was declared alike."""
+def _lock_known(template: Template, declaration: Declaration) -> TemplateVersion | None:
+    """The newest version that is ready, where that was declared alike."""
     former = template.versions.filter(state=State.READY).defer("log").order_by("-number").first()
     if former is None or former.declaration != declaration.to_json():
         return None
     ensure_as_entered(former)
-    lock: list[dict[str, Any]] | None = former.lock
-    return lock
+    return former
 
 
 def _lock_of(tenant: Tenant | None) -> AbstractContextManager[Any]:
@@ -290,8 +308,15 @@ def _start(version: TemplateVersion) -> None:
     worker."""
     if version.state != State.QUEUED:
         return
-    is_at_hand = version.lock is not None and store().find(version.declared, version.locked)
-    if is_at_hand or not (version.declared.packages or version.declared.run):
+    declared = version.declared
+    if bases.Base(declared.base).kind:
+        # What it is now is found out first.
+        is_at_hand = False
+    elif declared.packages or declared.run:
+        is_at_hand = version.lock is not None and bool(store().find(declared, version.locked))
+    else:
+        is_at_hand = True
+    if is_at_hand:
         build_one(version.pk)
         version.refresh_from_db()
         return
@@ -418,6 +443,19 @@ def build_one(pk: UUID) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class _Jobs:
+    """What resolves a declaration: packages of Python and npm, and those of Debian."""
+
+    packages: ResolveJob
+    apt: ResolveJob | None
+
+    @property
+    def rules(self) -> tuple[str, ...]:
+        """Return the network rules that the files of both need."""
+        return tuple(dict.fromkeys((*self.packages.rules, *(self.apt.rules if self.apt else ()))))
+
+
 class _Build:
     """One build, by the process that has claimed it."""
 
@@ -444,39 +482,100 @@ class _Build:
                 "build: Packages are not built from their source here. An administrator can set "
                 "TEMPLATE_BUILDS_FROM_SOURCE=yes."
             )
-        job = job_for(declaration, settings.PACKAGE_INDEX_URL, settings.NPM_REGISTRY_URL)
-        if self.version.lock is not None:
+        ensure_allowed(declaration, is_tenants=self.template.tenant_id is not None)
+        facts = self._look_at_base(declaration)
+        jobs = self._jobs(declaration, facts)
+        if self.version.lock is not None and self.version.based == facts.base:
             lock = self.version.locked
         else:
-            lock = self._resolve(declaration, job)
+            lock = self._resolve(declaration, jobs, facts)
         # Before anything of them is fetched, or run with.
         for finding in advisories.check(lock):
             self.tell(f"Known to be bad: {finding}")
         self._put(state=State.BUILDING)
-        lock = self._with_wheels(declaration, lock)
-        built = self._build(declaration, lock, job)
-        self._finish(lock, built)
+        lock = self._with_wheels(declaration, lock, facts.base)
+        built = self._build(declaration, lock, jobs, facts.base)
+        self._finish(lock, built, facts.base)
 
-    def _build(self, declaration: Declaration, lock: Lock, job: ResolveJob) -> Built:
-        """Unpack the packages, and with them run the commands, where there are any."""
-        files, fetch = store(), self._fetch_from(job)
-        if not declaration.run or files.find(declaration, lock):
-            return files.build(declaration, lock, fetch, self.tell)
-        base = files.build(replace(declaration, run=()), lock, fetch, self.tell)
+    def _look_at_base(self, declaration: Declaration) -> Facts:
+        """Return what the base is now. Raises SandboxError."""
+        base = bases.Base(declaration.base)
+        if base.kind == "interpreter":
+            bases.find_interpreter(base.name)
+        if base.kind != "image":
+            return Facts(base, has_apt=False, sources=())
+        request = ExecutionRequest(
+            facts_job().code,
+            "python",
+            usual_timeout=settings.TEMPLATE_BUILD_SECONDS,
+            subject=f"template {self.version}"[:255],
+        )
+        digest = store().add_look(base.name)
         try:
-            left = self._run_commands(declaration, base.digest)
-            with left.file.open("rb") as workspace:
-                return files.build(declaration, lock, fetch, self.tell, workspace)
+            execution = self._execute(request, "The base cannot be read", digest)
         finally:
-            self._remove_base(base.digest)
+            store().remove(digest)
+        image = str(execution.meta.get("image_digest") or "")
+        facts = read_facts(base.name, image, execution.stdout)
+        if not image:
+            raise BuildFailed("The provider does not tell the digest of the image.")
+        self.tell(f"Base {base.image_name}: {image}, Python {facts.base.python}, {facts.base.libc}")
+        return facts
 
-    def _with_wheels(self, declaration: Declaration, lock: Lock) -> Lock:
+    def _jobs(self, declaration: Declaration, facts: Facts) -> _Jobs:
+        job = job_for(
+            declaration, settings.PACKAGE_INDEX_URL, settings.NPM_REGISTRY_URL, facts.base
+        )
+        return _Jobs(job, apt_job(declaration, facts) if declaration.apt else None)
+
+    def _build(self, declaration: Declaration, lock: Lock, jobs: _Jobs, base: Base) -> Built:
+        """Unpack the packages, and with them run the commands, where there are any."""
+        files, fetch = store(), self._fetch_from(jobs)
+        if not declaration.run or files.find(declaration, lock, base):
+            built = files.build(declaration, lock, fetch, self.tell, base=base)
+            if declaration.apt:
+                self._try(built.digest)
+            return built
+        first = files.build(replace(declaration, run=()), lock, fetch, self.tell, base=base)
+        try:
+            left = self._run_commands(declaration, first.digest)
+            with left.file.open("rb") as workspace:
+                return files.build(declaration, lock, fetch, self.tell, workspace, base)
+        finally:
+            self._remove_unused(first.digest)
+
+    def _try(self, digest: str) -> None:
+        """Have a sandbox with it, for which its packages are installed, where none had it before.
+
+        Raises BuildFailed, and then nothing of it is left.
+        """
+        if TemplateVersion.objects.filter(digest=digest).exists():
+            return
+        request = ExecutionRequest("pass", "python", subject=f"template {self.version}"[:255])
+        deadline = time.monotonic() + settings.TEMPLATE_BUILD_SECONDS
+        try:
+            while True:
+                try:
+                    self._execute(request, "The packages cannot be installed", digest)
+                except BuildFailed as error:
+                    cause = error.__cause__
+                    if not isinstance(cause, RateLimited) or time.monotonic() > deadline:
+                        raise
+                    # They are being installed.
+                    time.sleep(cause.retry_after or _PAUSE_SECONDS)
+                else:
+                    return
+        except BaseException:
+            self._remove_unused(digest)
+            raise
+
+    def _with_wheels(self, declaration: Declaration, lock: Lock, base: Base) -> Lock:
         """Return the lock with wheels in the place of sources, each built in a sandbox of its own.
 
         Raises BuildFailed.
         """
         sources = sources_of(lock)
-        if not sources or store().find(declaration, lock):
+        if not sources or store().find(declaration, lock, base):
             return lock
         made = {}
         for package in sources:
@@ -497,7 +596,7 @@ class _Build:
         self._wheels[wheel.url] = found
         return wheel
 
-    def _remove_base(self, digest: str) -> None:
+    def _remove_unused(self, digest: str) -> None:
         """Remove what only the commands have used. Another build may be about to use it."""
         others = TemplateVersion.objects.filter(state__in=TemplateVersion.UNDER_WAY)
         if others.exclude(pk=self.version.pk).exists():
@@ -560,7 +659,7 @@ class _Build:
         if not by_claim(self.version).update(claimed_until=Now() + span, log=self._log, **values):
             raise Superseded
 
-    def _fetch_from(self, job: ResolveJob) -> Callable[[str, int], Iterator[bytes]]:
+    def _fetch_from(self, jobs: _Jobs) -> Callable[[str, int], Iterator[bytes]]:
         """What fetches the files of the lock. The lists are asked once the first is wanted."""
 
         def fetch(address: str, most_bytes: int) -> Iterator[bytes]:
@@ -568,17 +667,40 @@ class _Build:
                 with wheel.file.open("rb") as file:
                     yield from file.chunks()
                 return
-            network = network_of_build(self._tenant.slug, job.rules)
+            network = network_of_build(self._tenant.slug, jobs.rules)
             yield from fetcher(network, self._keep_on)(address, most_bytes)
 
         return fetch
 
-    def _resolve(self, declaration: Declaration, job: ResolveJob) -> Lock:
-        """Run the resolver in a sandbox, and read what it wrote."""
-        if not declaration.packages:
-            return Lock()
-        execution = self._execute(self._request(job), "The packages could not be resolved")
-        return _read_lock(execution, declaration)
+    def _resolve(self, declaration: Declaration, jobs: _Jobs, facts: Facts) -> Lock:
+        """Run the resolvers in sandboxes, and read what they wrote."""
+        texts = {}
+        if declaration.python or declaration.npm:
+            wanted = (
+                *([PYTHON_LOCK, YANKED] if declaration.python else ()),
+                *([NPM_LOCK] if declaration.npm else ()),
+            )
+            request = self._request(jobs.packages)
+            texts = _read_locks(self._execute(request, _UNRESOLVED), wanted)
+        if jobs.apt is not None:
+            digest = store().add_look(facts.base.name)
+            try:
+                execution = self._execute(self._request(jobs.apt), _UNRESOLVED, digest)
+                texts |= _read_locks(execution, (APT_LOCK,))
+            finally:
+                store().remove(digest)
+        libc = "musl" if facts.base.libc.startswith("musl") else "glibc"
+        try:
+            return Lock.parse(
+                texts.get(PYTHON_LOCK, ""),
+                texts.get(NPM_LOCK, ""),
+                texts.get(APT_LOCK, ""),
+                libc=libc,
+                yanked=read_yanked(texts.get(YANKED, "{}")),
+                build=declaration.build,
+            )
+        except InvalidConfiguration as error:
+            raise BuildFailed(error.message) from None
 
     def _request(self, job: ResolveJob) -> ExecutionRequest:
         """What runs a job that reaches the index. Raises BuildFailed where it may not."""
@@ -620,18 +742,19 @@ class _Build:
         for line in output.rest():
             self.tell(line)
         if outcome.error is not None:
-            raise BuildFailed(f"{problem}: {outcome.error.message}")
+            raise BuildFailed(f"{problem}: {outcome.error.message}") from outcome.error
         if execution.status != Execution.Status.SUCCEEDED:
             raise BuildFailed(f"{problem}. {_reason_of(execution)}".strip())
         return execution
 
-    def _finish(self, lock: Lock, built: Built) -> None:
+    def _finish(self, lock: Lock, built: Built, base: Base) -> None:
         version = self.version
         said = {
             "template": self.template.name,
             "tenant": self.template.tenant.slug if self.template.tenant else None,
             "declaration_digest": self.version.declared.digest,
             "lock_digest": lock.digest,
+            **({"base": base.name, "image": base.image} if base.kind else {}),
         }
         with _lock_of(self.template.tenant):
             _ensure_room(self.template.tenant, built)
@@ -639,6 +762,7 @@ class _Build:
             won = by_claim(version).update(
                 state=State.READY,
                 lock=lock.to_json(),
+                base=base.to_json() if base.kind else {},
                 digest=built.digest,
                 size_bytes=built.size_bytes,
                 python=built.python,
@@ -698,29 +822,17 @@ def _reason_of(execution: Execution) -> str:
     return next(filter(None, reversed(execution.stderr.strip().splitlines())), "")
 
 
-def _read_lock(execution: Execution, declaration: Declaration) -> Lock:
-    """Read the artifacts of the resolver. Raises BuildFailed."""
+def _read_locks(execution: Execution, wanted: Sequence[str]) -> dict[str, str]:
+    """Read the artifacts of a resolver, by name. Raises BuildFailed."""
     found = {each.name: each for each in execution.artifacts.all()}
     texts = {}
-    for wanted, name in (
-        (declaration.python, PYTHON_LOCK),
-        (declaration.python, YANKED),
-        (declaration.npm, NPM_LOCK),
-    ):
-        if not wanted:
-            continue
+    for name in wanted:
         artifact = found.get(name)
         if artifact is None or artifact.size_bytes > MOST_LOCK_BYTES:
             raise BuildFailed(f"The resolver left no {name} of at most {MOST_LOCK_BYTES} bytes.")
         with artifact.file.open("rb") as file:
             texts[name] = file.read(MOST_LOCK_BYTES + 1).decode("utf-8", "replace")
-    try:
-        yanked = read_yanked(texts.get(YANKED, "{}"))
-        return Lock.parse(
-            texts.get(PYTHON_LOCK, ""), texts.get(NPM_LOCK, ""), yanked, declaration.build
-        )
-    except InvalidConfiguration as error:
-        raise BuildFailed(error.message) from None
+    return texts
 
 
 _AT_ONCE = 100

@@ -36,6 +36,7 @@ from providers.base import ENVIRONMENT, FILES, PROCESSES
 from providers.manager import Lease
 from providers.network import Layer, Network, NetworkPolicy
 from providers.sandbox import KeptSandbox, Sandbox
+from providers.templates import base as bases
 from providers.templates.declaration import Limits
 from providers.templates.resolve import NPM, PYPI, registry_variables
 from providers.values import Command, Emit, InputFile, Job, SandboxSpec
@@ -67,6 +68,7 @@ class _WithTemplate(RunPart):
             self._chosen = replace(self._chosen, digest=digest)
         if self._chosen.has_packages and not (provider.holds_templates or has_own):
             raise ProviderIncompatible(f"{name} does not hold templates.", field="template")
+        _ensure_bases(lease, self._declaration.needs, self._declaration.base, "template")
         has_files = self._declaration.files or self._declaration.run
         for given, needed in ((has_files, FILES), (self._variables, ENVIRONMENT)):
             if given and needed not in provider.capabilities:
@@ -166,9 +168,24 @@ class _Commands(RunPart):
     def check_provider(self, lease: Lease) -> None:
         if not lease.provider.holds_templates:
             raise ProviderIncompatible(f"{lease.provider_id} does not hold templates.", field="run")
+        folder = names.store().path(self._digest)
+        _ensure_bases(lease, bases.needs(folder), bases.read(folder).name, "base")
 
     def specify(self, spec: SandboxSpec, *, seconds: float) -> SandboxSpec:
         return replace(spec, digest=self._digest)
+
+
+def _ensure_bases(lease: Lease, needs: frozenset[str], base: str, field: str) -> None:
+    """Raises ProviderIncompatible for a provider that cannot give the base of a template."""
+    lacking = needs - lease.provider.template_bases
+    if "apt" in lacking:
+        raise ProviderIncompatible(
+            f"{lease.provider_id} has no apt packages: they need Docker.", field=field
+        )
+    if lacking:
+        raise ProviderIncompatible(
+            f"{lease.provider_id} has no templates whose base is {base}.", field=field
+        )
 
 
 class _Session(_WithTemplate):

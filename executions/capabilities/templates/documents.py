@@ -45,7 +45,7 @@ def read_declaration(text: str) -> Declaration:
 def to_toml(declaration: Declaration) -> str:
     """Return the text that `read_declaration` reads."""
     said = declaration.to_json()
-    plain = ("python", "npm", "build", "run", "start", "ready")
+    plain = ("base", "python", "npm", "apt", "build", "run", "start", "ready")
     lines = [f"{name} = {_value(said[name])}" for name in plain if said[name]]
     for name in ("environment", "files", "network", "limits"):
         if said[name]:

@@ -14,6 +14,7 @@ from executions.kernel.text import uuid7
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration
 from providers.templates.advisories import MOST_NAME
+from providers.templates.base import OWN, Base
 from providers.templates.declaration import Declaration, check_name
 from providers.templates.lock import Lock
 
@@ -101,6 +102,11 @@ class TemplateVersion(Claimable):
     lock = models.JSONField(
         null=True, help_text="The files that it came to, each with its hash. Null: not resolved."
     )
+    base = models.JSONField(
+        default=dict,
+        blank=True,
+        help_text="What the base was when it was built. Empty: this machine.",
+    )
     state = models.CharField(max_length=9, choices=State.choices, default=State.QUEUED)
     log = models.TextField(blank=True, default="")
     digest = models.CharField(max_length=64, blank=True, default="", help_text="Of all its files.")
@@ -174,6 +180,11 @@ class TemplateVersion(Claimable):
     def declared(self) -> Declaration:
         """Raises InvalidConfiguration for what is none."""
         return Declaration.parse(self.declaration)
+
+    @property
+    def based(self) -> Base:
+        """Return what it was built on. Raises InvalidConfiguration for what is none."""
+        return Base.from_json(self.base) if self.base else OWN
 
     @property
     def locked(self) -> Lock:

@@ -25,6 +25,7 @@ from executions.ledger.append import is_altered, last_entry
 from executions.ledger.bindings import row_hash
 from executions.runs.routing import none_of_this_name
 from executions.tenants.models import Tenant
+from providers.templates.base import Base
 from providers.templates.declaration import DEFAULT, NAME, Declaration
 from providers.templates.store import TemplateStore
 
@@ -107,7 +108,7 @@ def templates_for(tenant: Tenant) -> QuerySet[Template]:
 
 def with_versions(templates: QuerySet[Template]) -> QuerySet[Template]:
     """Have what lists show of all versions read with the templates, the newest first."""
-    shown = ("template", "number", "state", "problem", "digest", "created_at", "ended_at")
+    shown = ("template", "number", "state", "problem", "digest", "base", "created_at", "ended_at")
     versions = TemplateVersion.objects.only(*shown).order_by("-number")
     return templates.prefetch_related(Prefetch("versions", versions))
 
@@ -147,7 +148,7 @@ def choose(tenant_slug: str, text: str) -> Chosen:
     found = find(tenant_slug, text)
     if found is None:
         refuse("template", none_of_this_name(text, names_for(tenant_slug)))
-    return found
+    return _allowed(found)
 
 
 def chosen_by_id(version_id: UUID) -> Chosen:
@@ -156,12 +157,13 @@ def chosen_by_id(version_id: UUID) -> Chosen:
     if version_id == defaults.ID:
         return _default()
     with _lock:
-        if (kept := _kept.get(version_id)) is not None:
-            return kept
-    row = _ready().filter(pk=version_id).first()
-    if row is None:
-        refuse("template", "The version of the session was removed. Open another session.")
-    return _trusted(row)
+        found = _kept.get(version_id)
+    if found is None:
+        row = _ready().filter(pk=version_id).first()
+        if row is None:
+            refuse("template", "The version of the session was removed. Open another session.")
+        found = _trusted(row)
+    return _allowed(found)
 
 
 def names_for(tenant_slug: str) -> list[str]:
@@ -214,6 +216,24 @@ def ensure_as_entered(row: Model) -> None:
     )
 
 
+def ensure_allowed(declaration: Declaration, *, is_tenants: bool, field: str = "base") -> None:
+    """Raise InvalidConfiguration where a tenant's template names an image that it may not have:
+    images of a pool can hold what no tenant is to read."""
+    base = Base(declaration.base)
+    if is_tenants and base.kind == "image" and base.image_name not in settings.TEMPLATE_IMAGES:
+        refuse(
+            field,
+            f"Tenants may not name the image {base.image_name[:100]}. An administrator can add it "
+            "to TEMPLATE_IMAGES.",
+        )
+
+
+def _allowed(found: Chosen) -> Chosen:
+    """The same, where the setting has not become narrower than when it was built."""
+    ensure_allowed(found.declaration, is_tenants=not found.is_shared, field="template")
+    return found
+
+
 _kept: OrderedDict[UUID, Chosen] = OrderedDict()
 _lock = Lock()
 
@@ -227,7 +247,7 @@ def _trusted(row: TemplateVersion) -> Chosen:
         row.number,
         row.digest,
         row.declared,
-        bool(row.lock or row.declared.run),
+        bool(row.lock or row.declared.run or row.declared.base),
         row.template.tenant_id is None,
     )
     with _lock:

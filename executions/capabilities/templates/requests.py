@@ -33,6 +33,7 @@ from executions.sessions.requests import NOT_FOUND
 from executions.tenants.models import Tenant
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.runtime.guest.names import MOST_CHARACTERS, problem
+from providers.templates.base import IMAGE
 from providers.templates.declaration import (
     DEFAULT,
     FILES_BYTES,
@@ -69,14 +70,24 @@ def _path(text: str) -> str:
 _ADDS = {
     **dict.fromkeys(("python", "npm", "run"), "minItems"),
     **dict.fromkeys(("environment", "files"), "minProperties"),
+    "base": "minLength",
 }
-_TYPES = {"minItems": "array", "minProperties": "object"}
+_TYPES = {"minItems": "array", "minProperties": "object", "minLength": "string"}
 # It adds something.
 _SAYS: JsonDict = {
     "anyOf": [
         {"required": [name], "properties": {name: {"type": _TYPES[bound], bound: 1}}}
         for name, bound in _ADDS.items()
-    ]
+    ],
+    # Packages of Debian are put into an image.
+    "dependentSchemas": {
+        "apt": {
+            "anyOf": [
+                {"properties": {"apt": {"maxItems": 0}}},
+                {"required": ["base"], "properties": {"base": {"pattern": f"^{IMAGE}"}}},
+            ]
+        }
+    },
 }
 
 
@@ -179,6 +190,28 @@ class DeclaredTemplate(BaseModel):
     limits: Annotated[DeclaredLimits | None, Field(description="Limits of every run with it.")] = (
         None
     )
+    base: Annotated[
+        str,
+        Field(
+            max_length=_LONGEST,
+            description="What the rest is added to: `python3.12` for another interpreter of the "
+            "machine, or `image:` and the name of an image. Empty: the machine's own programs.",
+        ),
+        STORABLE,
+        WithJsonSchema({"type": "string", "maxLength": _LONGEST, "format": "template-base"}),
+    ] = ""
+    apt: Annotated[
+        Sequence[
+            Annotated[
+                str,
+                Field(min_length=1, max_length=_LONGEST),
+                STORABLE,
+                WithJsonSchema(_text("apt-package")),
+            ]
+        ],
+        Members(MOST_REQUIREMENTS),
+        Field(description="Packages of Debian, such as `ffmpeg`. The base must be an image."),
+    ] = ()
 
     def declaration(self) -> Declaration:
         """Raises InvalidConfiguration with field declaration."""
@@ -192,6 +225,8 @@ class DeclaredTemplate(BaseModel):
             "build": list(self.build),
             "start": self.start,
             "ready": self.ready,
+            "base": self.base,
+            "apt": list(self.apt),
         }
         if self.limits is not None:
             document["limits"] = self.limits.model_dump(exclude_none=True)
@@ -280,6 +315,9 @@ class VersionSummaryShape(TypedDict):
     version: int
     state: Annotated[str, Choices.of(TemplateVersion.State.values)]
     digest: Annotated[str | None, "The SHA-256 of all its files; null until it is ready."]
+    base: Annotated[
+        str | None, "The base that it was built on; null for the machine's own programs."
+    ]
     created_at: Time
     ended_at: Time | None
 
@@ -304,7 +342,7 @@ class TemplateShape(TypedDict):
 class TemplatePackageShape(TypedDict):
     """One file of the lock."""
 
-    kind: Annotated[str, Choices.of(("python", "npm"))]
+    kind: Annotated[str, Choices.of(("python", "npm", "apt"))]
     name: str
     version: str
     hash: Annotated[str, "Its algorithm and the hash in hexadecimal."]
@@ -335,6 +373,7 @@ class TemplateVersionShape(VersionSummaryShape):
     ]
     size_bytes: int
     python: Annotated[str | None, "The release of Python that it is for."]
+    image: Annotated[str | None, "The digest of the image that is its base."]
     execution: Annotated[str | None, "The execution that resolved the packages."]
     declaration: dict[str, Any]
 
@@ -420,6 +459,7 @@ def version_summary(version: TemplateVersion) -> VersionSummaryShape:
         "version": version.number,
         "state": version.state,
         "digest": version.digest or None,
+        "base": version.base.get("name") or None,
         "created_at": version.created_at.isoformat(),
         "ended_at": version.ended_at.isoformat() if version.ended_at else None,
     }
@@ -444,6 +484,7 @@ def version_detail(version: TemplateVersion) -> TemplateVersionShape:
         "advisories": [_advisory(each) for each in findings_of(version.locked)],
         "size_bytes": version.size_bytes,
         "python": version.python or None,
+        "image": version.base.get("image") or None,
         "execution": str(version.execution_id) if version.execution_id else None,
         "declaration": version.declaration,
     }

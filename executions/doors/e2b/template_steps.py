@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from executions.doors.e2b.connect import HOME, Refused, invalid
+from providers.templates.base import IMAGE
 from providers.templates.declaration import FILES_BYTES, Declaration
 from providers.templates.store import python_release
 
@@ -39,7 +40,8 @@ class Steps:
         self._uploads = uploads
         self._python, self._npm = list(base.python), list(base.npm)
         self._environment, self._files = dict(base.environment), dict(base.files)
-        self._run = list(base.run)
+        self._run, self._apt = list(base.run), list(base.apt)
+        self._base, self._network = base.base, base.network
         self._folder = ""
 
     def add(self, step: Mapping[str, Any]) -> None:
@@ -70,6 +72,9 @@ class Steps:
             tuple(self._run),
             start,
             ready,
+            self._network,
+            base=self._base,
+            apt=tuple(self._apt),
         )
         return Declaration.parse(made.to_json())
 
@@ -125,15 +130,31 @@ class Steps:
             elif words[:2] in (["npm", "install"], ["npm", "i"]) and len(words) > 2:
                 self._npm += _npm_packages(words[2:])
             elif "apt-get" in words or "apt" in words[:2]:
-                raise invalid(
-                    "apt packages cannot be added: the base of sandboxes is a machine whose "
-                    "programs only its administrator changes."
-                )
+                self._apt += self._debian_packages(words)
             else:
                 rest.append(piece)
         if rest:
             enter = f"mkdir -p {shlex.quote(self._folder)} && cd {shlex.quote(self._folder)} && "
             self._run.append((enter if self._folder else "") + " && ".join(rest))
+
+    def _debian_packages(self, words: Sequence[str]) -> list[str]:
+        """Return the packages of `apt-get install`; there are none of `apt-get update`, which is
+        done anyway."""
+        if not self._base.startswith(IMAGE):
+            raise invalid(
+                "apt packages cannot be added: the base of sandboxes is a machine whose programs "
+                "only its administrator changes. Use from_image() with an image that an "
+                "administrator has allowed."
+            )
+        # What the SDK puts before it: variables, and sudo.
+        plain = [word for word in words if "=" not in word or word[0].islower()]
+        plain = plain[plain.index("apt-get" if "apt-get" in plain else "apt") + 1 :]
+        named = [word for word in plain if not word.startswith("-")]
+        if named[:1] == ["install"]:
+            return named[1:]
+        if named == ["update"]:
+            return []
+        raise invalid(f"{piece_of(words)}: only `apt-get update` and `apt-get install` are known.")
 
     def _requirements(self, words: Sequence[str]) -> list[str]:
         found = []
@@ -188,21 +209,24 @@ def _members(archive: bytes) -> dict[str, bytes]:
     return found
 
 
-def check_image(image: str) -> None:
-    """Whether the base of sandboxes here will do for an image. Raises Refused."""
+def base_of(image: str, allowed: Sequence[str]) -> str:
+    """Return the base of a template for an image: the image itself where it is one of the
+    `allowed`, else this machine where that will do. Raises Refused."""
+    if image in allowed:
+        return f"{IMAGE}{image}"
     name, _, variant = image.partition(":")
     release = python_release()
     if name in _IMAGES or (name == "node" and variant in ("", "lts", "latest")):
-        return
+        return ""
     version = variant.partition("-")[0]
     if name == "python" and (
         version in ("", "3", "latest", "slim") or f"{version}.".startswith(f"{release}.")
     ):
-        return
+        return ""
     raise Refused(
         400,
         "invalid_argument",
         f"fromImage: {image[:80]!r} is not here. Templates begin with this machine's Python "
         f"{release} and Node.js: use from_base_image(), from_python_image('{release}') or "
-        "from_node_image().",
+        "from_node_image(). An administrator can add it to TEMPLATE_IMAGES.",
     )

@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
+from django.conf import settings
 from django.core import signing
 from django.http import HttpRequest, HttpResponse
 from django.urls import reverse
@@ -29,7 +30,7 @@ from executions.capabilities.templates.requests import (
 )
 from executions.doors.e2b.connect import USUAL, Refused, invalid
 from executions.doors.e2b.sandboxes import SandboxApiView
-from executions.doors.e2b.template_steps import Steps, check_image
+from executions.doors.e2b.template_steps import Steps, base_of
 from executions.doors.native.frame import deferred
 from executions.doors.native.rendering import json_response
 from executions.runs.requests import Caller
@@ -195,7 +196,7 @@ class BuildView(_TemplateApiView):
     def _base(self) -> Declaration:
         """What the steps are added to. Raises Refused."""
         if image := self.text("fromImage"):
-            check_image(image)
+            return Declaration(base=base_of(image, settings.TEMPLATE_IMAGES))
         name = self.text("fromTemplate")
         if not name or name.partition(":")[0] == USUAL:
             return Declaration()

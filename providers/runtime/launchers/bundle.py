@@ -15,6 +15,7 @@ from typing import Any, Literal
 from providers.runtime.guest.root import HOME
 from providers.runtime.launchers.guest_files import (
     INSIDE,
+    TEMPLATE,
     boot,
     interpreter_options,
     node_path,
@@ -100,10 +101,18 @@ def make_root(
 
 
 def mounts_over(
-    seen: Seen, size: int, more: Sequence[dict[str, Any]] = (), *, room: Sequence[str] = ()
+    image: Image,
+    seen: Seen,
+    size: int,
+    more: Sequence[dict[str, Any]] = (),
+    *,
+    room: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """The mounts in the root of an image, which has the folders and files that they lie over."""
     files = [bind(str(seen.guest_dir / name), f"/{name}") for name in OWN_FILES]
+    if image.folder:
+        # In the guest's own folder, as nothing can be added to the image.
+        files.append(bind(str(image.folder), TEMPLATE))
     return _own(seen, size, more, room) + files
 
 
@@ -137,6 +146,8 @@ def process_of(
         python = image.interpreter("python") or ""
         path = f"{image.path}:{INSIDE}/bin:{OWN_PROGRAMS}/bin"
     own = image.environment if image else dict(node_path(python))
+    if image and image.folder:
+        own = {**own, "NODE_PATH": f"{TEMPLATE}/node_modules"}
     environment = {**own, **_ENVIRONMENT, "PATH": path}
     return {
         "terminal": False,

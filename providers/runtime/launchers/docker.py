@@ -19,6 +19,7 @@ from providers.errors import (
     CreationFailed,
     InvalidConfiguration,
     ProviderUnavailable,
+    RateLimited,
     SandboxError,
 )
 from providers.languages import OURS, TABLE, version_in
@@ -45,12 +46,15 @@ from providers.runtime.launchers.docker_guest import (
     kernel_recipe,
 )
 from providers.runtime.launchers.docker_owner import Owner, Reaper, attach_again
+from providers.runtime.launchers.docker_packages import Packages
 from providers.runtime.launchers.guest_files import interpreter_options
 from providers.runtime.launchers.seccomp import build_filter
 from providers.runtime.launchers.tenant_kernel import TenantKernels
 from providers.runtime.pool.hardening import GVISOR, RUNC, Hardening
 from providers.runtime.pool.launcher import Guest, Launcher, Starter
 from providers.runtime.pool.template import WORKSPACE, Template
+from providers.templates import base as bases
+from providers.templates.base import Base
 from providers.templates.files import image_archive
 from providers.values import SandboxLimits
 
@@ -62,6 +66,8 @@ T = TypeVar("T")
 
 # The repository of images that have a template's files.
 _TEMPLATES = "cofferdam-template"
+# How long a caller waits for one that is made. Shorter than callers wait for a sandbox.
+MAKING_SECONDS = 8.0
 _NODE_MODULES = "/usr/share/nodejs"
 
 
@@ -82,9 +88,14 @@ class DockerLauncher(Launcher):
         self._hardening = Hardening.of(RUNC)
         self._seccomp = self._filter_of_runs = b""
         self._images: dict[str, Image] = {}
+        # Those that templates are based on, by id.
+        self._bases: dict[str, Image] = {}
+        # Images of templates, by digest and usual image.
+        self._making: dict[tuple[str, str], asyncio.Future[Image]] = {}
         self._owner = Owner(settings.pool_id, settings.memory)
         self._threads = ThreadPoolExecutor(PARALLEL_CALLS, "docker")
         self._reaper = Reaper(self._engine, self._owner, self._threads)
+        self._packages = Packages(self._engine, self._owner, self._reaper, self._template_images)
         self._watch_memory = False
         self._maps_users = False
         self._processors = 1
@@ -121,33 +132,92 @@ class DockerLauncher(Launcher):
     async def hold_template(self, name: str, digest: str, folder: Path) -> bool:
         if name not in self._images:
             language, _, _ = name.partition("@")
-            base = self._images.get(self._image_key(language, language))
-            if base is None:
-                raise CreationFailed(f"Docker: there is no image for {language!r}.")
-            self._images[name] = await self._in_thread(self._add_template, base, digest, folder)
+            usual = self._images.get(self._image_key(language, language))
+            self._images[name] = await self._made(usual, digest, folder)
         return True
 
-    def _add_template(self, base: Image, digest: str, folder: Path) -> Image:
+    async def _made(self, usual: Image | None, digest: str, folder: Path) -> Image:
+        """The image of a template. One that takes long is made meanwhile: raises RateLimited."""
+        key = digest, usual.id if usual else ""
+        if key not in self._making:
+            made = self._in_thread(self._make_image, usual, digest, folder)
+            self._making[key] = asyncio.ensure_future(made)
+        making = self._making[key]
+        try:
+            # It goes on where its caller has left.
+            return await asyncio.wait_for(asyncio.shield(making), MAKING_SECONDS)
+        except TimeoutError:
+            raise RateLimited(
+                "template: Its packages are being installed. Try again in a few seconds.",
+                field="template",
+                retry_after=MAKING_SECONDS / 2,
+            ) from None
+        finally:
+            # The first who asks after that learns how it ended.
+            if making.done():
+                self._making.pop(key, None)
+
+    def _make_image(self, usual: Image | None, digest: str, folder: Path) -> Image:
+        """Return the image of a template: its base and its files. Raises SandboxError."""
+        base = bases.read(folder)
+        if base.kind == "image":
+            image = self._packages.add(self._find_base(base), digest, folder)
+            if base.look:
+                return image
+            return self._add_template(image, digest, folder, interpreter=base.interpreter)
+        if usual is None:
+            raise CreationFailed("Docker: there is no image for the language.")
         releases = [path.name.removeprefix("python") for path in folder.glob("lib/python*")]
-        has = version_in("python", base.versions.get("python", ""))
+        has = version_in("python", usual.versions.get("python", ""))
         if releases and not has.startswith(f"python {releases[0]}."):
             raise InvalidConfiguration(
                 f"template: It is for Python {releases[0]}, and the image has {has or 'none'}.",
                 field="template",
             )
+        return self._add_template(usual, digest, folder, releases[0] if releases else "")
+
+    def _find_base(self, base: Base) -> Image:
+        """Return the image of the engine that a template is based on. Raises
+        InvalidConfiguration."""
+        described = self._engine.image(base.image_name)
+        if described is None:
+            raise InvalidConfiguration(
+                f"template: The engine has no image {base.image_name}, and pulls none. Have an "
+                "administrator pull it.",
+                field="template",
+            )
+        bases.check_unchanged(base, described["Id"], _digest_of(described))
+        found = self._bases.get(described["Id"])
+        if found is None:
+            try:
+                found = self._bases[described["Id"]] = self._inspect(described)
+            except (CreationFailed, ProviderUnavailable) as error:
+                raise InvalidConfiguration(
+                    f"template: The image {base.image_name} cannot be used. It needs a python3 of "
+                    f"3.9 or newer in its PATH. {error.message}",
+                    field="template",
+                ) from None
+        return found
+
+    def _add_template(
+        self, base: Image, digest: str, folder: Path, release: str = "", interpreter: str = ""
+    ) -> Image:
         place = f"opt/cofferdam/{digest}"
         tag = f"{self._template_images}{digest[:24]}-{base.id.rpartition(':')[2][:12]}"
         known = self._engine.image(tag)
         if known is None:
             name = self._reaper.new_name()
-            archive = image_archive(folder, place, releases[0] if releases else "")
+            archive = image_archive(folder, place, release, interpreter)
             try:
                 identifier = self._engine.add_files(base.id, archive, name, self._owner.labels, tag)
             finally:
                 self._reaper.forget(name)
         else:
             identifier = known["Id"]
-        return replace(base, id=identifier, digest=base.digest, folder=f"/{place}")
+        programs = dict(base.interpreters)
+        if interpreter:
+            programs["python"] = f"/{place}/bin/python"
+        return replace(base, id=identifier, interpreters=programs, folder=f"/{place}")
 
     @property
     def _template_images(self) -> str:
@@ -157,8 +227,10 @@ class DockerLauncher(Launcher):
 
     async def drop_template(self, name: str) -> None:
         image = self._images.pop(name, None)
-        if image is not None and not any(each.id == image.id for each in self._images.values()):
-            await self._in_thread(self._engine.remove_image, image.id)
+        used = {each for other in self._images.values() for each in other.made}
+        for each in image.made if image else ():
+            if each not in used:
+                await self._in_thread(self._engine.remove_image, each)
 
     def for_owner(self, owner: str) -> Starter:
         if self._kernels is None:
@@ -364,6 +436,8 @@ class DockerLauncher(Launcher):
                 self._engine_runtime = name
                 self.runtime = GVISOR if is_gvisor else RUNC
                 self._hardening = Hardening.of(self.runtime)
+                self._packages.runtime = name
+                self._packages.is_gvisor = is_gvisor
                 return
         remedy = "" if wanted not in ("auto", "runsc") else f" {GVISOR_REMEDY}"
         demand = "gVisor is required, but " if self._settings.require_gvisor else ""
@@ -382,10 +456,9 @@ class DockerLauncher(Launcher):
                 "Build it without VOLUME."
             )
         answer = self._probe(self._engine_runtime, image, sources())
-        digests = image.get("RepoDigests") or []
         return Image(
             id=image["Id"],
-            digest=digests[0].rpartition("@")[2] if digests else image["Id"],
+            digest=_digest_of(image),
             interpreters=answer["interpreters"],
             versions=answer["versions"],
             modules=base64.b64decode(answer["modules"]),
@@ -482,3 +555,10 @@ class DockerLauncher(Launcher):
             # Less than nothing is no bound at all.
             return most if image.user_processes < 0 else min(image.user_processes, most)
         return image.user_processes
+
+
+def _digest_of(image: Mapping[str, Any]) -> str:
+    """Return the registry's digest of an image, or its own id."""
+    digests: list[str] = image.get("RepoDigests") or []
+    found: str = digests[0].rpartition("@")[2] if digests else image["Id"]
+    return found

@@ -33,7 +33,7 @@ _KILLED = 137
 # No answer in this time counts as a refusal. A container takes 0.3 s, on a busy engine 3.
 CALL_SECONDS = 25
 # Of giving an image files, which may be many.
-_FILES_SECONDS = 600
+FILES_SECONDS = 600
 
 PARALLEL_CALLS = 16
 
@@ -106,7 +106,7 @@ class Engine:
 
     def image(self, name: str) -> dict[str, Any] | None:
         """The engine's description of an image, None when there is none of that name."""
-        with _told_as(ProviderUnavailable):
+        with told_as(ProviderUnavailable):
             try:
                 answer: dict[str, Any] = self._api().inspect_image(name)  # type: ignore[no-untyped-call]
             except ImageNotFound:
@@ -115,7 +115,7 @@ class Engine:
 
     def start(self, name: str, recipe: Recipe) -> Started:
         """Create, attach to and start a container. Raises CreationFailed; then nothing is left."""
-        with _told_as(CreationFailed):
+        with told_as(CreationFailed):
             api = self._api()
             created = api.create_container(
                 recipe.image,
@@ -147,7 +147,7 @@ class Engine:
 
     def inspect(self, identifier: str) -> dict[str, Any] | None:
         """The engine's description of a container, None when there is none."""
-        with _told_as(ProviderUnavailable):
+        with told_as(ProviderUnavailable):
             try:
                 answer: dict[str, Any] = self._api().inspect_container(identifier)
             except NotFound:
@@ -157,13 +157,13 @@ class Engine:
     def attach(self, inspected: Mapping[str, Any]) -> Started:
         """Attach to a running container, as the engine described it. Raises ProviderUnavailable."""
         identifier = inspected["Id"]
-        with _told_as(ProviderUnavailable):
+        with told_as(ProviderUnavailable):
             stream = self._attach(identifier)
         return Started(identifier, stream, inspected["State"]["Pid"], shape_of(inspected))
 
     def rename(self, identifier: str, name: str) -> None:
         """Raises ProviderUnavailable."""
-        with _told_as(ProviderUnavailable):
+        with told_as(ProviderUnavailable):
             self._api().rename(identifier, name)
 
     def run_once(self, name: str, recipe: Recipe, stdin: bytes) -> bytes:
@@ -177,7 +177,7 @@ class Engine:
             stream.settimeout(CALL_SECONDS)
             demultiplexer = Demultiplexer()
             output = b""
-            with _told_as(CreationFailed):
+            with told_as(CreationFailed):
                 stream.sendall(stdin)
                 stream.shutdown(socket.SHUT_WR)
                 while data := stream.recv(1 << 16):
@@ -191,7 +191,7 @@ class Engine:
 
     def runtime(self, identifier: str) -> str:
         """The runtime a container was made with."""
-        with _told_as(CreationFailed):
+        with told_as(CreationFailed):
             found: str = self._api().inspect_container(identifier)["HostConfig"]["Runtime"]
         return found
 
@@ -202,7 +202,7 @@ class Engine:
         """
         deadline = time.monotonic() + END_SECONDS
         while True:
-            with _told_as(ProviderUnavailable):
+            with told_as(ProviderUnavailable):
                 try:
                     state = self._api().inspect_container(identifier)["State"]
                 except NotFound:
@@ -222,22 +222,41 @@ class Engine:
 
         `name` and `labels` are of the container that is made for it. Raises CreationFailed.
         """
-        with _told_as(CreationFailed), contextlib.closing(self._new_client(_FILES_SECONDS)) as api:
+        with told_as(CreationFailed), contextlib.closing(self.client(FILES_SECONDS)) as api:
             created = api.create_container(
                 base, name=name, entrypoint=["true"], labels=dict(labels)
             )
             try:
                 api.put_archive(created["Id"], "/", archive)
-                # The labels of a container are of its image too.
-                nothing = [f"LABEL {each}=" for each in labels]
-                image: str = api.commit(created["Id"], repository=tag, changes=nothing)["Id"]
-                return image
+                return _commit(api, created["Id"], labels, tag)
             finally:
                 api.remove_container(created["Id"], force=True, v=True)
 
+    def commit(self, identifier: str, labels: Mapping[str, str], tag: str) -> str:
+        """Make an image of a container that has these labels; return its id. Raises
+        CreationFailed."""
+        with told_as(CreationFailed), contextlib.closing(self.client(FILES_SECONDS)) as api:
+            return _commit(api, identifier, labels, tag)
+
+    def listen(self, identifier: str) -> socket.socket:
+        """Attach to what a container says that is not started yet. Raises CreationFailed."""
+        with told_as(CreationFailed):
+            return self._attach(identifier, stdin=0)
+
+    def start_made(self, identifier: str) -> None:
+        """Start a container that was made. Raises CreationFailed."""
+        with told_as(CreationFailed):
+            self._api().start(identifier)
+
+    def written_bytes(self, identifier: str) -> int:
+        """Return how much a container has written in its root. Raises ProviderUnavailable."""
+        with told_as(ProviderUnavailable):
+            found = self._api().containers(all=True, size=True, filters={"id": identifier})
+        return max((int(each.get("SizeRw") or 0) for each in found), default=0)
+
     def remove_image(self, name: str) -> None:
         """Remove an image. One that is gone or in use is no error. Raises ProviderUnavailable."""
-        with _told_as(ProviderUnavailable):
+        with told_as(ProviderUnavailable):
             try:
                 self._api().remove_image(name)
             except NotFound:
@@ -248,16 +267,17 @@ class Engine:
 
     def remove_images(self, start: str) -> None:
         """Remove the images whose name begins so. Raises ProviderUnavailable."""
-        with _told_as(ProviderUnavailable):
+        with told_as(ProviderUnavailable):
             found = self._api().images(filters={"reference": f"{start}*"})
-        for image in found:
+        # An image that another one is made of goes after it.
+        for image in sorted(found, key=lambda each: -each["Created"]):
             for name in image["RepoTags"] or ():
                 if name.startswith(start):
                     self.remove_image(name)
 
     def remove(self, identifier: str) -> None:
         """End a container and remove it. One that is gone is no error."""
-        with _told_as(ProviderUnavailable):
+        with told_as(ProviderUnavailable):
             try:
                 self._api().remove_container(identifier, force=True, v=True)
             except NotFound:
@@ -269,7 +289,7 @@ class Engine:
 
     def containers(self, label: str) -> list[Listed]:
         """Every container with this label, whatever its state."""
-        with _told_as(ProviderUnavailable):
+        with told_as(ProviderUnavailable):
             found = self._api().containers(all=True, filters={"label": label})
         return [
             Listed(
@@ -289,10 +309,11 @@ class Engine:
     def _api(self) -> docker.APIClient:
         with self._lock:
             if self._client is None:
-                self._client = self._new_client(CALL_SECONDS)
+                self._client = self.client(CALL_SECONDS)
             return self._client
 
-    def _new_client(self, seconds: int) -> docker.APIClient:
+    def client(self, seconds: int) -> docker.APIClient:
+        """Return another client of the engine, whose calls may take so long."""
         options: dict[str, Any] = {**kwargs_from_env()}
         if self._base_url:
             options = {"base_url": self._base_url}
@@ -300,8 +321,8 @@ class Engine:
             **options, version="auto", timeout=seconds, max_pool_size=PARALLEL_CALLS
         )
 
-    def _attach(self, identifier: str) -> socket.socket:
-        wanted = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+    def _attach(self, identifier: str, stdin: int = 1) -> socket.socket:
+        wanted = {"stdin": stdin, "stdout": 1, "stderr": 1, "stream": 1}
         attached: Any = self._api().attach_socket(identifier, params=wanted)
         raw = getattr(attached, "_sock", attached)
         if type(raw) is not socket.socket:
@@ -314,8 +335,15 @@ class Engine:
         return stream
 
 
+def _commit(api: docker.APIClient, identifier: str, labels: Mapping[str, str], tag: str) -> str:
+    # The labels of a container are of its image too.
+    nothing = [f"LABEL {each}=" for each in labels]
+    image: str = api.commit(identifier, repository=tag, changes=nothing)["Id"]
+    return image
+
+
 @contextlib.contextmanager
-def _told_as(kind: type[SandboxError]) -> Iterator[None]:
+def told_as(kind: type[SandboxError]) -> Iterator[None]:
     """Turn whatever docker-py and its HTTP client raise into one of our errors."""
     try:
         yield
@@ -428,7 +456,8 @@ class Image:
     """What is known of an image of the engine's. `digest` is the registry's, or the image's own id.
 
     `user_processes` is the engine's bound on the processes of one user. `folder` has the files of a
-    template, where the image has one.
+    template, where the image has one. `packages` is the id of the pool's own image that has the
+    template's packages of Debian.
     """
 
     id: str
@@ -438,6 +467,12 @@ class Image:
     modules: bytes
     user_processes: int
     folder: str = ""
+    packages: str = ""
+
+    @property
+    def made(self) -> list[str]:
+        """Return the ids of the images that the pool has made for it, the upper one first."""
+        return [each for each in (self.id if self.folder else "", self.packages) if each]
 
 
 _RUNNER = f"{INSIDE}/{PACKAGE}/node_runner.js"

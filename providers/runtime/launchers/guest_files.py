@@ -40,6 +40,8 @@ SOURCES["texts.py"] = f"TEXTS = {_TEXTS!r}\n".encode()
 INSIDE = "/cofferdam"
 PACKAGE = "_cofferdam"
 NOTHING = "nothing"
+# Where the files of a template are seen that is based on an image.
+TEMPLATE = f"{INSIDE}/template"
 
 # Other folders lie over these inside.
 _TAKEN = ("/tmp", "/dev", "/proc", "/etc", "/workspace")
@@ -157,7 +159,7 @@ def install_guest(python: str, folder: Path, hidden: Sequence[Path] = ()) -> Pat
     digest = hashlib.sha256(f"{python}\0{os.path.realpath(python)}".encode())
     for name, content in SOURCES.items():
         digest.update(name.encode() + content)
-    digest.update(etc_digest(hidden))
+    digest.update(TEMPLATE.encode() + etc_digest(hidden))
     final = folder / f"guest-{digest.hexdigest()[:16]}"
     if final.exists():
         return final
@@ -179,6 +181,7 @@ def _write(draft: Path, python: str, hidden: Sequence[Path]) -> None:
     write_etc(draft / "etc", hidden)
     (draft / NOTHING / "folder").mkdir(parents=True)
     (draft / NOTHING / "file").touch()
+    (draft / Path(TEMPLATE).name).mkdir()
     # A distribution's interpreter is called python3 alone.
     (draft / "bin").mkdir()
     (draft / "bin" / "python").symlink_to(python)

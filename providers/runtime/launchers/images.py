@@ -14,11 +14,12 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from providers.errors import InvalidConfiguration, ProviderUnavailable
 from providers.languages import language_of
+from providers.runtime.launchers.guest_files import TEMPLATE
 from providers.runtime.launchers.image_archive import FAILURES, Archive, resolve, unpack
 
 IMPORT_COMMAND = "manage.py pool_images import"
@@ -33,19 +34,27 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 @dataclass(frozen=True)
 class Image:
-    """A root file system, and the environment that its programs expect."""
+    """A root file system, and the environment that its programs expect.
+
+    `folder` has the files of a template that sandboxes are given with it.
+    """
 
     name: str
     digest: str
     root: Path
     environment: Mapping[str, str]
+    folder: Path | None = None
 
     @property
     def path(self) -> str:
-        return self.environment.get("PATH", _PATH)
+        own = self.environment.get("PATH", _PATH)
+        return f"{TEMPLATE}/bin:{own}" if self.folder else own
 
     def interpreter(self, language: str) -> str | None:
         """The path of a language's interpreter in the image, None where it has none of use."""
+        if language == "python" and self.folder and (self.folder / "bin" / "python").is_symlink():
+            # An environment of the one in the image.
+            return f"{TEMPLATE}/bin/python"
         known = language_of(language)
         for name in known.interpreters if known else ():
             for folder in self.path.split(":"):
@@ -56,7 +65,8 @@ class Image:
 
     def version(self, language: str) -> str:
         """Such as `python 3.12`, empty where the names of its files do not tell."""
-        minor = self._minor(self.interpreter(language) or "") if language == "python" else None
+        python = replace(self, folder=None).interpreter(language) or ""
+        minor = self._minor(python) if language == "python" else None
         return f"python 3.{minor}" if minor else ""
 
     def hold(self) -> int:

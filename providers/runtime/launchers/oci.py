@@ -107,23 +107,30 @@ class ImagesLauncher(HostProgramsLauncher):
         python: str,
         rest_seconds: float,
         images: Mapping[str, Image],
+        image: Image | None = None,
     ) -> None:
-        """`images` are by name of the template."""
+        """`images` are by name of the template. With `image` all have that."""
         super().__init__(runtime, data_dir, python, rest_seconds)
         self._images = dict(images)
+        self._image = image
         self._images_held: list[int] = []
 
+    def image_of(self, template: str) -> Image | None:
+        """Return the image whose programs sandboxes of a template have, None for this machine's."""
+        return self._image or self._images.get(template)
+
     def interpreter(self, language: str, template: str = "") -> str | None:
-        image = self._images.get(template or language)
+        image = self.image_of(template or language)
         return image.interpreter(language) if image else super().interpreter(language)
 
     def version(self, language: str, template: str) -> str:
-        image = self._images.get(template)
+        image = self.image_of(template)
         return image.version(language) if image else super().version(language, template)
 
     def _hold_images(self) -> None:
         """Raises ProviderUnavailable."""
-        for image in self._images.values():
+        own = [self._image] if self._image else []
+        for image in (*self._images.values(), *own):
             self._images_held.append(image.hold())
 
     def _release_images(self) -> None:
@@ -143,8 +150,9 @@ class RuncLauncher(ImagesLauncher):
         tool: str,
         python: str = "",
         images: Mapping[str, Image] = MappingProxyType({}),
+        image: Image | None = None,
     ) -> None:
-        super().__init__(tool, data_dir, python, 0.015, images)
+        super().__init__(tool, data_dir, python, 0.015, images, image)
         self._tool = ""
         self._filter = b""
         self._hardening = Hardening.of(RUNC)
@@ -214,7 +222,7 @@ class RuncLauncher(ImagesLauncher):
             theirs.close()
         at_end = partial(self._forget, folder, cgroup.path.name)
         guest = RuncGuest(channel, pidfd, cgroup, stderr, at_end, listener)
-        guest.facts = self._facts(self._images.get(template.name))
+        guest.facts = self._facts(self.image_of(template.name))
         return guest
 
     async def _run(self, folder: Path, channel: socket.socket, stderr: int) -> None:
@@ -243,7 +251,7 @@ class RuncLauncher(ImagesLauncher):
         argument = template.guest_argument(
             workspace=WORKSPACE, watch_memory=False, offers_network=True
         )
-        image = self._images.get(template.name)
+        image = self.image_of(template.name)
         arguments = [argument, self._filter.hex()]
         process = process_of(self._python, "container", arguments, uid=uid, image=image)
         linux: dict[str, Any] = {
@@ -269,7 +277,7 @@ class RuncLauncher(ImagesLauncher):
         seen = Seen(self._python, self._guest_dir, self._hidden)
         room = [f"nr_inodes={self._hardening.settings['inodes']}"]
         if image:
-            return image.root, mounts_over(seen, size, _TERMINALS, room=room)
+            return image.root, mounts_over(image, seen, size, _TERMINALS, room=room)
         root = Path(self._folder or "") / f"root-{size}"
         mounts = self._mounts.get(root)
         if mounts is None:
@@ -405,8 +413,9 @@ class GvisorLauncher(ImagesLauncher):
         platform: str,
         python: str = "",
         images: Mapping[str, Image] = MappingProxyType({}),
+        image: Image | None = None,
     ) -> None:
-        super().__init__("gvisor", data_dir, python, 0.03, images)
+        super().__init__("gvisor", data_dir, python, 0.03, images, image)
         self._platform = platform
         self._runsc = ""
         self._bundles: dict[Hashable, Path] = {}
@@ -442,12 +451,12 @@ class GvisorLauncher(ImagesLauncher):
 
     def _digest_of(self, template: Template) -> str:
         """What tells the kernels of one owner apart."""
-        image = self._images.get(template.name)
+        image = self.image_of(template.name)
         return image.digest if image else ""
 
     def _root_of(self, template: Template) -> str:
         """Where the files lie that a sandbox has in its root."""
-        image = self._images.get(template.name)
+        image = self.image_of(template.name)
         return str(image.root) if image else ""
 
     @property
@@ -535,7 +544,7 @@ class GvisorLauncher(ImagesLauncher):
             if cgroup:
                 cgroup.remove_now()
             raise start_failure("gVisor", error) from error
-        guest.facts = self._facts(self._images.get(template.name))
+        guest.facts = self._facts(self.image_of(template.name))
         return guest
 
     def _make_bundle(
@@ -550,10 +559,10 @@ class GvisorLauncher(ImagesLauncher):
         seen = Seen(self._python, self._guest_dir, self._hidden)
         root = folder / "rootfs"
         try:
-            if image := self._images.get(template.name):
+            if image := self.image_of(template.name):
                 root = image.root
                 folder.mkdir(parents=True)
-                mounts = mounts_over(seen, workspace_bytes, more)
+                mounts = mounts_over(image, seen, workspace_bytes, more)
             else:
                 mounts = make_root(root, seen, workspace_bytes, more, home="folder")
             write_bundle(folder, process, mounts, root)
@@ -572,7 +581,7 @@ class GvisorLauncher(ImagesLauncher):
         )
         # It gives up the right to mount, which is one in gVisor's kernel alone, before all else.
         kept = [*_CAPABILITIES, "CAP_SYS_ADMIN"]
-        base = self._images.get(template.name)
+        base = self.image_of(template.name)
         return process_of(self._python, "supervisor", [argument], kept, image=base)
 
     def _zygote(self, template: Template) -> dict[str, Any]:
@@ -580,7 +589,7 @@ class GvisorLauncher(ImagesLauncher):
         argument = json.dumps({"filter": program.hex()}, separators=(",", ":"))
         # To make namespaces and to mount, in gVisor's kernel alone.
         kept = [*_CAPABILITIES, "CAP_SYS_ADMIN"]
-        base = self._images.get(template.name)
+        base = self.image_of(template.name)
         return process_of(self._python, "tenant_kernel", [argument], kept, image=base)
 
 

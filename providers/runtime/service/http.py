@@ -100,7 +100,7 @@ class Service:
 
     async def find_template(self, request: web.Request) -> web.Response:
         digest = messages.digest(request.match_info["digest"])
-        if not await asyncio.to_thread(self.manager.store.interpreter, digest):
+        if not await asyncio.to_thread(self.manager.store.folder, digest):
             error = InvalidConfiguration("template: It is not here.", field="template")
             return _json(messages.error_to_json(error), 404)
         return _json({})

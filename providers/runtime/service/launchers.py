@@ -23,7 +23,7 @@ from providers.runtime.service.settings import IMAGE_FIELDS, ServiceSettings
 
 logger = logging.getLogger(__name__)
 
-_WITH_IMAGES = ("gvisor", "runc", "crun")
+WITH_IMAGES = ("gvisor", "runc", "crun")
 
 # The launchers that have worked in this process. One of them is not left for a weaker one because
 # of one start that failed, which whoever keeps the machine busy could bring about.
@@ -50,6 +50,8 @@ class LauncherChoice:
     memory: StateStore | None = None
     # Whether that Python has packages that others than the administrator have chosen.
     has_foreign_packages: bool = False
+    # What all sandboxes have in place of this machine's programs.
+    image: Image | None = None
     best_first: tuple[str, ...] = KINDS[1:]
     allow_unisolated: bool = False
     # Whether a launcher without the level of sharing is passed over for the next one.
@@ -154,10 +156,11 @@ class LauncherChoice:
                 )
             )
         images = self._find_images(kind, settings)
+        image = self.image
         if kind == "gvisor":
-            return GvisorLauncher(self.data_dir, self.gvisor_platform, self.python, images)
+            return GvisorLauncher(self.data_dir, self.gvisor_platform, self.python, images, image)
         if kind in ("crun", "runc"):
-            return RuncLauncher(self.data_dir, kind, self.python, images)
+            return RuncLauncher(self.data_dir, kind, self.python, images, image)
         if kind == "none":
             return UnisolatedLauncher(self.data_dir, self.python)
         return BubblewrapLauncher(
@@ -173,10 +176,10 @@ class LauncherChoice:
             if field == "templates":
                 language, _ = settings.templates[template]
             try:
-                if kind not in _WITH_IMAGES:
+                if kind not in WITH_IMAGES:
                     raise ProviderUnavailable(
                         f"{kind} has no images, only the programs of this machine. Clear the "
-                        f"field, or start the pool with POOL_LAUNCHER={', '.join(_WITH_IMAGES)} "
+                        f"field, or start the pool with POOL_LAUNCHER={', '.join(WITH_IMAGES)} "
                         "or docker."
                     )
                 image = store.find(name)

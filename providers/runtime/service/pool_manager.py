@@ -25,7 +25,7 @@ from providers.runtime.pool.template import Template
 from providers.runtime.service.launchers import ChosenLevel, LauncherChoice, choose_level
 from providers.runtime.service.registry import PoolSpec, SandboxRegistry
 from providers.runtime.service.settings import ServiceSettings
-from providers.runtime.service.templates import WITH_TEMPLATES, TemplateLaunchers
+from providers.runtime.service.templates import WITH_TEMPLATES, TemplateLaunchers, bases_of
 from providers.templates.store import TemplateStore
 from providers.values import Emit, ExecutionResult, Job
 
@@ -466,6 +466,7 @@ class PoolManager:
             "runtime": revision.launcher.runtime if revision else "",
             "languages": self.languages(),
             "has_templates": bool(revision and revision.kind in WITH_TEMPLATES),
+            "template_bases": bases_of(revision.kind) if revision else [],
             "instances": len(self._instances),
             "sessions": len(self.registry.sessions.all()),
             "retired_pools": len(self._open) - bool(revision),

@@ -40,7 +40,7 @@ from providers.runtime.service import messages, operations
 from providers.runtime.service.pool_manager import Instance, PoolManager, Revision
 from providers.runtime.service.registry import PoolSpec
 from providers.runtime.service.relay import SEND_SECONDS, relay_run, result_text
-from providers.runtime.service.templates import WITH_TEMPLATES
+from providers.runtime.service.templates import WITH_TEMPLATES, bases_of
 
 logger = logging.getLogger(__name__)
 
@@ -153,6 +153,7 @@ class RunConnection(asyncio.Protocol):
             "languages": offered_names(pool.templates),
             "network": pool.launcher.has_network,
             "templates": pool.kind in WITH_TEMPLATES,
+            "bases": bases_of(pool.kind),
         }
         self._write({"event": "done", **told})
 

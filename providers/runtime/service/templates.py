@@ -10,15 +10,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from providers.errors import InvalidConfiguration
+from providers.errors import InvalidConfiguration, ProviderUnavailable
+from providers.runtime.launchers.images import Image, ImageStore
 from providers.runtime.pool.launcher import Launcher
 from providers.runtime.pool.pool import Pool
 from providers.runtime.pool.requests import make_template
-from providers.runtime.service.launchers import LauncherChoice
+from providers.runtime.service.launchers import WITH_IMAGES, LauncherChoice
 from providers.runtime.service.settings import ServiceSettings
+from providers.templates import base as bases
+from providers.templates.base import Base
 from providers.templates.store import TemplateStore
 
 WITH_TEMPLATES = ("bubblewrap", "gvisor", "runc", "crun", "docker", "none")
+
+
+def bases_of(kind: str) -> list[str]:
+    """Return what of `providers.templates.base.BASES` templates can have with a launcher."""
+    if kind == "docker":
+        return ["image", bases.APT]
+    if kind not in WITH_TEMPLATES:
+        return []
+    return ["interpreter", "image"] if kind in WITH_IMAGES else ["interpreter"]
 
 
 @dataclass(eq=False)
@@ -46,15 +58,17 @@ class TemplateLaunchers:
         Raises SandboxError. Nothing waits between the end of this and the caller's next step.
         """
         name = f"{language}@{digest}"
+        folder = self._find(digest)
+        # Others do not wait for what takes long.
+        await self._launcher.hold_template(name, digest, folder)
         async with self._opening:
             found = self._open.get(digest)
-            folder = self._find(digest)
             if await self._launcher.hold_template(name, digest, folder):
                 found = self._open.setdefault(digest, _Open(self._launcher))
             elif found is None:
                 found = self._open[digest] = _Open(await self._prepare(folder))
             if name not in found.templates or not pool.has(name):
-                if found.launcher.interpreter(language) is None:
+                if found.launcher.interpreter(language, name) is None:
                     raise InvalidConfiguration(
                         f"There is no interpreter of {language[:40]!r}.", field="language"
                     )
@@ -72,19 +86,35 @@ class TemplateLaunchers:
             raise InvalidConfiguration(
                 f"template: The launcher {self._kind} has no templates.", field="template"
             )
-        python = self._store.interpreter(digest)
-        if python is None:
+        folder = self._store.folder(digest)
+        if folder is None:
             raise InvalidConfiguration(
                 f"template: The files of {digest[:12]} are not on this machine. Build the template "
                 "again.",
                 field="template",
             )
-        return python.parent.parent
+        lacking = bases.needs(folder) - set(bases_of(self._kind))
+        if bases.APT in lacking:
+            raise InvalidConfiguration("template: apt packages need Docker.", field="template")
+        if lacking:
+            raise InvalidConfiguration(
+                f"template: The launcher {self._kind} has no templates whose base is "
+                f"{bases.read(folder).name}.",
+                field="template",
+            )
+        return folder
 
     async def _prepare(self, folder: Path) -> Launcher:
         """Return a launcher that shows its sandboxes this folder. Raises SandboxError."""
-        python = str(folder / "bin" / "python")
-        choice = replace(self._choice, python=python, has_foreign_packages=True)
+        base = bases.read(folder)
+        if base.kind == "image":
+            image = self._image(base)
+            if not base.look:
+                image = replace(image, folder=folder)
+            choice = replace(self._choice, image=image)
+        else:
+            python = str(folder / "bin" / "python")
+            choice = replace(self._choice, python=python, has_foreign_packages=True)
         launcher = choice.make(self._kind, replace(self._settings, templates={}))
         try:
             await launcher.prepare()
@@ -92,6 +122,15 @@ class TemplateLaunchers:
             launcher.close()
             raise
         return launcher
+
+    def _image(self, base: Base) -> Image:
+        """Return the imported image that a template is based on. Raises InvalidConfiguration."""
+        try:
+            image = ImageStore(self._choice.data_dir).find(base.image_name)
+        except ProviderUnavailable as error:
+            raise InvalidConfiguration(f"template: {error.message}", field="template") from None
+        bases.check_unchanged(base, image.digest)
+        return image
 
     def launcher_of(self, template: str) -> Launcher | None:
         """Return the launcher of a template by its name in the pool, None for the pool's own."""
@@ -105,6 +144,13 @@ class TemplateLaunchers:
             for digest, found in list(self._open.items()):
                 if not any(map(pool.has, found.templates)):
                     await self._close(self._open.pop(digest))
+                    self._forget_look(digest)
+
+    def _forget_look(self, digest: str) -> None:
+        """Remove what a base was only read in, which another machine may have sent."""
+        folder = self._store.folder(digest)
+        if folder is not None and bases.read(folder).look:
+            self._store.remove(digest)
 
     async def close(self) -> None:
         """Close all of them. Every sandbox is gone. Raises SandboxError."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from django.test import override_settings
 
 from providers.errors import InvalidConfiguration
 from providers.network import Layer, Network, NetworkPolicy
+from providers.templates.base import OWN, Base
 from providers.templates.declaration import Declaration
 from providers.templates.lock import Lock, LockedPackage
 from providers.templates.resolve import NPM_LOCK, PYTHON_LOCK, ResolveJob, job_for
@@ -16,7 +18,7 @@ from providers.templates.source import job_of
 from providers.templates.yanked import YANKED, read
 from providers.values import ExecutionResult, Job, SandboxSpec
 from tests.conftest import require
-from tests.support.package_index import PackageIndex, make_sdist, package_index
+from tests.support.package_index import PackageIndex, make_sdist, make_wheel, package_index
 from tests.support.sandboxes import Local
 from tests.support.uv_environment import uv_environment
 
@@ -45,8 +47,10 @@ def local() -> Iterator[Local]:
                 opened.close()
 
 
-def resolve(local: Local, index: PackageIndex, wanted: Declaration) -> ExecutionResult:
-    return run_job(local, job_for(wanted, index.simple, index.url))
+def resolve(
+    local: Local, index: PackageIndex, wanted: Declaration, base: Base = OWN
+) -> ExecutionResult:
+    return run_job(local, job_for(wanted, index.simple, index.url, base))
 
 
 def run_job(local: Local, job: ResolveJob) -> ExecutionResult:
@@ -62,7 +66,7 @@ def run_job(local: Local, job: ResolveJob) -> ExecutionResult:
 def lock_of(result: ExecutionResult) -> Lock:
     found = {each.name: each.content.decode() for each in result.artifacts}
     yanked = read(found.get(YANKED, "{}"))
-    return Lock.parse(found.get(PYTHON_LOCK, ""), found.get(NPM_LOCK, ""), yanked)
+    return Lock.parse(found.get(PYTHON_LOCK, ""), found.get(NPM_LOCK, ""), yanked=yanked)
 
 
 def test_requirements_come_to_files_with_hashes(local: Local, index: PackageIndex) -> None:
@@ -78,6 +82,27 @@ def test_requirements_come_to_files_with_hashes(local: Local, index: PackageInde
     for package in lock_of(result).packages:
         assert package.hash == index.hashes[package.file_name]
         assert package.url == f"{index.url}/files/{package.file_name}"
+
+
+def test_another_python_or_libc_has_other_files(local: Local, index: PackageIndex) -> None:
+    for tag in ("cp312-cp312-manylinux_2_17_x86_64", "cp312-cp312-musllinux_1_2_x86_64"):
+        index.add_file(f"native-1.0-{tag}.whl", make_wheel("native"))
+    index.add_file("native-0.9-py3-none-any.whl", make_wheel("native", "0.9"))
+    wanted = Declaration(python=("native",))
+
+    def chosen(base: Base) -> str:
+        result = resolve(local, index, wanted, base)
+        assert result.exit_code == 0, result.stderr
+        (package,) = lock_of(result).packages
+        return package.file_name
+
+    digest = f"sha256:{'a' * 64}"
+    glibc = Base("image:x", digest, "3.12", "/usr/bin/python3", "glibc 2.36", "x86_64")
+    assert chosen(OWN) == "native-0.9-py3-none-any.whl"
+    assert "cp312-manylinux" in chosen(Base("python3.12"))
+    assert "cp312-manylinux" in chosen(glibc)
+    assert "cp312-musllinux" in chosen(replace(glibc, libc="musl 1.2"))
+    assert "py3-none-any" in chosen(replace(glibc, python="3.13"))
 
 
 def test_a_source_distribution_is_never_looked_into(local: Local, index: PackageIndex) -> None:

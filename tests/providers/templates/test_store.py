@@ -70,7 +70,7 @@ def test_a_template_imports_what_was_locked(store: TemplateStore, index: Package
     index.add("alpha", requires=("beta",))
     index.add("beta", "2.0", files={"beta/__init__.py": "ANSWER = 42\n", "beta/data.txt": "x"})
     built = build(store, locked(index, *index.files))
-    python = store.interpreter(built.digest)
+    python = store.path(built.digest) / "bin" / "python"
     code = "import alpha, beta; print(alpha.VERSION, beta.ANSWER, beta.__cached__)"
     said = subprocess.run([str(python), "-I", "-c", code], capture_output=True, text=True)
     assert said.stdout.split()[:2] == ["1.0", "42"], said.stderr
@@ -218,7 +218,7 @@ def test_what_would_run_at_every_start_of_python_is_left_out(
     }
     log: list[str] = []
     built = build(store, alpha(index, make_wheel("alpha", files=files)), log)
-    done = subprocess.run([str(store.interpreter(built.digest)), "-c", "print('started')"])
+    done = subprocess.run([str(store.path(built.digest) / "bin/python"), "-c", "print('started')"])
     assert done.returncode == 0
     assert sum("it would run at every start" in line for line in log) == 5
 

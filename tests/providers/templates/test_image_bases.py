@@ -1,0 +1,178 @@
+"""Templates whose base is an image of the Docker engine, with packages of Debian in it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import docker
+import pytest
+
+from providers.errors import InvalidConfiguration
+from providers.runtime.launchers import docker_packages
+from providers.runtime.launchers.docker_engine import Engine
+from providers.templates.base import Base
+from providers.templates.lock import Lock
+from tests.support.package_index import PackageIndex, make_wheel, package_index
+from tests.support.template_images import (
+    INSTALLED,
+    BasedPool,
+    add_deb,
+    change_image,
+    docker_image,
+    hello,
+    make_deb,
+)
+
+RUNTIMES = ("runc", "runsc")
+
+
+@pytest.fixture(scope="module")
+def index() -> Iterator[PackageIndex]:
+    with package_index() as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def image(engine: str) -> Iterator[str]:
+    with docker_image() as name:
+        yield f"image:{name}"
+
+
+@pytest.fixture(scope="module", params=RUNTIMES)
+def based(request: pytest.FixtureRequest, image: str) -> Iterator[BasedPool]:
+    data_dir = Path(tempfile.mkdtemp(dir="/var/tmp"))
+    data_dir.chmod(0o755)
+    try:
+        pool = BasedPool("docker", data_dir, runtime=request.param)
+        try:
+            yield pool
+        finally:
+            pool.close()
+    finally:
+        shutil.rmtree(data_dir)
+
+
+def wheel(index: PackageIndex, name: str, **parts: str) -> Lock:
+    file_name = f"{name}-1.0-py3-none-any.whl"
+    index.add_file(file_name, make_wheel(name, **parts))
+    return Lock.parse(index.pylock(file_name))
+
+
+def test_an_image_says_what_it_is(based: BasedPool, image: str) -> None:
+    facts = based.look_at(image)
+    assert facts.base.python.startswith("3.")
+    assert facts.base.libc.startswith("glibc 2.")
+    assert facts.has_apt
+    assert facts.base.interpreter.startswith("/usr/bin/python3")
+    assert facts.base.image.startswith("sha256:")
+
+
+def test_a_template_has_the_image_and_its_packages(
+    based: BasedPool, image: str, index: PackageIndex
+) -> None:
+    base = based.look_at(image).base
+    digest = based.build(wheel(index, "alpha"), base, python=("alpha",))
+    code = """
+import alpha, subprocess, sys
+print(open("/etc/of-a-test").read().strip(), alpha.VERSION, alpha.__file__, flush=True)
+subprocess.run(["python", "-c", "import alpha; print(alpha.VERSION)"])
+"""
+    result = based.run(code, digest)
+    assert result.stdout.split()[:2] == ["first", "1.0"], result.stderr
+    assert digest in result.stdout
+    assert result.stdout.splitlines()[1] == "1.0", result.stderr
+    assert based.run("cat /etc/of-a-test", digest, "bash").stdout == "first\n"
+    assert based.store.verify(digest) == ""
+
+
+def test_packages_of_debian_are_there_and_nothing_of_how_they_came(
+    based: BasedPool, image: str, index: PackageIndex
+) -> None:
+    base = based.look_at(image).base
+    scripts = {"postinst": "id -u > /etc/made-by-a-script; chown 7:7 /etc/made-by-a-script"}
+    lock = add_deb(index, "hello-of-a-test", hello(scripts=scripts))
+    digest = based.build(lock, base, apt=("hello-of-a-test",))
+    code = f"""
+{INSTALLED}; stat -c '%u %a' /etc/made-by-a-script {INSTALLED}; cat /etc/made-by-a-script
+dpkg-query -W -f '${{Status}}\\n' hello-of-a-test; ls -d /cofferdam-packages /tmp/begin 2>&1 | wc -l
+find /opt/cofferdam -name '*.deb'; echo $DEBIAN_FRONTEND
+"""
+    result = based.run(code, digest, "bash")
+    said = result.stdout.split("\n")
+    assert said[:5] == ["hello", "7 644", "0 755", "0", "install ok installed"], result
+    assert said[5:] == ["2", "", ""], result.stdout
+    assert based.store.verify(digest) == ""
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo It cannot be done >&2; exit 3", "It cannot be done"),
+        ("sleep 600", "took more than"),
+        ("setsid sleep 600 & exit 4", "exit status 4"),
+        ("f() { f | f & }; f; wait; exit 5", "annot be installed"),
+        ("cat < /dev/tcp/127.77.0.1/1 || exit 6", "annot be installed"),
+        ("python3 -c \"import socket; socket.create_connection(('1.1.1.1', 53), 5)\"", "etwork"),
+        ("cat /dev/zero > /filled", "annot be installed"),
+        ("mount -t tmpfs none /mnt", "ermi"),
+        ("chroot / true", "annot be installed"),
+        ("mknod /disk b 8 0", "ermi"),
+        ("echo x > /proc/sys/kernel/core_pattern", "annot be installed"),
+    ],
+)
+def test_a_hostile_script_makes_no_image(
+    based: BasedPool,
+    image: str,
+    index: PackageIndex,
+    script: str,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(docker_packages, "_INSTALL_SECONDS", 10.0)
+    # What gVisor writes to grows by a GiB.
+    is_gvisor = based.pool.launcher.runtime == "gvisor"
+    monkeypatch.setattr(docker_packages, "_MOST_BYTES", (2048 if is_gvisor else 64) << 20)
+    base = based.look_at(image).base
+    lock = add_deb(index, "evil", make_deb("evil", scripts={"postinst": script}))
+    digest = based.build(lock, base, apt=("evil",))
+    client = docker.from_env()
+    before = {each.id for each in client.images.list(all=True)}
+    with pytest.raises(InvalidConfiguration) as refused:
+        based.run("print(1)", digest)
+    assert refused.value.field == "template"
+    assert why in refused.value.message, refused.value.message
+    assert {each.id for each in client.images.list(all=True)} <= before
+    pool_id = based.pool.choice.pool_id
+    labelled = {"label": f"cofferdam.pool={pool_id}"}
+    assert not [
+        each for each in client.containers.list(all=True, filters=labelled)
+        if "cofferdam-packages" in str(each.attrs["Config"])
+    ]  # fmt: skip
+    client.close()
+    based.store.remove(digest)
+
+
+def test_an_image_that_has_changed_is_refused_until_it_is_built_again(
+    based: BasedPool, index: PackageIndex
+) -> None:
+    with docker_image() as name:
+        base = based.look_at(f"image:{name}").base
+        digest = based.build(wheel(index, "beta"), base, python=("beta",))
+        engine = Engine()
+        change_image(engine, name, {"etc/of-a-test": "second\n"})
+        engine.close()
+        with pytest.raises(InvalidConfiguration, match="has changed since"):
+            based.run("import beta", digest)
+        base = based.look_at(f"image:{name}").base
+        again = based.build(wheel(index, "beta"), base, python=("beta",))
+        assert again != digest
+        assert based.run("print(open('/etc/of-a-test').read())", again).stdout == "second\n\n"
+
+
+def test_an_image_that_the_engine_has_not_is_not_pulled(based: BasedPool) -> None:
+    digest = based.build(base=Base("image:cofferdam-tests/no-such-image:1"))
+    with pytest.raises(InvalidConfiguration, match="pulls none"):
+        based.run("print(1)", digest)
