@@ -6,10 +6,11 @@ import hashlib
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import docker
 import httpx
 
 from providers.runtime.launchers.docker_engine import DEFAULT_IMAGES, Engine
@@ -104,25 +105,53 @@ def _packages_of(index: PackageIndex) -> str:
     return "\n".join(found)
 
 
+class DockerImages:
+    """Images of the engine that tests make of that of Python."""
+
+    def __init__(self) -> None:
+        self._engine = Engine()
+        self._made: set[str] = set()
+
+    def add(self, files: Mapping[str, str] | None = None) -> str:
+        """Make an image with these files; return its name."""
+        name = f"cofferdam-tests/{new_pool_id()}:1"
+        self.change(name, files or {"etc/of-a-test": "first\n"})
+        return name
+
+    def change(self, name: str, files: Mapping[str, str]) -> None:
+        """Have a name mean another image, with these files."""
+        archive = layer(*((entry(path), text.encode()) for path, text in files.items()))
+        usual = self._engine.image(DEFAULT_IMAGES["python"])
+        assert usual is not None
+        container = f"{new_pool_id()}-made"
+        made = self._engine.add_files(usual["Id"], iter([archive]), container, {}, name)
+        self._made.add(made)
+
+    def remove(self) -> None:
+        """Remove them, and what pools that have ended have made and left of them."""
+        api = self._engine.client(60)
+        found = {each["Id"]: each for each in api.images(all=True)}
+        of_ours = set(self._made) & set(found)
+        while more := {each for each in found if found[each]["ParentId"] in of_ours} - of_ours:
+            of_ours |= more
+        for each in api.containers(all=True):
+            # Of a pool that was killed.
+            if each["ImageID"] in of_ours:
+                self._engine.remove(each["Id"])
+        for each in sorted(of_ours, key=lambda each: -found[each]["Created"]):
+            with suppress(docker.errors.ImageNotFound):
+                api.remove_image(each, force=True)
+        api.close()
+        self._engine.close()
+
+
 @contextmanager
-def docker_image(files: Mapping[str, str] | None = None) -> Iterator[str]:
-    """Yield the name of an image of the engine: that of Python, with these files."""
-    engine = Engine()
-    name = f"cofferdam-tests/{new_pool_id()}:1"
+def docker_images() -> Iterator[DockerImages]:
+    made = DockerImages()
     try:
-        change_image(engine, name, files or {"etc/of-a-test": "first\n"})
-        yield name
+        yield made
     finally:
-        engine.remove_image(name)
-        engine.close()
-
-
-def change_image(engine: Engine, name: str, files: Mapping[str, str]) -> None:
-    """Have a name mean another image, with these files."""
-    archive = layer(*((entry(path), text.encode()) for path, text in files.items()))
-    usual = engine.image(DEFAULT_IMAGES["python"])
-    assert usual is not None
-    engine.add_files(usual["Id"], iter([archive]), f"{name[16:-2]}-made", {}, name)
+        made.remove()
 
 
 class BasedPool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import docker
 import pytest
 
 from executions.capabilities.network.models import NetworkList
@@ -16,7 +17,6 @@ from executions.capabilities.templates.names import store
 from executions.runs.models import Execution
 from providers.errors import InvalidConfiguration
 from providers.manager import manager
-from providers.runtime.launchers.docker_engine import Engine
 from providers.services.settings_cache import forget_all
 from providers.templates.sbom import cyclonedx
 from tests.conftest import Caller
@@ -26,8 +26,8 @@ from tests.support.processes import free_port
 from tests.support.running import activate, run
 from tests.support.template_images import (
     INSTALLED,
-    change_image,
-    docker_image,
+    DockerImages,
+    docker_images,
     hello,
     make_deb,
     serve_debs,
@@ -38,7 +38,13 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("lists_forgotten")]
 
 
 @pytest.fixture(scope="module")
-def endpoint(engine: str) -> Iterator[str]:
+def images(engine: docker.DockerClient) -> Iterator[DockerImages]:
+    with docker_images() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def endpoint(images: DockerImages) -> Iterator[str]:
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         data_dir = Path(folder, "data")
         data_dir.mkdir()
@@ -48,15 +54,15 @@ def endpoint(engine: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def image(endpoint: str, index: PackageIndex, settings: Any) -> Iterator[str]:
+def image(endpoint: str, images: DockerImages, index: PackageIndex, settings: Any) -> str:
     """The name of an image whose only source of packages is the index."""
     # What another test has loaded looks for templates in a folder of that one's.
     manager.close()
     activate("self_managed", {"endpoint": endpoint, "pool_size": 1, "timeout": 120})
     sources = serve_debs(index, hello_of_a_test=hello(depends="of-hello"), of_hello=OF_HELLO)
-    with docker_image({"etc/apt/sources.list": sources}) as name:
-        settings.TEMPLATE_IMAGES = [name]
-        yield name
+    name = images.add({"etc/apt/sources.list": sources})
+    settings.TEMPLATE_IMAGES = [name]
+    return name
 
 
 OF_HELLO = make_deb("of-hello", files={"/usr/share/of-hello": "x"})
@@ -94,13 +100,11 @@ def test_a_template_of_an_image_has_packages_of_debian(
 
 
 def test_a_base_that_has_changed_is_resolved_anew(
-    alice: Caller, image: str, index: PackageIndex
+    alice: Caller, image: str, images: DockerImages, index: PackageIndex
 ) -> None:
     first = built(alice.tenant, base=f"image:{image}", **HELLO)
     assert first.state == "ready", first.problem
-    engine = Engine()
-    change_image(engine, image, {"etc/apt/sources.list": serve_debs(index), "etc/more": "x"})
-    engine.close()
+    images.change(image, {"etc/apt/sources.list": serve_debs(index), "etc/more": "x"})
     answer = run(alice, "print(1)", template="science@1")
     # What holds it already goes on with the image that it was built on.
     assert answer.status_code == 200 or "has changed since" in str(answer.content)

@@ -78,8 +78,8 @@ for path in (alpha.__file__, "/cofferdam/template/x", "/etc/x"):
     assert result.stdout == f"1.0 yes False\n1.0\n{MARKER}", result.stderr
     assert result.metadata["image_digest"] == facts.base.image
     assert based.store.verify(digest) == ""
-    result = based.run("python -c 'import alpha; print(alpha.VERSION)'; cat /etc/os-release", digest,
-                       "bash")  # fmt: skip
+    shell = "python -c 'import alpha; print(alpha.VERSION)'; echo \"$(</etc/os-release)\""
+    result = based.run(shell, digest, "bash")
     assert result.stdout == f"1.0\n{MARKER}", result.stderr
 
 
