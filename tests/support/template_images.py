@@ -131,9 +131,7 @@ class DockerImages:
         """Remove them, and what pools that have ended have made and left of them."""
         api = self._engine.client(60)
         found = {each["Id"]: each for each in api.images(all=True)}
-        of_ours = set(self._made) & set(found)
-        while more := {each for each in found if found[each]["ParentId"] in of_ours} - of_ours:
-            of_ours |= more
+        of_ours = _descendants(found, self._made)
         for each in api.containers(all=True):
             # Of a pool that was killed.
             if each["ImageID"] in of_ours:
@@ -143,6 +141,19 @@ class DockerImages:
                 api.remove_image(each, force=True)
         api.close()
         self._engine.close()
+
+
+def images_of(client: docker.DockerClient, name: str) -> set[str]:
+    """The ids of an image and of all that were made of it. Others may make and remove theirs."""
+    found = {each["Id"]: each for each in client.api.images(all=True)}
+    return _descendants(found, {client.images.get(name).id})
+
+
+def _descendants(found: Mapping[str, Any], of: set[str]) -> set[str]:
+    chosen = of & set(found)
+    while more := {each for each in found if found[each]["ParentId"] in chosen} - chosen:
+        chosen |= more
+    return chosen
 
 
 @contextmanager
