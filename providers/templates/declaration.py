@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name, is_normalized_name
+from packaging.utils import canonicalize_name
 
 from providers.errors import InvalidConfiguration
 from providers.network import NetworkPolicy
@@ -22,6 +22,8 @@ from providers.templates import base as bases
 # has it.
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
+# Of a Python package.
+PACKAGE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,198}[A-Za-z0-9])?")
 # The name of the default packages, which are there without a declaration.
 DEFAULT = "data"
 
@@ -29,6 +31,7 @@ MOST_REQUIREMENTS = 200
 MOST_VARIABLES = 100
 MOST_FILES = 100
 MOST_COMMANDS = 100
+MOST_SECONDS = 366 * 86_400
 FILES_BYTES = 4 << 20
 MOST_SECONDS = 1_000_000
 _TEXT = 1000
@@ -218,7 +221,7 @@ def _python(value: Any) -> tuple[str, ...]:
 def _build(value: Any) -> tuple[str, ...]:
     found = _texts("build", value, MOST_REQUIREMENTS)
     for name in found:
-        if not is_normalized_name(canonicalize_name(name)):
+        if not PACKAGE.fullmatch(name):
             raise _refused("build", f"{name[:80]!r} is no name of a package.")
     return tuple(sorted({canonicalize_name(name) for name in found}))
 

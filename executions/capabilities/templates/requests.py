@@ -42,6 +42,7 @@ from providers.templates.declaration import (
     MOST_REQUIREMENTS,
     MOST_SECONDS,
     NAME,
+    PACKAGE,
     Declaration,
 )
 from providers.templates.sbom import cyclonedx
@@ -58,6 +59,12 @@ def _text(form: str) -> dict[str, Any]:
 def _name(text: str) -> str:
     if not NAME.fullmatch(text):
         raise ValueError("Use small letters, digits, and . _ - between them, such as science.")
+    return text
+
+
+def _package(text: str) -> str:
+    if not PACKAGE.fullmatch(text):
+        raise ValueError("Must be the name of a Python package.")
     return text
 
 
@@ -91,7 +98,7 @@ _SAYS: JsonDict = {
 }
 
 
-Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS, allow_inf_nan=False)]
+Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
 
 
 class DeclaredLimits(BaseModel):
@@ -180,7 +187,13 @@ class DeclaredTemplate(BaseModel):
         ),
     ] = None
     build: Annotated[
-        Sequence[Annotated[str, Field(min_length=1, max_length=200), STORABLE]],
+        Sequence[
+            Annotated[
+                str,
+                Field(min_length=1, max_length=200),
+                Rule(_package, {"pattern": f"^{PACKAGE.pattern}{END}"}),
+            ]
+        ],
         Members(MOST_REQUIREMENTS),
         Field(
             description="Names of Python packages that are built from their source, where the "

@@ -236,6 +236,8 @@ def test_it_reaches_no_other_host_than_the_index(local: Local, index: PackageInd
         ({"build": ["a"]}, "python"),
         ({"python": ["a"], "limits": {"timeout": "5"}}, "limits"),
         ({"python": ["a"], "limits": {"timeout": True}}, "limits"),
+        ({"python": ["a"], "limits": {"timeout": 10**400}}, "limits"),
+        ({"python": ["a"], "limits": {"timeout": float("nan")}}, "limits"),
         ({"python": ["a"], "limits": {"max_timeout": float("inf")}}, "limits"),
         ({"python": ["a"], "limits": {"processes": 1}}, "limits"),
         ({"network": {"mode": "allowlist", "rules": ["not a rule"]}}, "network"),
