@@ -219,7 +219,7 @@ def opened(site: Site, path: str, **params: Any) -> Iterator[Client]:
 
 def capability_path(site: Site, tenant: str = "wonderland", key: str = "attack") -> str:
     """The path that stands for a key, as `manage.py codex_config` prints it."""
-    done = manage(site, "codex_config", "--tenant", tenant, "--key", key)
+    done = manage(site, "codex_config", "--in-url", "--tenant", tenant, "--key", key)
     found = re.search('url = "ws://127.0.0.1:[0-9]+(/codex/[^"]+)"', done)
     assert found is not None, done
     return found[1]

@@ -22,10 +22,10 @@ from django.conf import settings
 from executions.doors.codex import credentials, filesystem
 from executions.doors.codex.attachments import Attachment, Attachments
 from executions.doors.codex.messages import (
-    ENVIRONMENT,
     INTERNAL,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
+    MOST_PATH,
     NOBODY,
     Close,
     Copy,
@@ -35,6 +35,7 @@ from executions.doors.codex.messages import (
     OnePath,
     Open,
     Params,
+    Paths,
     Read,
     ReadBlock,
     Remove,
@@ -45,6 +46,7 @@ from executions.doors.codex.messages import (
     Write,
     WriteFile,
     failure_of,
+    normal_path,
     plain,
     read_params,
 )
@@ -77,7 +79,8 @@ MOST_LOGGED = 100
 _OPEN = (Scope.SESSIONS,)
 _RUN = (Scope.EXECUTE, Scope.SESSIONS)
 _FILES = (Scope.FILES,)
-_QUERY = ("template", "language", "network", "idle_seconds", "provider")
+# What the query of the address may name; the last is the client's own working directory.
+_QUERY = ("template", "language", "network", "idle_seconds", "provider", "folder")
 _MODES = ("none", "open")
 
 _logged: set[str] = set()
@@ -101,14 +104,16 @@ def admit(path: str, meta: Mapping[str, Any]) -> Admitted:
     address = str(meta.get("REMOTE_ADDR", ""))
     right = KeyRight(key.pk, key.tenant.slug, frozenset(key.scopes.split()), address)
     query = str(meta.get("QUERY_STRING", ""))
-    session_request(query)
+    read_query(query)
     return Admitted(key.pk, key.tenant.slug, address, right, query)
 
 
-def session_request(query: str, agent: str = "") -> SessionRequest:
-    """Return the session that a query asks for. Raises InvalidConfiguration.
+def read_query(query: str, agent: str = "") -> tuple[SessionRequest, Paths]:
+    """Return the session that a query asks for, and how its client names paths. Raises
+    InvalidConfiguration.
 
-    `agent` is what the client calls itself. `network` is none, open, a preset, or hosts with commas between.
+    `agent` is what the client calls itself. `network` is none, open, a preset, or hosts with commas
+    between.
     """
     try:
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=2 * len(_QUERY))
@@ -119,6 +124,7 @@ def session_request(query: str, agent: str = "") -> SessionRequest:
         known = ", ".join(_QUERY)
         raise InvalidConfiguration(f"query: May have each of {known} once.", field="query")
     options: dict[str, Any] = {name: text for name, text in given.items() if text}
+    paths = _paths(options.pop("folder", ""))
     if network := options.pop("network", ""):
         options["network"] = _network(network)
         options["offline"] = network == "none"
@@ -126,7 +132,19 @@ def session_request(query: str, agent: str = "") -> SessionRequest:
         text = str(options["idle_seconds"])
         options["idle_seconds"] = int(text) if text.isascii() and text.isdigit() else text
     metadata = {"client": agent} if agent else {}
-    return SessionRequest(**options, metadata=metadata, max_seconds=settings.SESSION_MAX_SECONDS)
+    longest = settings.SESSION_MAX_SECONDS
+    return SessionRequest(**options, metadata=metadata, max_seconds=longest), paths
+
+
+def _paths(folder: str) -> Paths:
+    if not folder:
+        return Paths()
+    path = normal_path(folder)
+    if not folder.startswith("/") or path == "/" or len(path) > MOST_PATH or "\0" in path:
+        raise InvalidConfiguration(
+            "folder: Must be an absolute path, and not the root.", field="folder"
+        )
+    return Paths(path)
 
 
 def _network(text: str) -> NetworkRequest:
@@ -156,6 +174,7 @@ class Connection:
         self._attachments = attachments
         self._say = say
         self._call = call
+        _, self._paths = read_query(admitted.query)
         self._attached: Attachment | None = None
         self._agent = ""
         self._is_opening = False
@@ -301,10 +320,12 @@ class Connection:
         if self._has_left:
             self._attachments.detach(attached)
             return
-        await answer.give({"sessionId": str(session_id), "environmentInfo": ENVIRONMENT})
+        await answer.give(
+            {"sessionId": str(session_id), "environmentInfo": self._paths.environment}
+        )
 
     async def _open(self, key: ApiKey, agent: str) -> UUID:
-        wanted = session_request(self._admitted.query, agent)
+        wanted, _ = read_query(self._admitted.query, agent)
         session = await open_session(wanted, self._caller(key))
         return session.pk
 
@@ -316,7 +337,7 @@ class Connection:
         )
 
     async def info(self, answer: _Answer, wanted: Params) -> None:
-        await answer.give(ENVIRONMENT)
+        await answer.give(self._paths.environment)
 
     async def status(self, answer: _Answer, wanted: Params) -> None:
         await answer.give({"status": "ready"})
@@ -324,7 +345,7 @@ class Connection:
     async def start(self, answer: _Answer, wanted: Start) -> None:
         """Start a process: an execution of the session, by the rules that hold for every one."""
         attachment = self._attachment()
-        command = command_of(wanted, self._agent)
+        command = command_of(wanted, self._paths, self._agent)
         call_id = plain(wanted.metadata.tool_call_id, 128) if wanted.metadata else ""
 
         async def run(session: Session, key: ApiKey) -> Started:
@@ -382,7 +403,9 @@ class Connection:
 
     async def open(self, answer: _Answer, wanted: Open) -> None:
         path = await self._on_session(
-            _FILES, lambda session, _: filesystem.open_file(session, wanted), reads=True
+            _FILES,
+            lambda session, _: filesystem.open_file(session, self._paths, wanted),
+            reads=True,
         )
         self._handles.add(wanted.handle_id, path)
         await answer.give({"handleId": wanted.handle_id})
@@ -434,7 +457,7 @@ Handle = Callable[[Connection, _Answer, Any], Awaitable[None]]
 
 
 def _files(
-    use: Callable[[Session, Any], Coroutine[filesystem.Answer]],
+    use: Callable[[Session, Paths, Any], Coroutine[filesystem.Answer]],
     *,
     reads: bool,
     is_large: bool = False,
@@ -444,7 +467,7 @@ def _files(
     async def handle(connection: Connection, answer: _Answer, wanted: Any) -> None:
         async def do() -> None:
             found = await connection._on_session(
-                _FILES, lambda session, _: use(session, wanted), reads=reads
+                _FILES, lambda session, _: use(session, connection._paths, wanted), reads=reads
             )
             await answer.give(found)
 

@@ -1,8 +1,8 @@
-"""Whose a connection is: a key in a header, or a capability in the path that stands for a key.
+"""Whose a connection is: a key or a capability in a header, or a capability in the path.
 
-Codex sends no header with the address of an environment, so the address itself has to be the
-proof. A capability is derived from a key. Nothing of it is stored. It opens no more than its key
-does, and nothing once that is not valid.
+Not every client sends a header with the address of an environment: then the address itself has to
+be the proof. A capability is derived from a key. Nothing of it is stored. It opens no more than its
+key does, and nothing once that is not valid.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def authenticate(path: str, meta: Mapping[str, Any]) -> ApiKey:
     """Return the valid key by which a connection is opened: of the path, or of a header where the
     path ends before the capability. Raises Unauthenticated."""
     address = str(meta.get("REMOTE_ADDR", ""))
-    text = path.removeprefix(PATH)
-    if not text:
-        return keys.authenticate(key_text_in(meta), address)
+    text = path.removeprefix(PATH) or key_text_in(meta)
+    if path == PATH and not _CAPABILITY.fullmatch(text):
+        return keys.authenticate(text, address)
     key = _key_of(text)
     if key is None:
         keys.note_refusal(None, UNKNOWN, address=address)

@@ -21,12 +21,11 @@ from executions.doors.codex.messages import (
     Failure,
     OnePath,
     Open,
+    Paths,
     ReadBlock,
     Remove,
     Walk,
     WriteFile,
-    to_path,
-    to_uri,
 )
 from executions.sessions import files
 from executions.sessions.control import with_sandbox
@@ -75,9 +74,9 @@ class Handles:
         self._paths.pop(name, None)
 
 
-async def get_metadata(session: Session, wanted: OnePath) -> Answer:
+async def get_metadata(session: Session, paths: Paths, wanted: OnePath) -> Answer:
     """Return what stands under a path. Raises Failure and SandboxError, as all of these."""
-    entry = await _entry(session, to_path(wanted.path))
+    entry = await _entry(session, paths.to_path(wanted.path))
     end = entry if wanted.follow_symlinks is False else entry.end or entry
     changed = int(end.modified * 1000) if abs(end.modified) < 2**40 else 0
     return {
@@ -89,15 +88,15 @@ async def get_metadata(session: Session, wanted: OnePath) -> Answer:
     }
 
 
-async def canonicalize(session: Session, wanted: OnePath) -> Answer:
+async def canonicalize(session: Session, paths: Paths, wanted: OnePath) -> Answer:
     """Return the path that has no links."""
-    entry = await _entry(session, to_path(wanted.path))
-    return {"path": to_uri((entry.end or entry).path)}
+    entry = await _entry(session, paths.to_path(wanted.path))
+    return {"path": paths.to_uri((entry.end or entry).path)}
 
 
-async def read_file(session: Session, wanted: OnePath) -> Answer:
+async def read_file(session: Session, paths: Paths, wanted: OnePath) -> Answer:
     """Return the content of a file."""
-    path = to_path(wanted.path)
+    path = paths.to_path(wanted.path)
     await _ensure_followed(session, wanted, path)
     await _file(session, path)
     data = await _read(session, path, 0, MOST_FILE_BYTES + 1)
@@ -109,9 +108,9 @@ async def read_file(session: Session, wanted: OnePath) -> Answer:
     return {"dataBase64": b64encode(data).decode()}
 
 
-async def open_file(session: Session, wanted: Open) -> str:
+async def open_file(session: Session, paths: Paths, wanted: Open) -> str:
     """Return the path of a file that can be read."""
-    path = to_path(wanted.path)
+    path = paths.to_path(wanted.path)
     await _file(session, path)
     return path
 
@@ -123,9 +122,9 @@ async def read_block(session: Session, path: str, wanted: ReadBlock) -> Answer:
     return {"chunk": b64encode(data[:length]).decode(), "eof": len(data) <= length}
 
 
-async def write_file(session: Session, wanted: WriteFile) -> Answer:
+async def write_file(session: Session, paths: Paths, wanted: WriteFile) -> Answer:
     """Put a file there, in place of what was there."""
-    path = _item(wanted.path)
+    path = _item(paths, wanted.path)
     try:
         data = decoded(wanted.data_base64)
     except ValueError as error:
@@ -135,9 +134,9 @@ async def write_file(session: Session, wanted: WriteFile) -> Answer:
     return {}
 
 
-async def create_directory(session: Session, wanted: Create) -> Answer:
+async def create_directory(session: Session, paths: Paths, wanted: Create) -> Answer:
     """Make a folder, by default with those above it."""
-    path = _item(wanted.path)
+    path = _item(paths, wanted.path)
     if wanted.recursive is False:
         await _folder(session, path.rpartition("/")[0] or "/")
     is_new = await files.make_directory(session, path)
@@ -146,31 +145,31 @@ async def create_directory(session: Session, wanted: Create) -> Answer:
     return {}
 
 
-async def read_directory(session: Session, wanted: OnePath) -> Answer:
+async def read_directory(session: Session, paths: Paths, wanted: OnePath) -> Answer:
     """Return what is in a folder."""
-    path = to_path(wanted.path)
+    path = paths.to_path(wanted.path)
     await _folder(session, path)
     found = await _list(session, path, 1)
     return {"entries": [{"fileName": _name(each), **_kind(each.end or each)} for each in found]}
 
 
-async def walk(session: Session, wanted: Walk) -> Answer:
+async def walk(session: Session, paths: Paths, wanted: Walk) -> Answer:
     """Return the files and folders below a folder, as deep as the client says. No link is
     followed."""
-    path, options = to_path(wanted.path), wanted.options
+    path, options = paths.to_path(wanted.path), wanted.options
     await _folder(session, path)
     depth = min(options.max_depth, MOST_DEPTH)
     found = await _list(session, path, depth) if depth else []
     most = min(options.max_entries, MOST_ENTRIES)
     entries = [each for each in found if each.type in ("file", "directory")]
     kinds = {"directory": "directory", "file": "file"}
-    told = [{"path": to_uri(each.path), "kind": kinds[each.type]} for each in entries[:most]]
+    told = [{"path": paths.to_uri(each.path), "kind": kinds[each.type]} for each in entries[:most]]
     return {"entries": told, "errors": [], "truncated": len(entries) > most}
 
 
-async def remove(session: Session, wanted: Remove) -> Answer:
+async def remove(session: Session, paths: Paths, wanted: Remove) -> Answer:
     """Remove a file, or a folder and all in it."""
-    path = _item(wanted.path)
+    path = _item(paths, wanted.path)
     if wanted.recursive is False:
         entry = await files.entry_of(session, path)
         if entry is not None and entry.type == "directory" and await _list(session, path, 1):
@@ -180,10 +179,10 @@ async def remove(session: Session, wanted: Remove) -> Answer:
     return {}
 
 
-async def copy(session: Session, wanted: Copy) -> Answer:
+async def copy(session: Session, paths: Paths, wanted: Copy) -> Answer:
     """Copy a file, or with `recursive` a folder and all in it."""
-    source = to_path(wanted.source_path, "sourcePath")
-    target = _item(wanted.destination_path, "destinationPath")
+    source = paths.to_path(wanted.source_path, "sourcePath")
+    target = _item(paths, wanted.destination_path, "destinationPath")
     entry = await _entry(session, source)
     if (entry.end or entry).type == "file":
         data = await _read(session, source, 0, MOST_COPY_BYTES + 1)
@@ -277,8 +276,8 @@ def _bytes(answer: Any) -> bytes:
     return answer
 
 
-def _item(uri: str, field: str = "path") -> str:
-    path = to_path(uri, field)
+def _item(paths: Paths, uri: str, field: str = "path") -> str:
+    path = paths.to_path(uri, field)
     if path in ("/", WORKSPACE):
         raise Failure(INVALID_PARAMS, f"{field}: Must name something in a folder.")
     return path

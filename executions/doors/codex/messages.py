@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
@@ -20,6 +20,7 @@ INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL = -32600, -32601, -3
 NOT_FOUND, ALREADY_ATTACHED = -32004, -32010
 # Who answers what has no id.
 NOBODY = -1
+MOST_PATH = 4096
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -164,23 +165,53 @@ def failure_of(error: Exception) -> Failure | None:
     return None
 
 
-def to_path(uri: str, field: str = "path") -> str:
-    """Return the absolute path in the sandbox that a file: URI names. Raises Failure."""
-    if not uri.startswith("file:///"):
-        raise Failure(INVALID_PARAMS, f"{field}: Must be a URI such as file://{WORKSPACE}.")
-    text = unquote_to_bytes(uri.removeprefix("file://")).decode("utf-8", "surrogateescape")
-    if "?" in uri or "#" in uri or "\0" in text or len(text) > 4096:
-        raise Failure(INVALID_PARAMS, f"{field}: Must name a path of the sandbox.")
-    whole = f"/{posixpath.normpath(text).lstrip('/')}"
-    below = below_workspace(whole)
-    return whole if below is None else f"{WORKSPACE}/{below}".rstrip("/")
+@dataclass(frozen=True)
+class Paths:
+    """The paths of the sandbox, as file: URIs of one client.
+
+    A client that has the user's own folder for its working directory names it: what is below it is
+    the workspace then.
+    """
+
+    folder: str = WORKSPACE
+
+    def to_path(self, uri: str, field: str = "path") -> str:
+        """Return the absolute path in the sandbox that a file: URI names. Raises Failure."""
+        if not uri.startswith("file:///"):
+            raise Failure(INVALID_PARAMS, f"{field}: Must be a URI such as file://{WORKSPACE}.")
+        text = unquote_to_bytes(uri.removeprefix("file://")).decode("utf-8", "surrogateescape")
+        if "?" in uri or "#" in uri or "\0" in text or len(text) > MOST_PATH:
+            raise Failure(INVALID_PARAMS, f"{field}: Must name a path of the sandbox.")
+        whole = normal_path(text)
+        below = below_workspace(whole, (self.folder,))
+        below = below_workspace(whole) if below is None else below
+        return whole if below is None else f"{WORKSPACE}/{below}".rstrip("/")
+
+    def to_uri(self, path: str) -> str:
+        """Return the file: URI of a path in the sandbox."""
+        below = below_workspace(path)
+        whole = path if below is None else f"{self.folder}/{below}".rstrip("/")
+        return f"file://{quote(whole.encode('utf-8', 'surrogateescape'))}"
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """What a client is told of its environment."""
+        return {
+            "shell": {"name": "bash", "path": "/bin/bash"},
+            "executorVersion": "0.0.0",
+            "cwd": self.to_uri(WORKSPACE),
+            "userHomeDir": self.to_uri(WORKSPACE),
+            "platformOs": "linux",
+            "temporaryDirectories": [],
+            "tempDir": "file:///tmp",
+            # None of the newer ones: clients ask for them only where they are told of.
+            "capabilities": {},
+        }
 
 
-def to_uri(path: str) -> str:
-    """Return the file: URI of a path in the sandbox."""
-    below = below_workspace(path)
-    whole = path if below is None else f"{WORKSPACE}/{below}".rstrip("/")
-    return f"file://{quote(whole.encode('utf-8', 'surrogateescape'))}"
+def normal_path(text: str) -> str:
+    """Return an absolute path without dots and empty parts."""
+    return f"/{posixpath.normpath(text).lstrip('/')}"
 
 
 def plain(text: str | None, most: int) -> str:
@@ -188,16 +219,3 @@ def plain(text: str | None, most: int) -> str:
     if text is None or len(text) > most or not is_storable(text) or not text.isprintable():
         return ""
     return text
-
-
-ENVIRONMENT: Mapping[str, Any] = {
-    "shell": {"name": "bash", "path": "/bin/bash"},
-    "executorVersion": "0.0.0",
-    "cwd": f"file://{WORKSPACE}",
-    "userHomeDir": f"file://{WORKSPACE}",
-    "platformOs": "linux",
-    "temporaryDirectories": [],
-    "tempDir": "file:///tmp",
-    # None of the newer ones: clients ask for them only where they are told of.
-    "capabilities": {},
-}

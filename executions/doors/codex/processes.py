@@ -18,11 +18,11 @@ from uuid import UUID
 from executions.doors.codex.messages import (
     INVALID_REQUEST,
     Failure,
+    Paths,
     Read,
     Start,
     Write,
     plain,
-    to_path,
 )
 from executions.kernel.coroutines import Coroutine
 from executions.runs import event_stream
@@ -66,7 +66,7 @@ class Call(Protocol):
     async def __call__(self, work: Callable[[], Coroutine[T]], /) -> T: ...
 
 
-def command_of(wanted: Start, agent: str) -> CommandRequest:
+def command_of(wanted: Start, paths: Paths, agent: str) -> CommandRequest:
     """Return what is to be started. Raises Failure and InvalidConfiguration.
 
     The file permissions that a client wishes for (`sandbox`) are about its user's machine. They are
@@ -78,7 +78,7 @@ def command_of(wanted: Start, agent: str) -> CommandRequest:
         raise Failure(INVALID_REQUEST, "arg0: Another name for the program is not supported.")
     if wanted.network_proxy is not None:
         raise Failure(INVALID_REQUEST, "networkProxy: The network is the session's own.")
-    path = to_path(wanted.cwd, "cwd")
+    path = paths.to_path(wanted.cwd, "cwd")
     below = below_workspace(path)
     argv, script = wanted.argv, ""
     if argv[0] in _SHELLS and tuple(argv[1:-1]) in _SCRIPT and argv[-1]:
