@@ -136,9 +136,9 @@ class Client:
         text = message if isinstance(message, str) else json.dumps(message)
         self.socket.send_frame(TEXT, text.encode())
 
-    def begin(self, method: str, **params: Any) -> int:
+    def begin(self, called: str, /, **params: Any) -> int:
         self._last += 1
-        self.send({"id": self._last, "method": method, "params": params})
+        self.send({"id": self._last, "method": called, "params": params})
         return self._last
 
     def answer_to(self, request_id: Any) -> Any:
@@ -150,8 +150,8 @@ class Client:
             raise Refused(answer["error"]["code"], answer["error"]["message"])
         return answer["result"]
 
-    def call(self, method: str, **params: Any) -> Any:
-        return self.answer_to(self.begin(method, **params))
+    def call(self, called: str, /, **params: Any) -> Any:
+        return self.answer_to(self.begin(called, **params))
 
     def initialize(self, **params: Any) -> str:
         answer = self.call("initialize", clientName="tests", **params)
