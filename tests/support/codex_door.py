@@ -168,7 +168,7 @@ class Client:
         """The first notification of this kind about a process."""
         while True:
             for each in self.told:
-                if each["method"] == method and each["params"]["processId"] == process_id:
+                if each["method"] == method and each["params"].get("processId") == process_id:
                     found: dict[str, Any] = each["params"]
                     return found
             self._take()
@@ -180,7 +180,7 @@ class Client:
             b64decode(each["params"]["chunk"])
             for each in self.told
             if each["method"] == "process/output"
-            and each["params"]["processId"] == process_id
+            and each["params"].get("processId") == process_id
             and each["params"]["stream"] == stream
         ]
         return b"".join(found).decode()

@@ -19,8 +19,9 @@ from uuid import UUID, uuid4
 
 from django.conf import settings
 
-from executions.doors.codex import credentials, filesystem
+from executions.doors.codex import credentials, filesystem, http_requests
 from executions.doors.codex.attachments import Attachment, Attachments
+from executions.doors.codex.http_requests import HttpAnswer, HttpRequest
 from executions.doors.codex.messages import (
     INTERNAL,
     INVALID_REQUEST,
@@ -422,20 +423,18 @@ class Connection:
         self._handles.remove(wanted.handle_id)
         await answer.give({})
 
-    async def http(self, answer: _Answer, wanted: Params) -> None:
-        """Refuse a request that the sandbox is to send."""
+    async def http(self, answer: _Answer, wanted: HttpRequest) -> None:
+        """Have a program in the sandbox send a request."""
 
-        async def work(session: Session, key: ApiKey) -> bool:
-            return session.network is not None
+        async def work(session: Session, key: ApiKey) -> HttpAnswer:
+            return await http_requests.send(session, wanted, self._caller(key), self._agent)
 
-        has_network = await self._on_session(_RUN, work, reads=True)
-        raise Failure(
-            INVALID_REQUEST,
-            "http/request is not supported: send it by a command in the sandbox, whose network "
-            "policy holds for it."
-            if has_network
-            else "http/request: The session has no network.",
-        )
+        async with self._large:
+            found = await self._on_session(_RUN, work)
+            await answer.give(found.shape(has_body=not wanted.stream_response))
+            if wanted.stream_response:
+                for piece in found.pieces(wanted.request_id):
+                    await self.notify("http/request/bodyDelta", piece)
 
 
 class _Answer:
@@ -502,7 +501,7 @@ _METHODS: Mapping[str, tuple[type[Params], Handle]] = {
     "fs/walk": (Walk, _files(filesystem.walk, reads=True, is_large=True)),
     "fs/remove": (Remove, _files(filesystem.remove, reads=False)),
     "fs/copy": (Copy, _files(filesystem.copy, reads=False)),
-    "http/request": (Params, Connection.http),
+    "http/request": (HttpRequest, Connection.http),
 }
 
 

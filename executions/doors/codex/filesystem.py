@@ -99,7 +99,7 @@ async def read_file(session: Session, paths: Paths, wanted: OnePath) -> Answer:
     path = paths.to_path(wanted.path)
     await _ensure_followed(session, wanted, path)
     await _file(session, path)
-    data = await _read(session, path, 0, MOST_FILE_BYTES + 1)
+    data = await read_bytes(session, path, MOST_FILE_BYTES + 1)
     if len(data) > MOST_FILE_BYTES:
         raise Failure(
             INVALID_REQUEST,
@@ -118,7 +118,7 @@ async def open_file(session: Session, paths: Paths, wanted: Open) -> str:
 async def read_block(session: Session, path: str, wanted: ReadBlock) -> Answer:
     """Return a part of an open file."""
     length = min(wanted.len, MOST_BLOCK_BYTES)
-    data = await _read(session, path, wanted.offset, length + 1)
+    data = await read_bytes(session, path, length + 1, wanted.offset)
     return {"chunk": b64encode(data[:length]).decode(), "eof": len(data) <= length}
 
 
@@ -185,7 +185,7 @@ async def copy(session: Session, paths: Paths, wanted: Copy) -> Answer:
     target = _item(paths, wanted.destination_path, "destinationPath")
     entry = await _entry(session, source)
     if (entry.end or entry).type == "file":
-        data = await _read(session, source, 0, MOST_COPY_BYTES + 1)
+        data = await read_bytes(session, source, MOST_COPY_BYTES + 1)
         _ensure_copied(data)
         await files.write_file(session, target, files.Rereadable(BytesIO(data)))
         return {}
@@ -254,7 +254,8 @@ async def _list(session: Session, path: str, depth: int) -> list[FileEntry]:
     return found
 
 
-async def _read(session: Session, path: str, offset: int, length: int) -> bytes:
+async def read_bytes(session: Session, path: str, length: int, offset: int = 0) -> bytes:
+    """Return so many bytes of a file, or those that there are. Raises SandboxError."""
     return await with_sandbox(
         session, lambda kept: _taken(kept.files.read(path, offset, length), length), _bytes
     )
