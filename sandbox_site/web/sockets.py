@@ -33,7 +33,7 @@ from sandbox_site.client_address import counted_address, read_forwarded
 from sandbox_site.web.body import Receive, Refused
 from sandbox_site.web.environ import make_environ
 from sandbox_site.web.frames import REFUSAL
-from sandbox_site.web.places import Kind, Place, Places
+from sandbox_site.web.places import RETRY_SECONDS, Kind, Place, Places
 from sandbox_site.web.threads import LaneFull
 
 logger = logging.getLogger(__name__)
@@ -43,8 +43,8 @@ Send = Callable[[dict[str, Any]], Awaitable[None]]
 # Has a job done on a thread of the API; the last is whose it is.
 Submit = Callable[[Callable[[], None], bool, str], None]
 
-# Of one key, and of all, in this process.
-MOST_OF_KEY, MOST = 16, 256
+# Of one key, of one tenant, and of all, in this process.
+MOST_OF_KEY, MOST_OF_TENANT, MOST = 16, 48, 256
 # How often an open socket looks whether the service stops.
 LOOK_SECONDS = 1.0
 # How long a peer has to answer that it closes, and to read what it was sent before.
@@ -63,7 +63,7 @@ class Sockets:
         self._places = places
         self._submit = submit
         self._attachments = Attachments()
-        self._of_keys: Counter[int] = Counter()
+        self._open: Counter[int | str] = Counter()
         self._lock = threading.Lock()
         self._working = 0
 
@@ -86,7 +86,7 @@ class Sockets:
             await receive()
             admitted = await self._admit(scope, environ, place, send)
             if admitted is not None:
-                with self._count(admitted.key_id) as is_one_too_many:
+                with self._count(admitted) as is_one_too_many:
                     if is_one_too_many or draining.is_draining():
                         await _deny(scope, send, 429 if is_one_too_many else 503)
                         return
@@ -118,16 +118,22 @@ class Sockets:
         return None
 
     @contextmanager
-    def _count(self, key_id: int) -> Iterator[bool]:
+    def _count(self, admitted: Admitted) -> Iterator[bool]:
         """Whether it is one more than there may be."""
-        is_one_too_many = self._of_keys[key_id] >= MOST_OF_KEY or self._of_keys.total() >= MOST
-        self._of_keys[key_id] += 1
+        bounds: dict[int | str, int] = {
+            admitted.key_id: MOST_OF_KEY,
+            admitted.tenant_slug: MOST_OF_TENANT,
+            "": MOST,
+        }
+        is_one_too_many = any(self._open[each] >= most for each, most in bounds.items())
+        self._open.update(list(bounds))
         try:
             yield is_one_too_many
         finally:
-            self._of_keys[key_id] -= 1
-            if not self._of_keys[key_id]:
-                del self._of_keys[key_id]
+            self._open.subtract(list(bounds))
+            for each in bounds:
+                if not self._open[each]:
+                    del self._open[each]
 
     async def _talk(self, admitted: Admitted, receive: Receive, send: Send) -> None:
         await send({"type": "websocket.accept"})
@@ -136,7 +142,11 @@ class Sockets:
             await send({"type": "websocket.send", "text": text})
 
         async def call(work: Callable[[], Coroutine[T]]) -> T:
-            return await self.carry_out(work, owner=admitted.tenant_slug)
+            try:
+                return await self.carry_out(work, owner=admitted.tenant_slug)
+            except LaneFull:
+                message = "The service has more requests than it can handle."
+                raise RateLimited(message, retry_after=RETRY_SECONDS) from None
 
         connection = Connection(admitted, self._attachments, say, call)
         try:

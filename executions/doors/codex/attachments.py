@@ -57,7 +57,7 @@ class Attachment:
         try:
             await self._call(work)
         except SandboxError as error:
-            logger.warning("processes of session %s go on: %s", self.session_id, error.message)
+            logger.warning("processes of session %s continue: %s", self.session_id, error.message)
 
 
 class Attachments:

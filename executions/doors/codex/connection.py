@@ -52,6 +52,7 @@ from executions.doors.codex.messages import (
     read_params,
 )
 from executions.doors.codex.processes import Call, Started, command_of
+from executions.kernel.bodies import requests_of
 from executions.kernel.coroutines import Coroutine
 from executions.runs.event_log import EventLog
 from executions.runs.network import NetworkRequest
@@ -67,14 +68,17 @@ from executions.tenants import keys
 from executions.tenants.models import ApiKey, Scope
 from executions.tenants.quotas import take_request
 from providers.errors import InvalidConfiguration
+from providers.json_reading import Bounds, read_text
 from providers.network import PRESETS
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Messages of one connection that are under way.
-MOST_UNDER_WAY = 32
+# Messages of one connection that are under way, and their bytes: one is taken in any case.
+MOST_UNDER_WAY, MOST_BYTES = 32, 4 * 1024 * 1024
+# Of a message: more values would take many times the memory of its text.
+_BOUNDS = Bounds(MOST_BYTES, 10_000, depth=64)
 # Methods and notifications that are not known are logged once each, so many of them.
 MOST_LOGGED = 100
 _OPEN = (Scope.SESSIONS,)
@@ -183,13 +187,15 @@ class Connection:
         self._has_left = False
         self._handles = filesystem.Handles()
         self._under_way: set[asyncio.Task[None]] = set()
+        self._bytes = 0
         # One text at a time; and one answer at a time of those that may be long.
         self._saying = asyncio.Lock()
         self._large = asyncio.Lock()
+        self._requesting = asyncio.Lock()
 
     @property
     def has_room(self) -> bool:
-        return len(self._under_way) < MOST_UNDER_WAY
+        return len(self._under_way) < MOST_UNDER_WAY and self._bytes < MOST_BYTES
 
     async def wait_for_room(self, seconds: float) -> None:
         """Wait until something that is under way has ended, for so many seconds at most."""
@@ -197,10 +203,11 @@ class Connection:
 
     async def take(self, text: str) -> None:
         """Take one message. What it asks for goes on after this."""
+        body = text.encode()
         try:
-            message = json.loads(text)
-        except (ValueError, RecursionError):
-            await self._refuse(NOBODY, Failure(INVALID_REQUEST, "The message is not JSON."))
+            message = read_text(body, _BOUNDS).value
+        except ValueError as error:
+            await self._refuse(NOBODY, Failure(INVALID_REQUEST, f"The message: {error}."))
             return
         if not isinstance(message, dict) or not isinstance(method := message.get("method"), str):
             failure = Failure(INVALID_REQUEST, "Send one request or notification as an object.")
@@ -214,9 +221,16 @@ class Connection:
             failure = Failure(INVALID_REQUEST, "id: Must be a number or a string.")
             await self._refuse(NOBODY, failure)
             return
-        task = asyncio.create_task(self._answer(request_id, method, message.get("params")))
+        size = len(body)
+        task = asyncio.create_task(self._answer(request_id, method, message.get("params"), size))
         self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        self._bytes += size
+
+        def end(done: asyncio.Task[None]) -> None:
+            self._under_way.discard(done)
+            self._bytes -= size
+
+        task.add_done_callback(end)
 
     async def notify(self, method: str, params: Mapping[str, Any]) -> None:
         """Tell the peer, if it is still there. At its own pace: whoever tells waits for it."""
@@ -236,7 +250,7 @@ class Connection:
         failure = Failure(INVALID_REQUEST, f"unexpected notification {method[:64]}")
         await self._refuse(NOBODY, failure)
 
-    async def _answer(self, request_id: int | str, method: str, given: Any) -> None:
+    async def _answer(self, request_id: int | str, method: str, given: Any, size: int) -> None:
         try:
             known = _METHODS.get(method)
             if known is None:
@@ -245,7 +259,7 @@ class Connection:
             model, handle = known
             if method != "initialize" and not self._is_initialized:
                 raise Failure(INVALID_REQUEST, "client must call initialize and send initialized")
-            await handle(self, _Answer(self, request_id), read_params(model, given))
+            await handle(self, _Answer(self, request_id, size), read_params(model, given))
         except Exception as error:
             failure = failure_of(error)
             if failure is None:
@@ -269,14 +283,19 @@ class Connection:
             await self._say(json.dumps(message, separators=(",", ":")))
 
     async def _do(
-        self, scopes: tuple[Scope, ...], work: Callable[[ApiKey], Coroutine[T]], *, reads: bool
+        self,
+        scopes: tuple[Scope, ...],
+        work: Callable[[ApiKey], Coroutine[T]],
+        *,
+        reads: bool,
+        size: int = 0,
     ) -> T:
         """Do something with the key. Raises Failure where it lacks a scope or is not valid."""
 
         async def checked() -> T:
             key = _valid_key(self._admitted)
             _ensure_scopes(key, scopes, self._admitted.address)
-            take_request(key.tenant, only_reads=reads).require()
+            take_request(key.tenant, only_reads=reads, counts_as=requests_of(size)).require()
             return await work(key)
 
         return await self._call(checked)
@@ -287,13 +306,14 @@ class Connection:
         work: Callable[[Session, ApiKey], Coroutine[T]],
         *,
         reads: bool = False,
+        size: int = 0,
     ) -> T:
         attachment = self._attachment()
 
         async def with_session(key: ApiKey) -> T:
             return await work(_session_of(key, attachment.session_id), key)
 
-        return await self._do(scopes, with_session, reads=reads)
+        return await self._do(scopes, with_session, reads=reads, size=size)
 
     def _attachment(self) -> Attachment:
         if self._attached is None:
@@ -429,7 +449,7 @@ class Connection:
         async def work(session: Session, key: ApiKey) -> HttpAnswer:
             return await http_requests.send(session, wanted, self._caller(key), self._agent)
 
-        async with self._large:
+        async with self._requesting:
             found = await self._on_session(_RUN, work)
             await answer.give(found.shape(has_body=not wanted.stream_response))
             if wanted.stream_response:
@@ -440,7 +460,9 @@ class Connection:
 class _Answer:
     """The place of one answer."""
 
-    def __init__(self, connection: Connection, request_id: int | str) -> None:
+    def __init__(self, connection: Connection, request_id: int | str, size: int) -> None:
+        # Of the request, in bytes: a large one counts as several.
+        self.size = size
         self._connection = connection
         self._id = request_id
 
@@ -466,7 +488,10 @@ def _files(
     async def handle(connection: Connection, answer: _Answer, wanted: Any) -> None:
         async def do() -> None:
             found = await connection._on_session(
-                _FILES, lambda session, _: use(session, connection._paths, wanted), reads=reads
+                _FILES,
+                lambda session, _: use(session, connection._paths, wanted),
+                reads=reads,
+                size=answer.size,
             )
             await answer.give(found)
 
@@ -500,7 +525,7 @@ _METHODS: Mapping[str, tuple[type[Params], Handle]] = {
     "fs/readDirectory": (OnePath, _files(filesystem.read_directory, reads=True, is_large=True)),
     "fs/walk": (Walk, _files(filesystem.walk, reads=True, is_large=True)),
     "fs/remove": (Remove, _files(filesystem.remove, reads=False)),
-    "fs/copy": (Copy, _files(filesystem.copy, reads=False)),
+    "fs/copy": (Copy, _files(filesystem.copy, reads=False, is_large=True)),
     "http/request": (HttpRequest, Connection.http),
 }
 

@@ -7,6 +7,7 @@ is state of the event loop; what needs a database is done by `call`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from base64 import b64encode
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
@@ -37,12 +38,14 @@ from providers import draining
 from providers.sandbox import below_workspace
 from providers.slices import decoded
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 # Of one attachment, those that have ended lately included.
 MOST_PROCESSES = 64
 # Of the output of one, for who asks again; the record has more.
-KEPT_BYTES = 1024 * 1024
+KEPT_BYTES = 256 * 1024
 # How long one that has ended can be asked for.
 KEPT_SECONDS = 30.0
 MOST_WAIT_SECONDS = 60.0
@@ -266,6 +269,27 @@ class Processes:
 
     async def _follow(self, process: Process, execution_id: UUID, log: EventLog) -> None:
         """Tell what it puts out, and how it ends."""
+        try:
+            has_put_out = await self._tell_output(process, log)
+            execution = await self._call(lambda: _end_of(execution_id))
+            for stream, data in _rest_of(execution, is_tty=process.is_tty, has_put_out=has_put_out):
+                await self._put(process, stream, data)
+            exit_code = execution.exit_code
+            if exit_code is None:
+                process.failure = execution.error_message or "The command was ended."
+        except Exception:
+            logger.exception("the end of execution %s cannot be sent", execution_id)
+            exit_code, process.failure = None, "The end of the command could not be read."
+        process.exit_code = _KILLED if exit_code is None else exit_code
+        ended = {"processId": process.id, "seq": process.next_seq(), "exitCode": process.exit_code}
+        await self._notify("process/exited", {**ended, "sandboxDenied": False})
+        process.is_closed = True
+        closing = {"processId": process.id, "seq": process.next_seq()}
+        await self._notify("process/closed", closing)
+        asyncio.get_running_loop().call_later(KEPT_SECONDS, self._by_id.pop, process.id, None)
+
+    async def _tell_output(self, process: Process, log: EventLog) -> bool:
+        """Tell what comes until nothing more does. Whether there was something."""
         after, has_put_out = 0, False
         while True:
             entries, is_all = log.read(after, _PIECE_BYTES)
@@ -281,18 +305,7 @@ class Processes:
         closed: Future[None] = Future()
         log.closed.bring(closed)
         await asyncio.wrap_future(closed)
-        execution = await self._call(lambda: _end_of(execution_id))
-        for stream, data in _rest_of(execution, is_tty=process.is_tty, has_put_out=has_put_out):
-            await self._put(process, stream, data)
-        process.exit_code = _KILLED if execution.exit_code is None else execution.exit_code
-        if execution.exit_code is None:
-            process.failure = execution.error_message or "The command was ended."
-        ended = {"processId": process.id, "seq": process.next_seq(), "exitCode": process.exit_code}
-        await self._notify("process/exited", {**ended, "sandboxDenied": False})
-        process.is_closed = True
-        closing = {"processId": process.id, "seq": process.next_seq()}
-        await self._notify("process/closed", closing)
-        asyncio.get_running_loop().call_later(KEPT_SECONDS, self._by_id.pop, process.id, None)
+        return has_put_out
 
     async def _put(self, process: Process, stream: str, data: bytes) -> None:
         await self._notify("process/output", process.put(stream, data))

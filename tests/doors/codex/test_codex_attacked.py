@@ -141,9 +141,10 @@ def test_who_loses_the_key_loses_the_connection(streaming_site: Site) -> None:
     with opened(streaming_site, path) as lost:
         assert lost.run("before", "echo yes") == (0, "yes\n")
         manage(streaming_site, "shell", "-c", _REVOKE.format(name="lost"))
-        with pytest.raises((Refused, Closed)):
+        with pytest.raises((Refused, Closed)) as problem:
             lost.run("after", "echo no")
-        assert lost.socket.wait_until_closed() == 1008
+        code = getattr(problem.value, "code", None)
+        assert 1008 in (code, lost.socket.wait_until_closed())
     assert denied(streaming_site, path) == 401
 
 
@@ -231,6 +232,7 @@ def test_what_is_not_known_is_answered_and_nothing_ends(
         '[{"id": 1, "method": "environment/info"}]',
         "[" * 100_000,
         "1" * 100_000,
+        '{"id": 1, "method": "environment/info", "params": [' + "{}," * 20_000 + "0]}",
         '{"id": 9, "method": "'
         + "m" * 10_000
         + "\ud800".encode("utf-8", "replace").decode()

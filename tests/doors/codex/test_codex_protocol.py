@@ -34,9 +34,10 @@ def last_record(site: Site) -> dict[str, object]:
     path = f"{EXECUTIONS}/{found['id']}"
     record: dict[str, object] = ask(site.service, "GET", path, key=site.alice).json
     with closing(sqlite3.connect(site.data_dir / "cofferdam.sqlite3", timeout=20)) as database:
-        query = "SELECT request_id FROM executions_execution ORDER BY created_at DESC LIMIT 1"
-        ((request_id,),) = database.execute(query).fetchall()
-    return {**record, "request_id": request_id}
+        columns = "code, request_id"
+        query = f"SELECT {columns} FROM executions_execution ORDER BY created_at DESC LIMIT 1"
+        ((code, request_id),) = database.execute(query).fetchall()
+    return {**record, "code": code, "request_id": request_id}
 
 
 def path_of(name: str) -> str:
