@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+# A tool's arguments are an object; those of a tool of free form are a text.
+Call = str | tuple[str, Mapping[str, Any] | str]
+
 
 class Model:
-    """Asks for each command in turn, and then says that it is done. `outputs` is what it was told
-    of them, and `tools` what it was offered."""
+    """Makes each call in turn, and then says that it is done. A call is the text of a command, or
+    the name of a tool with its arguments, in which `{session}` is the number that the last output
+    names. `outputs` is what it was told of them."""
 
-    def __init__(self, commands: Sequence[str]) -> None:
+    def __init__(self, calls: Sequence[Call]) -> None:
         self.outputs: list[str] = []
-        self.tools: list[str] = []
-        self._commands = list(commands)
+        self._calls = list(calls)
         model = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -40,19 +44,11 @@ class Model:
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}/v1"
 
     def answer(self, asked: dict[str, Any]) -> bytes:
-        self.tools = [each.get("name", each["type"]) for each in asked.get("tools", [])]
-        told = [each for each in asked["input"] if each.get("type") == "function_call_output"]
+        told = [each for each in asked["input"] if each.get("type", "").endswith("call_output")]
         self.outputs = [str(each["output"]) for each in told]
         number = len(told)
-        item: dict[str, Any]
-        if number < len(self._commands):
-            item = {
-                "type": "function_call",
-                "id": f"fc_{number}",
-                "call_id": f"call_{number}",
-                "name": "exec_command",
-                "arguments": json.dumps({"cmd": self._commands[number]}),
-            }
+        if number < len(self._calls):
+            item = self._item(number)
         else:
             said = [{"type": "output_text", "text": "All is done."}]
             item = {"type": "message", "id": "m1", "role": "assistant", "content": said}
@@ -65,11 +61,24 @@ class Model:
         lines = [f"event: {each['type']}\ndata: {json.dumps(each)}\n\n" for each in events]
         return "".join(lines).encode()
 
+    def _item(self, number: int) -> dict[str, Any]:
+        call = self._calls[number]
+        name, arguments = ("exec_command", {"cmd": call}) if isinstance(call, str) else call
+        known = {"id": f"fc_{number}", "call_id": f"call_{number}", "name": name}
+        if isinstance(arguments, str):
+            return {"type": "custom_tool_call", **known, "input": arguments}
+        named = re.search(r"session ID (\d+)", self.outputs[-1]) if self.outputs else None
+        filled = {
+            name: int(named[1]) if value == "{session}" and named else value
+            for name, value in arguments.items()
+        }
+        return {"type": "function_call", **known, "arguments": json.dumps(filled)}
+
 
 @contextmanager
-def scripted(*commands: str) -> Iterator[Model]:
+def scripted(*calls: Call) -> Iterator[Model]:
     """A model that is asked over a real socket."""
-    model = Model(commands)
+    model = Model(calls)
     serving = threading.Thread(target=model.server.serve_forever, args=(0.02,))
     serving.start()
     try:

@@ -5,16 +5,22 @@ from __future__ import annotations
 import os
 import sqlite3
 import subprocess
+from base64 import b64encode
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
+import httpx
 import pytest
 
+from tests.doors.codex.test_codex_attacked import make_key
 from tests.support.codex_door import manage
 from tests.support.codex_model import Model, scripted
+from tests.support.cut_relay import relayed
 from tests.support.raw_http import ask
 from tests.support.required import missing
 from tests.support.site import EXECUTIONS, Site
+from tests.support.waiting import wait_until
 
 CODEX = Path("/usr/local/lib/cofferdam-codex/codex")
 _CONFIG = """\
@@ -38,15 +44,20 @@ stream_max_retries = 0
 @pytest.fixture
 def home(streaming_site: Site, tmp_path: Path) -> Path:
     """Codex's own folder, with the block that the command prints."""
+    return make_home(streaming_site, tmp_path, streaming_site.service.port)
+
+
+def make_home(
+    site: Site, folder: Path, port: int, tenant: str = "wonderland", key: str = "attack"
+) -> Path:
     if not CODEX.exists():
         missing("Codex is not installed: .ci/install-codex")
-    found = tmp_path / "home"
+    found, work = folder / "home", folder / "work"
     found.mkdir()
-    url = f"ws://127.0.0.1:{streaming_site.service.port}"
-    work = tmp_path / "work"
     work.mkdir()
-    options = ("--tenant", "wonderland", "--key", "attack", "--url", url, "--folder", str(work))
-    (found / "environments.toml").write_text(manage(streaming_site, "codex_config", *options))
+    options = ("--tenant", tenant, "--key", key, "--url", f"ws://127.0.0.1:{port}")
+    block = manage(site, "codex_config", *options, "--folder", str(work))
+    (found / "environments.toml").write_text(block)
     return found
 
 
@@ -88,3 +99,51 @@ def test_its_command_runs_in_a_sandbox_and_the_model_is_told(
     assert (code, former, call) == (script, "call_0", "call_1")
     assert thread == same
     assert len(thread) == 36
+
+
+def test_a_program_is_written_to_while_it_runs(home: Path) -> None:
+    script = "read line; echo got $line; test -t 0 && echo terminal"
+    first = ("exec_command", {"cmd": script, "tty": True, "yield_time_ms": 1000})
+    second = ("write_stdin", {"session_id": "{session}", "chars": "hello\n"})
+    with scripted(first, second) as model:
+        run_codex(home, model)
+    assert "got hello" in model.outputs[1]
+    assert "terminal" in model.outputs[1]
+
+
+def test_what_a_policy_refuses_is_told_to_the_model(streaming_site: Site, tmp_path: Path) -> None:
+    make_key(streaming_site, "ruled", "ruled", {"languages": "python"})
+    port = streaming_site.service.port
+    with scripted("echo never") as model:
+        run_codex(make_home(streaming_site, tmp_path, port, "ruled", "ruled"), model)
+    assert "policy" in model.outputs[0]
+
+
+def test_a_broken_connection_loses_no_output(streaming_site: Site, tmp_path: Path) -> None:
+    script = "echo begun; until test -e go; do sleep 0.1; done; echo ended"
+    call = ("exec_command", {"cmd": script, "yield_time_ms": 30_000})
+    with relayed(streaming_site.service.port) as relay, ThreadPoolExecutor(1) as threads:
+        home = make_home(streaming_site, tmp_path, relay.port)
+        with scripted(call) as model:
+            running = threads.submit(run_codex, home, model)
+            begun = b64encode(b"begun\n")
+            wait_until(lambda: b"sandboxType" in relay.heard and begun in relay.heard, 60)
+            query = f"{EXECUTIONS}?limit=1"
+            found = ask(streaming_site.service, "GET", query, key=streaming_site.alice).json
+            session = found["results"][0]["session"]
+            relay.cut()
+            wait_until(lambda: relay.count == 2, 60)
+            path = f"/api/v1/sessions/{session}/files/content?path=go"
+            url = f"{streaming_site.service.url}{path}"
+            headers = {"X-API-Key": streaming_site.alice}
+            assert httpx.put(url, content=b"", headers=headers, verify=False).status_code < 300
+            running.result(120)
+    assert "begun\nended\n" in model.outputs[0]
+
+
+def test_a_patch_is_applied_to_the_files_of_the_session(home: Path) -> None:
+    patch = "*** Begin Patch\n*** Add File: made.txt\n+by a patch\n*** End Patch\n"
+    with scripted(f"apply_patch <<'EOF'\n{patch}EOF", "cat made.txt") as model:
+        run_codex(home, model, "--sandbox", "workspace-write")
+    assert "by a patch" in model.outputs[1]
+    assert not (home.parent / "work" / "made.txt").exists()
