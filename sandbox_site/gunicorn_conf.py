@@ -18,6 +18,7 @@ import signal
 import sys
 from contextlib import suppress
 from typing import Any
+from urllib.parse import unquote
 
 from gunicorn import glogging
 from gunicorn.arbiter import Arbiter
@@ -69,6 +70,14 @@ class Logger(glogging.Logger):  # type: ignore[misc]
 
     def setup(self, cfg: Any) -> None:
         logging.config.dictConfig(settings.LOGGING)
+
+    def access(self, resp: Any, req: Any, environ: Any, request_time: Any) -> None:
+        """A path of Codex's door may have a capability in it, however the path is written."""
+        raw = str(environ.get("RAW_URI", ""))
+        if "codex/" in unquote(unquote(raw)).lower():
+            masked = dict.fromkeys(("RAW_URI", "PATH_INFO"), "/codex/...")
+            environ = {**environ, **masked, "HTTP_REFERER": "-"}
+        super().access(resp, req, environ, request_time)
 
 
 logger_class = Logger

@@ -68,7 +68,7 @@ LANES: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "containers": ((), frozenset({"engine", "private_engine"})),
     "sandbox": (
         (
-            *("attacks", "docs", "clients", "site", "doors/e2b", "doors/mcp"),
+            *("attacks", "docs", "clients", "site", "doors/codex", "doors/e2b", "doors/mcp"),
             *(f"providers/{name}" for name in ("contract", "guest", "launchers", "local", "pool")),
         ),
         frozenset(

@@ -54,6 +54,7 @@ from sandbox_site.web.body import (
 )
 from sandbox_site.web.environ import make_environ
 from sandbox_site.web.places import RETRY_SECONDS, Place, Places, kind_of
+from sandbox_site.web.sockets import Sockets, is_door
 from sandbox_site.web.threads import HandlerThreads, LaneFull
 
 logger = logging.getLogger(__name__)
@@ -76,6 +77,7 @@ PIECE_BYTES = 256 * 1024
 FETCH_SECONDS = 0.05
 # A stream that has nothing is asked again after so long: the first time, and at most.
 ASK_SECONDS, ASK_MOST_SECONDS = 0.005, 0.25
+_NO_SOCKET = Refused(426, "This address is for WebSockets. See docs/executors.md.")
 
 
 class Bridge:
@@ -94,6 +96,12 @@ class Bridge:
         self._threads = HandlerThreads(count, {API: most, PAGES: most})
         apart = {HEALTH: 1, READY: 1, STRANGERS: _THREADS_OF_STRANGERS}
         self._apart = {lane: HandlerThreads(most, {lane: most}) for lane, most in apart.items()}
+        self._sockets = Sockets(
+            self._places,
+            lambda job, has_begun, owner: self._threads.submit(
+                API, job, has_begun=has_begun, owner=owner
+            ),
+        )
         self._waiting = 0
         self._lock = threading.Lock()
 
@@ -102,7 +110,8 @@ class Bridge:
         """What is begun and not done, whether clients still wait for it or not: jobs of threads,
         and requests whose work waits without one."""
         # In this order: a request is counted as waiting before its job ends.
-        return self._threads.open + self._apart[STRANGERS].open + self._waiting
+        waiting = self._waiting + self._sockets.working
+        return self._threads.open + self._apart[STRANGERS].open + waiting
 
     def drain(self, seconds: float) -> bool:
         """Wait until everything has been answered. Whether it has."""
@@ -113,8 +122,15 @@ class Bridge:
 
     async def __call__(self, scope: Mapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            # There are no WebSockets here; the server makes a 403 of it.
-            await send({"type": "websocket.close"})
+            if scope["type"] == "websocket" and is_door(scope["path"]):
+                await self._sockets.serve(cast("dict[str, Any]", scope), receive, send)
+            else:
+                # The server makes a 403 of it.
+                await send({"type": "websocket.close"})
+            return
+        if is_door(scope["path"]):
+            # Not for Django: what stands in the path may be a key, and belongs into no page or log.
+            await _send_refusal(_NO_SOCKET, send, has_body=scope["method"] != "HEAD")
             return
         environ = make_environ(scope, io.BytesIO())
         key_text = key_text_in(environ)
@@ -550,7 +566,7 @@ def _refusal(refusal: Refused | LaneFull | RateLimited) -> HttpResponse:
         refusal = Refused(503, "The service has more requests than it can handle.", 5)
     elif isinstance(refusal, RateLimited):
         refusal = Refused(429, refusal.message, RETRY_SECONDS)
-    codes = {408: "request_timeout", 413: "SB002", 429: "SB008", 503: "SB009"}
+    codes = {408: "request_timeout", 413: "SB002", 426: "bad_request", 429: "SB008", 503: "SB009"}
     known = {"ran": False} if refusal.status == 503 else {}
     response = _error(refusal.status, codes[refusal.status], refusal.message, **known)
     if refusal.retry_after is not None:

@@ -22,6 +22,7 @@ from gunicorn.workers import gasgi
 
 from providers import draining
 from sandbox_site.client_address import counted_address
+from sandbox_site.web import frames
 from sandbox_site.web.places import RETRY_SECONDS, most_connections, spare_of
 from sandbox_site.web.stopping import Stopping, is_readable
 
@@ -304,3 +305,4 @@ class Worker(gasgi.ASGIWorker):  # type: ignore[misc]
 
 
 gasgi.ASGIProtocol = Connection
+frames.install()

@@ -1,0 +1,346 @@
+"""The processes of one attachment: each is a command of its session, and an execution.
+
+What a process puts out has numbers, and is kept for a while for a client that asks again. All of it
+is state of the event loop; what needs a database is done by `call`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from base64 import b64encode
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+from uuid import UUID
+
+from executions.doors.codex.messages import (
+    INVALID_REQUEST,
+    Failure,
+    Paths,
+    Read,
+    Start,
+    Write,
+    plain,
+)
+from executions.kernel.coroutines import Coroutine
+from executions.runs import event_stream
+from executions.runs.advice import advice_text
+from executions.runs.event_log import STREAMS, EventLog
+from executions.runs.models import Execution
+from executions.sessions import cells
+from executions.sessions.background_commands import record_if_ended
+from executions.sessions.models import Session
+from executions.sessions.requests import CommandRequest, TerminalSize
+from providers import draining
+from providers.sandbox import below_workspace
+from providers.slices import decoded
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Of one attachment, those that have ended lately included.
+MOST_PROCESSES = 64
+# Of the output of one, for who asks again; the record has more.
+KEPT_BYTES = 256 * 1024
+# How long one that has ended can be asked for.
+KEPT_SECONDS = 30.0
+MOST_WAIT_SECONDS = 60.0
+# Writes that are known again when a client repeats one after a broken connection.
+MOST_WRITES = 256
+_PIECE_BYTES = 64 * 1024
+_WRITE_BYTES = 32 * 1024
+_LOOK_SECONDS = 1.0
+_LEFT_OUT = b"\n[output truncated: there was more than is kept]\n"
+_SHELLS = ("bash", "/bin/bash", "/usr/bin/bash")
+_SCRIPT = (("-lc",), ("-c",), ("-l", "-c"))
+# Of one that has no code of its own: as the shell has it for what was killed.
+_KILLED = 137
+
+Notify = Callable[[str, Mapping[str, Any]], Awaitable[None]]
+
+
+class Call(Protocol):
+    """Has work done on threads, and returns what it comes to."""
+
+    async def __call__(self, work: Callable[[], Coroutine[T]], /) -> T: ...
+
+
+def command_of(wanted: Start, paths: Paths, agent: str) -> CommandRequest:
+    """Return what is to be started. Raises Failure and InvalidConfiguration.
+
+    The file permissions that a client wishes for (`sandbox`) are about its user's machine. They are
+    not carried out here: the answer says so, and the sandbox of the session holds in any case.
+    """
+    if not wanted.argv:
+        raise Failure(INVALID_REQUEST, "argv must not be empty")
+    if wanted.arg0 not in (None, wanted.argv[0]):
+        raise Failure(INVALID_REQUEST, "arg0: Another name for the program is not supported.")
+    if wanted.network_proxy is not None:
+        raise Failure(INVALID_REQUEST, "networkProxy: The network is the session's own.")
+    path = paths.to_path(wanted.cwd, "cwd")
+    below = below_workspace(path)
+    argv, script = wanted.argv, ""
+    if argv[0] in _SHELLS and tuple(argv[1:-1]) in _SCRIPT and argv[-1]:
+        # As the shell's own text a command is looked at and recorded as such.
+        argv, script = [], argv[-1]
+    policy = wanted.env_policy.set if wanted.env_policy else {}
+    metadata = wanted.metadata
+    return CommandRequest(
+        command=argv,
+        shell=script,
+        cwd=path if below is None else below,
+        env={**policy, **wanted.env},
+        stdin=wanted.pipe_stdin and not wanted.tty,
+        pty=TerminalSize(cols=80, rows=24) if wanted.tty else None,
+        background=True,
+        agent=agent,
+        conversation=plain(metadata.thread_id, 255) if metadata else "",
+    )
+
+
+class Process:
+    """One, from when its client names it until nobody can ask for it any more."""
+
+    def __init__(self, wanted: Start) -> None:
+        self.id = wanted.process_id
+        self.is_tty = wanted.tty
+        self.takes_input = wanted.tty or wanted.pipe_stdin
+        self.pid: int | None = None
+        self.exit_code: int | None = None
+        self.failure: str | None = None
+        self.is_closed = False
+        self.writing = asyncio.Lock()
+        self.writes: deque[str] = deque(maxlen=MOST_WRITES)
+        self._chunks: deque[tuple[int, str, bytes]] = deque()
+        self._kept = 0
+        self._seq = 0
+        self._changed = asyncio.Event()
+
+    @property
+    def is_running(self) -> bool:
+        return self.pid is not None and self.exit_code is None
+
+    def next_seq(self) -> int:
+        self._seq += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+        return self._seq
+
+    def put(self, stream: str, data: bytes) -> dict[str, Any]:
+        """Keep a piece of its output. Return what its client is told."""
+        name = "pty" if self.is_tty else stream
+        seq = self.next_seq()
+        self._chunks.append((seq, name, data))
+        self._kept += len(data)
+        while self._kept > KEPT_BYTES:
+            self._kept -= len(self._chunks.popleft()[2])
+        return {"processId": self.id, **_chunk(seq, name, data)}
+
+    async def wait(self, wanted: Read) -> None:
+        """Wait until there is something new, or for as long as the client waits."""
+        seconds = min((wanted.wait_ms or 0) / 1000, MOST_WAIT_SECONDS)
+        if self._seq > (wanted.after_seq or 0) or self.is_closed or not seconds:
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), seconds)
+
+    def read(self, wanted: Read) -> dict[str, Any]:
+        """Return what has come after a number, as far as it is kept."""
+        found: list[dict[str, Any]] = []
+        after, size = wanted.after_seq or 0, 0
+        most = KEPT_BYTES if wanted.max_bytes is None else wanted.max_bytes
+        next_seq = self._seq + 1
+        for seq, name, data in self._chunks:
+            if seq <= after:
+                continue
+            if found and size + len(data) > most:
+                next_seq = found[-1]["seq"] + 1
+                break
+            size += len(data)
+            found.append(_chunk(seq, name, data))
+        return {
+            "chunks": found,
+            "nextSeq": next_seq,
+            "exited": self.exit_code is not None,
+            "exitCode": self.exit_code,
+            "closed": self.is_closed,
+            "failure": self.failure,
+            "sandboxDenied": False,
+        }
+
+
+def _chunk(seq: int, name: str, data: bytes) -> dict[str, Any]:
+    return {"seq": seq, "stream": name, "chunk": b64encode(data).decode()}
+
+
+Started = tuple[Execution, EventLog]
+Run = Callable[[CommandRequest], Coroutine[Started]]
+OnSession = Callable[[Callable[[Session], Coroutine[Any]]], Awaitable[Any]]
+
+
+class Processes:
+    """Those of one attachment. `notify` tells whoever is attached."""
+
+    def __init__(self, call: Call, notify: Notify) -> None:
+        self._call = call
+        self._notify = notify
+        self._by_id: dict[str, Process] = {}
+        self._following: set[asyncio.Task[None]] = set()
+        self._has_ended = False
+
+    def find(self, process_id: str) -> Process:
+        """Raises Failure for one that is not there, or is only being started."""
+        process = self._by_id.get(process_id)
+        if process is None:
+            raise Failure(INVALID_REQUEST, f"unknown process id {process_id[:256]}")
+        if process.pid is None:
+            raise Failure(INVALID_REQUEST, f"process id {process_id} is starting")
+        return process
+
+    async def start(
+        self, wanted: Start, run: Callable[[], Awaitable[Started]], on_session: OnSession
+    ) -> dict[str, Any]:
+        """Start one. Raises Failure, and what `run` does; it was not named then."""
+        if wanted.process_id in self._by_id:
+            raise Failure(INVALID_REQUEST, f"process {wanted.process_id} already exists")
+        if len(self._by_id) >= MOST_PROCESSES:
+            raise Failure(INVALID_REQUEST, f"There are {MOST_PROCESSES} processes. End one.")
+        process = self._by_id[wanted.process_id] = Process(wanted)
+        try:
+            execution, log = await run()
+        except BaseException:
+            del self._by_id[process.id]
+            raise
+        process.pid = execution.pid
+        following = asyncio.create_task(self._follow(process, execution.pk, log))
+        self._following.add(following)
+        following.add_done_callback(self._following.discard)
+        if self._has_ended:
+            # Its client left while it was being started.
+            await on_session(lambda session: _kill(session, process))
+        return {"processId": process.id, "sandboxType": "none"}
+
+    async def write(self, wanted: Write, on_session: OnSession) -> dict[str, Any]:
+        """Write to the input of one, in the order in which it was asked for."""
+        process = self._by_id.get(wanted.process_id)
+        if process is None:
+            return {"status": "unknownProcess"}
+        if process.pid is None:
+            return {"status": "starting"}
+        if not process.takes_input or process.exit_code is not None:
+            return {"status": "stdinClosed"}
+        try:
+            data = decoded(wanted.chunk)
+        except ValueError as error:
+            raise Failure(INVALID_REQUEST, f"chunk: {error}") from None
+        async with process.writing:
+            if not (wanted.write_id and wanted.write_id in process.writes):
+                await on_session(lambda session: _write(session, process.pid or 0, data))
+                process.writes.append(wanted.write_id)
+        return {"status": "accepted"}
+
+    async def signal(self, process: Process, name: str, on_session: OnSession) -> bool:
+        """Send a signal to one that runs. False where it does not."""
+        if not process.is_running:
+            return False
+        pid = process.pid or 0
+        return bool(await on_session(lambda session: cells.send_signal(session, pid, name)))
+
+    def of(self, process_id: str) -> Process | None:
+        """One that runs, or has ended lately."""
+        process = self._by_id.get(process_id)
+        return process if process is not None and process.pid is not None else None
+
+    async def end(self, on_session: OnSession) -> None:
+        """End all that run: nobody is attached any more, and nobody comes back."""
+        self._has_ended = True
+        running = [each for each in self._by_id.values() if each.is_running]
+        if running:
+
+            async def kill(session: Session) -> None:
+                for each in running:
+                    await _kill(session, each)
+
+            await on_session(kill)
+
+    async def _follow(self, process: Process, execution_id: UUID, log: EventLog) -> None:
+        """Tell what it puts out, and how it ends."""
+        try:
+            has_put_out = await self._tell_output(process, log)
+            execution = await self._call(lambda: _end_of(execution_id))
+            for stream, data in _rest_of(execution, is_tty=process.is_tty, has_put_out=has_put_out):
+                await self._put(process, stream, data)
+            exit_code = execution.exit_code
+            if exit_code is None:
+                process.failure = execution.error_message or "The command was ended."
+        except Exception:
+            logger.exception("the end of execution %s cannot be sent", execution_id)
+            exit_code, process.failure = None, "The end of the command could not be read."
+        process.exit_code = _KILLED if exit_code is None else exit_code
+        ended = {"processId": process.id, "seq": process.next_seq(), "exitCode": process.exit_code}
+        await self._notify("process/exited", {**ended, "sandboxDenied": False})
+        process.is_closed = True
+        closing = {"processId": process.id, "seq": process.next_seq()}
+        await self._notify("process/closed", closing)
+        asyncio.get_running_loop().call_later(KEPT_SECONDS, self._by_id.pop, process.id, None)
+
+    async def _tell_output(self, process: Process, log: EventLog) -> bool:
+        """Tell what comes until nothing more does. Whether there was something."""
+        after, has_put_out = 0, False
+        while True:
+            entries, is_all = log.read(after, _PIECE_BYTES)
+            for entry in entries:
+                after = entry.seq
+                if entry.type in STREAMS and entry.data:
+                    has_put_out = True
+                    await self._put(process, entry.type, entry.data)
+            if is_all:
+                break
+            if not entries:
+                await asyncio.wrap_future(log.next_change(after))
+        closed: Future[None] = Future()
+        log.closed.bring(closed)
+        await asyncio.wrap_future(closed)
+        return has_put_out
+
+    async def _put(self, process: Process, stream: str, data: bytes) -> None:
+        await self._notify("process/output", process.put(stream, data))
+
+
+async def _write(session: Session, pid: int, data: bytes) -> None:
+    for at in range(0, len(data), _WRITE_BYTES):
+        await cells.write_input(session, pid, data[at : at + _WRITE_BYTES], close=False)
+
+
+async def _kill(session: Session, process: Process) -> bool:
+    return await cells.send_signal(session, process.pid or 0, "SIGKILL")
+
+
+async def _end_of(execution_id: UUID) -> Execution:
+    """Its record once that is closed. One that nobody follows is looked after here."""
+    while True:
+        execution = Execution.objects.select_related("session").get(pk=execution_id)
+        if execution.finished_at is not None or draining.is_ending():
+            return execution
+        await event_stream.wait_for_end(execution_id, _LOOK_SECONDS)
+        session = execution.session
+        if session is not None and session.is_living:
+            await record_if_ended(session, execution)
+
+
+def _rest_of(execution: Execution, *, is_tty: bool, has_put_out: bool) -> list[tuple[str, bytes]]:
+    """What its client is told beside what was heard of it."""
+    found: list[tuple[str, bytes]] = []
+    if not has_put_out:
+        found += [(name, getattr(execution, name).encode()) for name in STREAMS]
+    if execution.stdout_truncated or execution.stderr_truncated:
+        found.append(("stderr", _LEFT_OUT))
+    if execution.exit_code is None:
+        found.append(("stderr", f"{execution.error_message}\n".encode()))
+    elif not is_tty:
+        found.append(("stderr", advice_text(execution).encode()))
+    return [(name, data) for name, data in found if data.strip()]
