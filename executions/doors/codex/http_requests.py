@@ -10,13 +10,14 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 from uuid import uuid4
 
 from pydantic import Field
 
 from executions.doors.codex.filesystem import read_bytes
 from executions.doors.codex.messages import INTERNAL, INVALID_REQUEST, Failure, Params
+from executions.kernel.declarations import Members
 from executions.runs.requests import Caller
 from executions.sessions import cells, files
 from executions.sessions.models import Session
@@ -62,7 +63,7 @@ class HttpRequest(Params):
     method: str = Field(pattern="^[A-Z]{1,16}$")
     url: str = Field(pattern="^[Hh][Tt][Tt][Pp][Ss]?://", max_length=8192)
     request_id: str = Field(max_length=256)
-    headers: list[Header] = Field(default_factory=list, max_length=100)
+    headers: Annotated[list[Header], Members(100)] = Field(default_factory=list)
     body_base64: str | None = None
     timeout_ms: int | None = Field(default=None, gt=0)
     redirect_policy: str = "follow"

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic.alias_generators import to_camel
 
 from executions.doors.native.frame import to_database_error
+from executions.kernel.declarations import MAX_ENVIRONMENT, Members
 from executions.kernel.text import is_storable
+from executions.sessions.requests import MOST_ARGUMENTS
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.runtime.pool.template import WORKSPACE
 from providers.sandbox import below_workspace
@@ -23,6 +25,7 @@ NOBODY = -1
 MOST_PATH = 4096
 
 T = TypeVar("T", bound=BaseModel)
+Variables = Annotated[dict[str, str], Members(MAX_ENVIRONMENT)]
 
 
 class Failure(Exception):
@@ -50,7 +53,7 @@ class Initialize(Params):
 class EnvPolicy(Params):
     # What the process gets in any case. The rest is about what it inherits, and there is nothing
     # of ours to be inherited in a sandbox.
-    set: dict[str, str] = Field(default_factory=dict)
+    set: Variables = Field(default_factory=dict)
 
 
 class Metadata(Params):
@@ -60,9 +63,9 @@ class Metadata(Params):
 
 class Start(Params):
     process_id: str = Field(min_length=1, max_length=256)
-    argv: list[str]
+    argv: Annotated[list[str], Members(MOST_ARGUMENTS)]
     cwd: str
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Variables = Field(default_factory=dict)
     env_policy: EnvPolicy | None = None
     tty: bool = False
     pipe_stdin: bool = False
