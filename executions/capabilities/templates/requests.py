@@ -93,7 +93,14 @@ _SAYS: JsonDict = {
                 {"properties": {"apt": {"maxItems": 0}}},
                 {"required": ["base"], "properties": {"base": {"pattern": f"^{IMAGE}"}}},
             ]
-        }
+        },
+        # A source is built for this machine's programs.
+        "build": {
+            "anyOf": [
+                {"properties": {"build": {"maxItems": 0}}},
+                {"properties": {"base": {"maxLength": 0}}},
+            ]
+        },
     },
 }
 

@@ -17,6 +17,7 @@ from executions.doors.codex.messages import ALREADY_ATTACHED, Failure
 from executions.doors.codex.processes import Call, Processes
 from executions.kernel.coroutines import Coroutine
 from executions.sessions.models import Session
+from executions.sessions.queries import sessions_of
 from providers.errors import SandboxError
 
 logger = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ class Attachment:
         to end what is there."""
 
         async def work() -> None:
-            session = Session.objects.filter(pk=self.session_id, closed_at=None).first()
+            session = sessions_of(None).filter(pk=self.session_id, closed_at=None).first()
             if session is not None and session.state == Session.State.OPEN:
                 await use(session)
 

@@ -30,6 +30,7 @@ from executions.runs import event_stream
 from executions.runs.advice import advice_text
 from executions.runs.event_log import STREAMS, EventLog
 from executions.runs.models import Execution
+from executions.runs.results import executions_of
 from executions.sessions import cells
 from executions.sessions.background_commands import record_if_ended
 from executions.sessions.models import Session
@@ -323,7 +324,7 @@ async def _kill(session: Session, process: Process) -> bool:
 async def _end_of(execution_id: UUID) -> Execution:
     """Its record once that is closed. One that nobody follows is looked after here."""
     while True:
-        execution = Execution.objects.select_related("session").get(pk=execution_id)
+        execution = executions_of(None).select_related("session").get(pk=execution_id)
         if execution.finished_at is not None or draining.is_ending():
             return execution
         await event_stream.wait_for_end(execution_id, _LOOK_SECONDS)
