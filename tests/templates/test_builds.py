@@ -12,7 +12,7 @@ from django.utils import timezone
 
 from executions.capabilities.network.models import NetworkList
 from executions.capabilities.retention import service as retention
-from executions.capabilities.templates import builds, downloads
+from executions.capabilities.templates import build, builds, downloads
 from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.capabilities.templates.names import store
 from executions.kernel.coroutines import run_sync
@@ -184,7 +184,7 @@ def test_a_build_that_is_cancelled_while_it_fetches_leaves_nothing(
     alice: Caller, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     version = request(alice.tenant)
-    monkeypatch.setattr(builds, "_SAY_EVERY", 0.0)
+    monkeypatch.setattr(build, "_SAY_EVERY", 0.0)
 
     def cancelling(network: Any, keep_on: Callable[[], None]) -> Any:
         fetch = downloads.fetcher(network, keep_on)
@@ -195,7 +195,7 @@ def test_a_build_that_is_cancelled_while_it_fetches_leaves_nothing(
 
         return fetch_and_cancel
 
-    monkeypatch.setattr(builds, "fetcher", cancelling)
+    monkeypatch.setattr(build, "fetcher", cancelling)
     finished(version)
     assert (version.state, version.digest) == ("cancelled", "")
     assert version.problem == "Cancelled by key:test."

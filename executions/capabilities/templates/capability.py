@@ -13,7 +13,7 @@ from django.urls import URLPattern, path
 
 from executions.capabilities.network.credentials import within
 from executions.capabilities.templates import defaults, names
-from executions.capabilities.templates.builds import COMMANDS
+from executions.capabilities.templates.build import COMMANDS
 from executions.capabilities.templates.names import Chosen
 from executions.kernel.declarations import refuse
 from executions.runs.advice import missed_by

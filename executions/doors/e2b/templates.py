@@ -28,6 +28,7 @@ from executions.capabilities.templates.requests import (
     own_template_of,
     template_of,
 )
+from executions.capabilities.templates.tags import assign_tags, remove_tags
 from executions.doors.e2b.connect import USUAL, Refused, invalid
 from executions.doors.e2b.sandboxes import SandboxApiView
 from executions.doors.e2b.template_steps import Steps, base_of
@@ -237,12 +238,12 @@ class TagsView(_TemplateApiView):
     def post(self, request: Request) -> HttpResponse:
         by, tags = self.maker(), self.texts("tags")
         version = self._version(self.text("target"))
-        builds.assign_tags(version, tags, by)
+        assign_tags(version, tags, by)
         return json_response({"buildID": str(version.pk), "tags": tags}, 201)
 
     def delete(self, request: Request) -> HttpResponse:
         by = self.maker()
-        builds.remove_tags(self.own(self.text("name")), self.texts("tags"), by)
+        remove_tags(self.own(self.text("name")), self.texts("tags"), by)
         return HttpResponse(status=204)
 
     def _version(self, target: str) -> TemplateVersion:
