@@ -95,6 +95,9 @@ class Connection(ASGIProtocol):  # type: ignore[misc]
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        if self._flow_control:
+            # Whoever waits for room to write finds out that there is no peer any more.
+            self._flow_control.resume_writing()
         self.worker.settle(self)
         self.worker.ending.pop(self, None)
         for timer in (self._header_timer, self._send_timer, self._linger_timer):

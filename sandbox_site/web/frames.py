@@ -51,6 +51,11 @@ class WebSocket(websocket.WebSocketProtocol):  # type: ignore[misc]
         self._heard_at = time.monotonic()
         super().feed_data(data)
 
+    def feed_eof(self) -> None:
+        super().feed_eof()
+        # What is sent from now on is for nobody.
+        self.closed = True
+
     async def _watch(self) -> None:
         while not self.closed:
             await asyncio.sleep(QUIET_SECONDS)

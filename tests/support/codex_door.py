@@ -9,6 +9,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from tests.support.site import Site
 
 TEXT, CLOSE, PING, PONG = 1, 8, 9, 10
 CWD = "file:///workspace"
+SECONDS = 60.0
 
 
 class Denied(Exception):
@@ -143,8 +145,9 @@ class Client:
 
     def answer_to(self, request_id: Any) -> Any:
         """Raises Refused."""
+        until = time.monotonic() + SECONDS
         while request_id not in self._answers:
-            self._take()
+            self._take(until)
         answer = self._answers.pop(request_id)
         if "error" in answer:
             raise Refused(answer["error"]["code"], answer["error"]["message"])
@@ -166,12 +169,13 @@ class Client:
 
     def wait_for(self, method: str, process_id: str) -> dict[str, Any]:
         """The first notification of this kind about a process."""
+        until = time.monotonic() + SECONDS
         while True:
             for each in self.told:
                 if each["method"] == method and each["params"].get("processId") == process_id:
                     found: dict[str, Any] = each["params"]
                     return found
-            self._take()
+            self._take(until)
 
     def output(self, process_id: str, stream: str = "stdout") -> str:
         """What a process has put out, once it has ended."""
@@ -190,7 +194,8 @@ class Client:
         text = self.output(process_id)
         return self.wait_for("process/exited", process_id)["exitCode"], text
 
-    def _take(self) -> None:
+    def _take(self, until: float) -> None:
+        assert time.monotonic() < until, "nothing of what is waited for has come"
         opcode, payload = self.socket.read_frame()
         if opcode == PING:
             self.socket.send_frame(PONG, payload)

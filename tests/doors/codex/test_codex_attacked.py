@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import socket
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import Iterator
 
 import pytest
@@ -12,7 +11,6 @@ import pytest
 from tests.doors.codex.test_codex_protocol import refused
 from tests.support.codex_door import (
     CWD,
-    TEXT,
     Client,
     Closed,
     Denied,
@@ -315,27 +313,34 @@ def test_a_key_has_so_many_connections(streaming_site: Site) -> None:
 
 
 def test_a_peer_that_never_reads_is_cut_off(streaming_site: Site, path: str) -> None:
-    """The service gives it WEB_SEND_SECONDS, and holds little of what it asked for."""
+    """The service gives it WEB_SEND_SECONDS, and holds little of what it asked for. What it started
+    is there for whoever comes next, and goes on."""
     with opened(streaming_site, path) as idle:
         assert idle.run("big", "head -c 3000000 /dev/zero > big")[0] == 0
         session_id = _session_of(streaming_site)
         idle.socket.raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        for number in range(20):
-            asked = {"id": number, "method": "fs/readFile", "params": {"path": f"{CWD}/big"}}
-            idle.socket.send_frame(TEXT, json.dumps(asked).encode())
+        for _ in range(20):
+            idle.begin("fs/readFile", path=f"{CWD}/big")
+        script = ["bash", "-c", "echo stuck; read line; echo got $line"]
+        wanted = {"argv": script, "cwd": CWD, "env": {}, "tty": False, "pipeStdin": True}
+        idle.begin("process/start", processId="stuck", **wanted)
+        other = Client(streaming_site.service, path)
 
         def is_cut_off() -> bool:
-            other = Client(streaming_site.service, path)
             try:
                 other.initialize(resumeSessionId=session_id)
             except Refused as error:
                 return error.code != -32010
-            else:
-                return True
-            finally:
-                other.close()
+            return True
 
         wait_until(is_cut_off, 60)
+        line = b64encode(b"it\n").decode()
+        written = other.call("process/write", processId="stuck", chunk=line, writeId="1")
+        assert written == {"status": "accepted"}
+        other.wait_for("process/closed", "stuck")
+        seen = other.call("process/read", processId="stuck")["chunks"]
+        assert b"".join(b64decode(each["chunk"]) for each in seen) == b"stuck\ngot it\n"
+        other.close()
         assert ask(streaming_site.service, "GET", "/healthz").status == 200
 
 
