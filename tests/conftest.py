@@ -41,6 +41,7 @@ hypothesis.settings.load_profile("suite")
 TESTS = Path(__file__).parent
 
 pytest_plugins = [
+    "tests.support.file_scheduling",
     "tests.support.provider_fixtures",
     "tests.support.bound_updates",
     "tests.support.sandboxes",
