@@ -393,6 +393,10 @@ class Connection:
         try:
             await exchange.carry(request, placed.path, placed.headers)
             attempt = partial(self._work.attempt, "allowed", verdict)
+        except asyncio.CancelledError:
+            if self._hold.is_answered:
+                attempt = partial(self._work.attempt, "allowed", verdict)
+            raise
         except (h11.ProtocolError, OSError, Unmaskable) as error:
             why = "packed" if isinstance(error, Unmaskable) else "unreachable"
             attempt = partial(self._work.attempt, "failed", verdict, why)

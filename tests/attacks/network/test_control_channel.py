@@ -17,7 +17,7 @@ import pytest
 from providers.addresses import Allowed
 from providers.network import Attempt
 from providers.runtime.guest import wire
-from providers.runtime.network.gates import Gate
+from providers.runtime.network.gates import Gate, Hold
 from providers.runtime.network.proxy import Proxy, _OpenGate
 from providers.runtime.network.resolving import Dialer
 from tests.attacks.network.proxied import (
@@ -171,6 +171,22 @@ def test_an_answer_is_noted_before_its_program_has_the_end_of_it(
     assert door.only().outcome == "allowed"
     assert seen == [True]
     assert not any(hold.is_answered for hold in door.gate._holds)
+
+
+def test_what_was_answered_is_no_failure_where_its_gate_closes_just_then(
+    proxied: Proxied, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note = Hold.note_answer
+
+    def close_then(hold: Hold) -> None:
+        note(hold)
+        hold.end()
+
+    monkeypatch.setattr(Hold, "note_answer", close_then)
+    upstream = proxied.upstream(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+    door = proxied.door(allowing(upstream.rule))
+    assert door.talk(get(upstream.host, upstream.port)).endswith(b"ok")
+    assert door.only().outcome == "allowed"
 
 
 def test_a_frame_that_cannot_be_read_ends_the_process() -> None:
