@@ -24,6 +24,7 @@ from executions.runs import heartbeat
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import ApiKey, Tenant
 from providers.local import service as local_service
+from providers.runtime.launchers import images
 from providers.services import probing, trial
 from providers.services.settings_cache import forget_all
 from sandbox_site import strangers
@@ -128,6 +129,14 @@ def pytest_runtest_teardown() -> None:
     """What is saved or done behind an answer is done before the test's rows go."""
     assert background.wait_for_keyed_work(60)
     assert background.wait_until_idle(60)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_sync() -> Iterator[None]:
+    """Images are not written out: that waits for all that the other tests write."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(images, "_sync", lambda folder: None)
+        yield
 
 
 @pytest.fixture(scope="session")

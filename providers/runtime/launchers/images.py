@@ -7,6 +7,7 @@ its layers, and `names.json`. Names change and folders are made and removed by w
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import json
 import os
@@ -187,8 +188,7 @@ class ImageStore:
         staging = Path(tempfile.mkdtemp(prefix="staging-", dir=self._folder))
         try:
             unpack(archive, staging)
-            # A machine that fails must not leave a whole image without its contents.
-            os.sync()
+            _sync(staging)
             staging.rename(self._place(archive.digest))
         except BaseException:
             shutil.rmtree(staging, ignore_errors=True)
@@ -206,6 +206,18 @@ class ImageStore:
                 continue
             finally:
                 os.close(handle)
+
+
+def _sync(folder: Path) -> None:
+    """Write out the file system of a folder: a machine that fails must not leave a whole image
+    without its contents. Raises OSError."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        # Not `os.sync`, which waits for all file systems, also for those that do not answer.
+        if ctypes.CDLL(None, use_errno=True).syncfs(handle):
+            raise OSError(ctypes.get_errno(), "syncfs")
+    finally:
+        os.close(handle)
 
 
 def _missing(name: str) -> ProviderUnavailable:
