@@ -71,7 +71,8 @@ LANES: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "sandbox": (
         (
             *("attacks", "docs", "clients", "site", "doors/codex", "doors/e2b", "doors/mcp"),
-            *(f"providers/{name}" for name in ("contract", "guest", "launchers", "local", "pool")),
+            *(f"providers/{name}" for name in ("contract", "guest", "launchers", "local")),
+            *(f"providers/{name}" for name in ("network", "pool", "templates")),
         ),
         frozenset(
             {
