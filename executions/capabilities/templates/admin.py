@@ -63,7 +63,8 @@ class TemplateForm(_Form):
     declaration = forms.CharField(
         widget=UnfoldAdminTextareaWidget(attrs={"rows": 14, "spellcheck": "false"}),
         strip=False,
-        help_text="TOML with python, npm, environment, files, network, limits and build.",
+        help_text="TOML with base, python, npm, apt, build, environment, files, run, start, ready, "
+        "network and limits.",
     )
     refresh = forms.BooleanField(
         label="Newest packages",
