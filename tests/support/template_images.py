@@ -136,9 +136,13 @@ class DockerImages:
             # Of a pool that was killed.
             if each["ImageID"] in of_ours:
                 self._engine.remove(each["Id"])
-        for each in sorted(of_ours, key=lambda each: -found[each]["Created"]):
-            with suppress(docker.errors.ImageNotFound):
-                api.remove_image(each, force=True)
+        while of_ours:
+            # Those first of which no other was made; their times are whole seconds.
+            last = of_ours - {found[each]["ParentId"] for each in of_ours}
+            for each in last:
+                with suppress(docker.errors.ImageNotFound):
+                    api.remove_image(each, force=True)
+            of_ours -= last
         api.close()
         self._engine.close()
 
