@@ -202,11 +202,16 @@ class Build:
             return built
         first = files.build(replace(declaration, run=()), lock, fetch, self.tell, base=base)
         try:
+            if declaration.apt:
+                self._try(first.digest)
             left = self._run_commands(declaration, first.digest)
             with left.file.open("rb") as workspace:
-                return files.build(declaration, lock, fetch, self.tell, workspace, base)
+                built = files.build(declaration, lock, fetch, self.tell, workspace, base)
         finally:
             self._remove_unused(first.digest)
+        if declaration.apt:
+            self._try(built.digest)
+        return built
 
     def _try(self, digest: str) -> None:
         """Have a sandbox with it, for which its packages are installed, where none had it before.
