@@ -110,7 +110,7 @@ lock: venv ## Compile requirements*.in (ARGS="--upgrade" for newer versions)
 	done
 	@cd providers/self_managed/images/nodejs && cp ../../../local/node_packages.json package-lock.json && \
 		npm $(if $(findstring --upgrade,$(ARGS)),update,install) --package-lock-only --ignore-scripts --no-audit --no-fund \
-			--omit-lockfile-registry-resolved=false && mv package-lock.json ../../../local/node_packages.json
+			--omit-lockfile-registry-resolved && mv package-lock.json ../../../local/node_packages.json
 
 bundle: venv ## Make one archive in var/ that installs without a network (ARGS: bundle/build.py's)
 	@$(PY) bundle/build.py $(ARGS)

@@ -24,7 +24,7 @@ from providers.templates.lock import Lock, LockedPackage
 
 LOCK_FILE = Path(__file__).with_suffix(".json")
 _INSTALLED = "node-installed.json"
-# The registry that locks name.
+# The usual registry.
 REGISTRY = "https://registry.npmjs.org"
 _MOST_BYTES, _FILE_BYTES, _PIECE_BYTES = 512 << 20, 64 << 20, 1 << 20
 _SECONDS = 60
@@ -82,7 +82,14 @@ def fetch_all(target: Path, registry: str = REGISTRY, lock_file: Path = LOCK_FIL
 
 
 def _lock_of(lock_file: Path) -> Lock:
-    return Lock.parse("", lock_file.read_text())
+    """Read a lock, with the addresses that every registry has for its packages."""
+    document = json.loads(lock_file.read_bytes())
+    for place, described in document["packages"].items():
+        if place:
+            name = described.get("name") or place.rpartition(f"{NODE_MODULES}/")[2]
+            file_name = f"{name.rpartition('/')[2]}-{described['version']}.tgz"
+            described.setdefault("resolved", f"{REGISTRY}/{name}/-/{file_name}")
+    return Lock.parse("", json.dumps(document))
 
 
 def _unpack(lock: Lock, staging: Path, registry: str, source: Path | None) -> None:
