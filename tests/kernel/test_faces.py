@@ -50,9 +50,7 @@ FACES = {
     "executions.capabilities.schedules": "models service",
     "executions.capabilities.search": "admin export models service",
     "executions.capabilities.spending": "models service",
-    "executions.capabilities.templates": (
-        "advisories builds defaults documents drafts models names requests tags"
-    ),
+    "executions.capabilities.templates": "advisories builds defaults documents drafts models names requests",
     "executions.capabilities.tools": "models",
     "executions.capabilities.webhooks": "models service",
     "providers.services": (

@@ -31,9 +31,13 @@ from executions.capabilities.templates.models import (
     TemplateDraft,
     TemplateVersion,
 )
-from executions.capabilities.templates.names import ensure_allowed, ensure_as_entered, store
+from executions.capabilities.templates.names import (
+    assign_tags,
+    ensure_allowed,
+    ensure_as_entered,
+    store,
+)
 from executions.capabilities.templates.output import Lines
-from executions.capabilities.templates.tags import assign_tags
 from executions.kernel.claims import by_claim
 from executions.kernel.coroutines import run_sync
 from executions.kernel.text import storable

@@ -1,4 +1,4 @@
-"""Names of templates in requests: which version one means, and whether its row can be trusted.
+"""Names and tags of templates: which version one means, and whether its row can be trusted.
 
 A row that was changed in the database, past the service, serves nobody: each use compares the
 version and its template with their last entries in the ledger.
@@ -9,19 +9,20 @@ from __future__ import annotations
 import logging
 import re
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any, NamedTuple
 from uuid import UUID
 
 from django.conf import settings
+from django.db import transaction
 from django.db.models import Model, Prefetch, Q, QuerySet
 
 from executions.capabilities.templates import defaults
 from executions.capabilities.templates.models import Template, TemplateVersion
 from executions.kernel.declarations import refuse
-from executions.ledger.append import is_altered, last_entry
+from executions.ledger.append import enter_row, is_altered, last_entry, look_at
 from executions.ledger.bindings import row_hash
 from executions.runs.routing import none_of_this_name
 from executions.tenants.models import Tenant
@@ -39,6 +40,7 @@ _MODULE = re.compile(r"(@[\w.-]+/)?\w[\w.-]*")
 # Tags that mean the newest version where they were not given to one.
 _NEWEST = ("default", "latest")
 _MOST_KEPT = 200
+MOST_TAGS = 100
 
 
 class Named(NamedTuple):
@@ -272,3 +274,31 @@ def _ready() -> QuerySet[TemplateVersion]:
 
 def _of(tenant_slug: str, prefix: str = "") -> Q:
     return Q(**{f"{prefix}tenant": None}) | Q(**{f"{prefix}tenant__slug": tenant_slug})
+
+
+def assign_tags(version: TemplateVersion, tags: Sequence[str], by: str) -> None:
+    """Have each of the tags mean this version from now on, in its template. Raises
+    InvalidConfiguration for what cannot be a tag."""
+    for tag in tags:
+        if not TAG.fullmatch(tag):
+            refuse("tags", "Use letters, digits, and . _ - between them, 63 at most.")
+    _change_tags(version.template, dict.fromkeys(tags, version.number), by)
+
+
+def remove_tags(template: Template, tags: Sequence[str], by: str) -> None:
+    """Have the tags mean nothing."""
+    _change_tags(template, dict.fromkeys(tags), by)
+
+
+def _change_tags(template: Template, changes: Mapping[str, int | None], by: str) -> None:
+    if not changes:
+        return
+    with transaction.atomic():
+        now = Template.objects.select_for_update().get(pk=template.pk)
+        tags = {name: number for name, number in {**now.tags, **changes}.items() if number}
+        if len(tags) > MOST_TAGS:
+            refuse("tags", f"A template has at most {MOST_TAGS} tags.")
+        before = look_at(Template, template.pk)
+        Template.objects.filter(pk=template.pk).update(tags=tags)
+        template.refresh_from_db()
+        enter_row(template, "tagged", before, {"by": by})

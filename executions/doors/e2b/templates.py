@@ -22,13 +22,17 @@ from rest_framework.request import Request
 from executions.capabilities.templates import builds, drafts
 from executions.capabilities.templates.defaults import default_declaration, installed_packages
 from executions.capabilities.templates.models import Template, TemplateVersion
-from executions.capabilities.templates.names import read_name, templates_for
+from executions.capabilities.templates.names import (
+    assign_tags,
+    read_name,
+    remove_tags,
+    templates_for,
+)
 from executions.capabilities.templates.requests import (
     NoSuchTemplate,
     own_template_of,
     template_of,
 )
-from executions.capabilities.templates.tags import assign_tags, remove_tags
 from executions.doors.e2b.connect import USUAL, Refused, invalid
 from executions.doors.e2b.sandboxes import SandboxApiView
 from executions.doors.e2b.template_steps import Steps, base_of
