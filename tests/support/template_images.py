@@ -12,7 +12,9 @@ from typing import Any
 
 import docker
 import httpx
+import pytest
 
+from providers.runtime.launchers import docker as docker_launcher
 from providers.runtime.launchers.docker_engine import DEFAULT_IMAGES, Engine
 from providers.runtime.pool.background import BackgroundLoop
 from providers.runtime.service.launchers import LauncherChoice
@@ -29,6 +31,12 @@ from tests.support.images import entry, layer
 from tests.support.package_index import PackageIndex
 
 INSTALLED = "/usr/bin/hello-of-a-test"
+
+
+@pytest.fixture(autouse=True)
+def long_wait_for_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wait for the image of a template as long as a busy machine takes to make it."""
+    monkeypatch.setattr(docker_launcher, "MAKING_SECONDS", 120.0)
 
 
 def make_deb(

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.template_images import long_wait_for_images as long_wait_for_images
+
 
 @pytest.fixture(scope="module")
 def outside() -> Iterator[Path]:

@@ -142,7 +142,6 @@ def test_a_hostile_script_makes_no_image(
 ) -> None:
     # Some do not end by themselves. The others have as long as a busy machine takes.
     endless = script.startswith(("sleep", "f()"))
-    monkeypatch.setattr(docker_launcher, "MAKING_SECONDS", 120.0)
     monkeypatch.setattr(docker_packages, "_INSTALL_SECONDS", 15.0 if endless else 90.0)
     # What gVisor writes to grows by a GiB.
     is_gvisor = based.pool.launcher.runtime == "gvisor"
