@@ -69,7 +69,12 @@ class Conversation:
 
 def find(tenant: Tenant, conversation: Conversation) -> Session | None:
     """Its session, if it has one now."""
-    found = sessions_of(tenant).filter(conversation=conversation.key, closed_at=None)
+    return find_session(tenant, conversation.key)
+
+
+def find_session(tenant: Tenant, key: str) -> Session | None:
+    """The same by the key of a conversation."""
+    found = sessions_of(tenant).filter(conversation=key, closed_at=None)
     session = found.select_related("workspace").order_by("-id").first()
     if session is not None and close_if_due(session.pk):
         return None
@@ -87,15 +92,20 @@ def find_files(tenant: Tenant, conversation: Conversation) -> Session | None:
 async def ensure_session(caller: Caller, conversation: Conversation) -> Session:
     """Return the conversation's session, and open one where it has none. Of several callers at once
     one opens it, and the others wait for that. Raises as `open_session` does."""
+    return await find_or_open(caller, _request(conversation))
+
+
+async def find_or_open(caller: Caller, wanted: SessionRequest) -> Session:
+    """The same for a request that has the key of its conversation."""
     until = time.monotonic() + _OPENING_SECONDS
     while True:
-        session = find(caller.tenant, conversation)
+        session = find_session(caller.tenant, wanted.conversation)
         if session is None:
             try:
-                return await open_session(_request(conversation), caller)
+                return await open_session(wanted, caller)
             except Conflict:
                 # Somebody else was faster.
-                session = find(caller.tenant, conversation)
+                session = find_session(caller.tenant, wanted.conversation)
         if session is not None and _is_open(session):
             return session
         if time.monotonic() >= until:

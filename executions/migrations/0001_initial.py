@@ -810,8 +810,8 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('tenant_slug', models.CharField(blank=True, max_length=64, verbose_name='tenant')),
                 ('name', models.CharField(help_text='Small letters, digits, _ and -. Code has the placeholder cfd-secret:NAME.', max_length=63)),
-                ('placement', models.CharField(choices=[('bearer', 'bearer: Authorization: Bearer VALUE'), ('basic', 'basic: Authorization: Basic, with the value as password'), ('header', 'header: a header of its own'), ('query', 'query: a parameter of the URL'), ('sandbox', 'sandbox: a header that the list of a sandbox names')], default='bearer', max_length=7)),
-                ('field', models.CharField(blank=True, default='', help_text='The name of the header or of the parameter, or the user name of basic.', max_length=200)),
+                ('placement', models.CharField(choices=[('bearer', 'bearer: Authorization: Bearer VALUE'), ('basic', 'basic: Authorization: Basic, with the value as password'), ('header', 'header: a header of its own'), ('query', 'query: a parameter of the URL'), ('sandbox', 'sandbox: a header that the list of a sandbox names'), ('claude', 'claude: no sandbox, but the worker of an environment of Claude')], default='bearer', max_length=7)),
+                ('field', models.CharField(blank=True, default='', help_text='The name of the header or of the parameter, the user name of basic, or the id of the environment of claude.', max_length=200)),
                 ('rules', models.TextField(blank=True, help_text='One rule per line, each with https://, such as https://api.example.com or GET,POST https://api.example.com/v1 # prices. Other requests do not get the value.')),
                 ('variable', models.CharField(blank=True, default='', help_text='The environment variable that has the placeholder in sandboxes, such as API_TOKEN.', max_length=100)),
                 ('upstream', models.CharField(blank=True, default='', help_text='The address of a service, such as https://api.example.com/v1. Code can then reach it as http://NAME.sandbox, too, without TLS and without a key.', max_length=300)),
@@ -824,7 +824,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ('tenant_slug', 'name'),
-                'constraints': [models.UniqueConstraint(fields=('tenant_slug', 'name'), name='network_credential_once_per_scope'), models.CheckConstraint(condition=models.Q(('placement__in', ('bearer', 'basic', 'header', 'query', 'sandbox'))), name='network_credential_placement_is_known'), models.CheckConstraint(condition=models.Q(models.Q(('revoked_at__isnull', True), ('value__isnull', False)), models.Q(('revoked_at__isnull', False), ('value__isnull', True)), _connector='OR'), name='network_credential_has_a_value_until_revoked')],
+                'constraints': [models.UniqueConstraint(fields=('tenant_slug', 'name'), name='network_credential_once_per_scope'), models.CheckConstraint(condition=models.Q(('placement__in', ('bearer', 'basic', 'header', 'query', 'sandbox', 'claude'))), name='network_credential_placement_is_known'), models.CheckConstraint(condition=models.Q(models.Q(('revoked_at__isnull', True), ('value__isnull', False)), models.Q(('revoked_at__isnull', False), ('value__isnull', True)), _connector='OR'), name='network_credential_has_a_value_until_revoked')],
             },
         ),
         migrations.CreateModel(

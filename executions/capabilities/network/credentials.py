@@ -48,10 +48,17 @@ def _load() -> _Rows:
     found = _Rows()
     for row in _rows():
         found.ids.setdefault(row.tenant_slug, []).append(str(row.pk))
-        if row.revoked_at is None and (credential := _credential_of(row)) is not None:
+        if not _is_for_sandboxes(row) or row.revoked_at is not None:
+            continue
+        if (credential := _credential_of(row)) is not None:
             found.by_tenant.setdefault(row.tenant_slug, []).append(credential)
             found.by_id[credential.id] = credential
     return found
+
+
+def _is_for_sandboxes(row: NetworkCredential) -> bool:
+    # The key of an environment of Claude is the worker's alone.
+    return row.placement != NetworkCredential.Placement.CLAUDE
 
 
 def _rows() -> Iterable[NetworkCredential]:
@@ -117,7 +124,7 @@ def read_in_force(credential_id: str) -> Credential | None:
         row = NetworkCredential.objects.filter(pk=credential_id, revoked_at=None).first()
     except DecryptionError:
         return None
-    return None if row is None else _credential_of(row)
+    return None if row is None or not _is_for_sandboxes(row) else _credential_of(row)
 
 
 def ids_of(tenant_slug: str) -> set[str]:

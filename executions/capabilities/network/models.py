@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -34,6 +35,8 @@ _USUAL = Budget()
 MIB = 1024 * 1024
 # Of one credential.
 MOST_BOUND = 50
+CLAUDE_ADDRESS = "https://api.anthropic.com"
+_ENVIRONMENT_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
 
 
 class NetworkList(models.Model):
@@ -154,6 +157,7 @@ class NetworkCredential(models.Model):
         HEADER = "header", "header: a header of its own"
         QUERY = "query", "query: a parameter of the URL"
         SANDBOX = "sandbox", "sandbox: a header that the list of a sandbox names"
+        CLAUDE = "claude", "claude: no sandbox, but the worker of an environment of Claude"
 
     tenant_slug = models.CharField("tenant", max_length=64, blank=True)
     name = models.CharField(
@@ -165,7 +169,8 @@ class NetworkCredential(models.Model):
         max_length=200,
         blank=True,
         default="",
-        help_text="The name of the header or of the parameter, or the user name of basic.",
+        help_text="The name of the header or of the parameter, the user name of basic, or the id "
+        "of the environment of claude.",
     )
     rules = models.TextField(
         blank=True,
@@ -205,7 +210,9 @@ class NetworkCredential(models.Model):
                 fields=("tenant_slug", "name"), name="network_credential_once_per_scope"
             ),
             models.CheckConstraint(
-                condition=Q(placement__in=("bearer", "basic", "header", "query", "sandbox")),
+                condition=Q(
+                    placement__in=("bearer", "basic", "header", "query", "sandbox", "claude")
+                ),
                 name="network_credential_placement_is_known",
             ),
             models.CheckConstraint(
@@ -268,7 +275,7 @@ class NetworkCredential(models.Model):
             ("tenant_slug", self._check_tenant),
             ("name", self._check_name),
             ("placement", self._check_placement),
-            ("field", lambda: check_placement(self.placement, self.field)),
+            ("field", self._check_field),
             ("rules", self._check_rules),
             ("variable", self._check_variable),
             ("upstream", self._check_upstream),
@@ -303,6 +310,14 @@ class NetworkCredential(models.Model):
     def _check_placement(self) -> None:
         if self.placement == self.Placement.SANDBOX and not self.tenant_slug:
             raise ValueError("sandbox: Must be of a tenant, whose callers name it.")
+        if self.placement == self.Placement.CLAUDE and not self.tenant_slug:
+            raise ValueError("claude: Must be of a tenant, whose sandboxes the agents use.")
+
+    def _check_field(self) -> None:
+        if self.placement != self.Placement.CLAUDE:
+            check_placement(self.placement, self.field)
+        elif not _ENVIRONMENT_ID.fullmatch(self.field):
+            raise ValueError("Must be the id of an environment, such as env_0123.")
 
     def _check_rules(self) -> None:
         rules = tuple(
@@ -312,6 +327,9 @@ class NetworkCredential(models.Model):
             if rules:
                 raise ValueError("Must be empty: the list of a sandbox says where it goes.")
             return
+        if self.placement == self.Placement.CLAUDE:
+            self.rules = _read_address(rules)
+            return
         if not 0 < len(rules) <= MOST_BOUND:
             raise ValueError(f"Must be 1 to {MOST_BOUND} rules.")
         check_bound(rules)
@@ -319,12 +337,16 @@ class NetworkCredential(models.Model):
         self.rules = "\n".join(map(str, rules))
 
     def _check_variable(self) -> None:
+        if self.variable and self.placement == self.Placement.CLAUDE:
+            raise ValueError("Must be empty: no sandbox has a placeholder of this key.")
         if self.variable and not VARIABLE.fullmatch(self.variable):
             raise ValueError("Must be the name of a variable, such as API_TOKEN.")
 
     def _check_upstream(self) -> None:
         if not self.upstream:
             return
+        if self.placement == self.Placement.CLAUDE:
+            raise ValueError("Must be empty: no sandbox has a name for this server.")
         upstream = read_upstream(self.upstream)
         rules = (Rule.parse(line) for line in self.rules.splitlines())
         if not any(rule.covers_https(upstream.host, upstream.port) for rule in rules):
@@ -396,8 +418,9 @@ class NetworkCredential(models.Model):
 
     def _reaches_more(self, former: Mapping[str, Any]) -> bool:
         """Whether the value goes to a server that it did not go to before."""
-        if (self.placement == self.Placement.SANDBOX) != (former["placement"] == "sandbox"):
-            return True
+        for apart in (self.Placement.SANDBOX, self.Placement.CLAUDE):
+            if (self.placement == apart) != (former["placement"] == apart):
+                return True
         known = [Rule.parse(line) for line in former["rules"].splitlines()]
         rules = (Rule.parse(line) for line in self.rules.splitlines())
         return not all(any(_is_within(rule, each) for each in known) for rule in rules)
@@ -426,6 +449,15 @@ class NetworkCredential(models.Model):
             "source": self.source,
             "version": self.version if version is None else version,
         }
+
+
+def _read_address(rules: Sequence[Rule]) -> str:
+    """The one server that gets the key of an environment. Raises ValueError."""
+    rule, *others = rules or (Rule.parse(CLAUDE_ADDRESS),)
+    is_one = not others and len(rule.ports) == 1 and not rule.host.startswith("*.")
+    if not is_one or rule.scheme != "https" or rule.needs_requests:
+        raise ValueError(f"Must be one server, such as {CLAUDE_ADDRESS}.")
+    return str(rule)
 
 
 def _is_within(rule: Rule, around: Rule) -> bool:

@@ -33,6 +33,8 @@ from providers.services.approvers import persons_behind
 DECIDE = "executions.decide_approval"
 # What nobody has looked at by then is not run.
 WAITS = timedelta(days=1)
+# How the idempotency key of a request begins whose agent asks before it runs.
+ASKED = "cofferdam-asked:"
 
 Status = Approval.Status
 _KIND = "approval"
@@ -47,18 +49,28 @@ class AskedBySame(InvalidConfiguration):
 
 
 def ask_for(execution: Execution, request: ExecutionRequest, findings: list[Any]) -> None:
-    """Have a queued execution wait, and its webhook told so, in the transaction that inserts it."""
-    Approval.objects.create(
+    """Have a queued execution wait, and its webhook told so, in the transaction that inserts it.
+
+    Where its door has asked before, the findings of the policy are added.
+    """
+    Approval.objects.update_or_create(
         execution=execution,
-        tenant_slug=execution.tenant_slug,
-        code_hash=request.code_hash,
-        request_hash=request.run_hash(),
-        findings=findings,
+        defaults={
+            "tenant_slug": execution.tenant_slug,
+            "code_hash": request.code_hash,
+            "request_hash": request.run_hash(),
+            "findings": findings,
+        },
     )
     # It may be approved for as long as it could be taken, and for a day at least.
     execution.deadline = max(execution.deadline, execution.created_at + WAITS)
     Execution.objects.filter(pk=execution.pk).update(deadline=execution.deadline)
     webhooks.tell_waiting(execution.pk)
+
+
+def asks_always(execution: Execution) -> bool:
+    """Whether it may run only once a person has approved it, whatever the policy says."""
+    return (execution.idempotency_key or "").startswith(ASKED)
 
 
 def approved(execution: Execution, request: ExecutionRequest) -> dict[str, str] | None:

@@ -28,7 +28,7 @@ from executions.capabilities.policies.analysis import (
     UNPARSED,
     Finding,
 )
-from executions.capabilities.policies.approvals import approved, ask_for
+from executions.capabilities.policies.approvals import approved, ask_for, asks_always
 from executions.capabilities.policies.models import Policy
 from executions.kernel.background import Executor
 from executions.kernel.coroutines import wait_for
@@ -52,6 +52,8 @@ from providers.services.settings_cache import CachedQuery
 from providers.values import SandboxLimits, SandboxSpec
 
 _UNBOUNDED = 1 << 62
+# What a record says of the policy where somebody approved a run without one.
+_NO_POLICY: Mapping[str, None] = {"id": None, "version": None}
 
 
 @dataclass(frozen=True)
@@ -225,7 +227,8 @@ Remark = dict[str, Any]
 
 
 class PolicyCheck(RunPart):
-    """One run and the policy that holds for it; without one, nothing is asked."""
+    """One run and the policy that holds for it; without one, nothing is asked of it but what its
+    door has asked for."""
 
     def __init__(self, rules: Rules | None, tenant_slug: str = "") -> None:
         self.rules, self.tenant_slug = rules, tenant_slug
@@ -234,10 +237,11 @@ class PolicyCheck(RunPart):
 
     def metadata(self) -> Mapping[str, Any]:
         """Return which policy held, what it warned of and who approved the run."""
-        if self.rules is None:
+        if self.rules is None and self.approval is None:
             return {}
+        stated = self.rules.stated if self.rules is not None else _NO_POLICY
         said = {"warnings": self.warnings, "approved": self.approval}
-        return {POLICY: {**self.rules.stated, **{k: v for k, v in said.items() if v}}}
+        return {POLICY: {**stated, **{k: v for k, v in said.items() if v}}}
 
     @property
     def asks(self) -> bool:
@@ -253,16 +257,15 @@ class PolicyCheck(RunPart):
     ) -> None:
         """Raises BlockedByPolicy for what is not allowed wherever it runs, and for what somebody
         has to approve and nobody has."""
-        rules = self.rules
-        if rules is None:
-            return
-        if why := refused_of_request(rules, request.language, request.timeout):
-            raise BlockedByPolicy(why[1], field=why[0])
-        found = await self._look(rules, request, waiting)
-        if rules.blocks and found:
-            self.warnings = []
-            raise BlockedByPolicy(_in_words(found), field="code")
-        if not _is_asked(rules, found):
+        rules, found = self.rules, []
+        if rules is not None:
+            if why := refused_of_request(rules, request.language, request.timeout):
+                raise BlockedByPolicy(why[1], field=why[0])
+            found = await self._look(rules, request, waiting)
+            if rules.blocks and found:
+                self.warnings = []
+                raise BlockedByPolicy(_in_words(found), field="code")
+        if not asks_always(execution) and (rules is None or not _is_asked(rules, found)):
             return
         self.approval = approved(execution, request)
         if self.approval is None:
@@ -445,7 +448,8 @@ class Policies(Extension):
         self, execution: Execution, request: ExecutionRequest, log: EventLog | None
     ) -> RunPart | None:
         rules = rules_of(execution)
-        return PolicyCheck(rules, execution.tenant_slug) if rules is not None else None
+        is_needed = rules is not None or asks_always(execution)
+        return PolicyCheck(rules, execution.tenant_slug) if is_needed else None
 
     def begin_session(
         self,

@@ -26,9 +26,10 @@ class Command(BaseCommand):
         parser.add_argument("name", help="code has the placeholder cfd-secret:NAME")
         parser.add_argument("--tenant", default="", help="slug; the installation by default")
         parser.add_argument(
-            "--placement", help="bearer, basic, header or query; a new one is bearer by default"
+            "--placement",
+            help="bearer, basic, header, query or claude; a new one is bearer by default",
         )
-        parser.add_argument("--field", help="the header, the query parameter, or the user name")
+        parser.add_argument("--field", help="the header, query parameter, user name or environment")
         parser.add_argument(
             "--rule",
             dest="rules",

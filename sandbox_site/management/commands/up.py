@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -53,6 +54,15 @@ class Command(BaseCommand):
             help="also install common packages for programs in Python (manage.py packages)",
         )
 
+        parser.add_argument(
+            "--claude-worker",
+            action="append",
+            default=[],
+            metavar="ARGUMENTS",
+            help="also serve an environment of Claude: the arguments of claude_worker as one text, "
+            "such as 'demo/agents --key claude'; may be repeated",
+        )
+
     def handle(self, *args: Any, host: str, port: int, packages: bool, **options: Any) -> None:
         # `python -m gunicorn` finds the project where it stands.
         os.chdir(settings.BASE_DIR)
@@ -77,9 +87,12 @@ class Command(BaseCommand):
                 processes.start("pool", [*pool, "--no-port"], environment)
             processes.start("web", _web_server(bind), environment)
             processes.start("worker", [sys.executable, manage, "qcluster"], environment)
+            claude = _claude_workers(options["claude_worker"], manage)
+            for name, command in claude.items():
+                processes.start(name, command, environment)
             self._say(f"Cofferdam: http://{bind}/ (Ctrl-C to stop)")
             ended = processes.wait()
-            self._stop(processes, in_order=ended is None)
+            self._stop(processes, list(claude), in_order=ended is None)
         if ended:
             name, code = ended
             raise CommandError(f"The {name} process ended (exit code {code}), so all were stopped.")
@@ -102,7 +115,7 @@ class Command(BaseCommand):
         self.stdout.write(line)
         self.stdout.flush()
 
-    def _stop(self, processes: ProcessGroup, *, in_order: bool) -> None:
+    def _stop(self, processes: ProcessGroup, others: list[str], *, in_order: bool) -> None:
         """The pool last, so that what runs in it can finish. Without one of them there is no
         service to finish anything for."""
         self._tellings = 0
@@ -115,7 +128,9 @@ class Command(BaseCommand):
             + EXIT_SECONDS
         )
         processes.stop(
-            [["web", "worker"], ["pool"]] if in_order else [["web", "worker", "pool"]],
+            [["web", "worker", *others], ["pool"]]
+            if in_order
+            else [["web", "worker", *others, "pool"]],
             seconds=seconds if in_order else 0,
             ending_seconds=draining.ENDING_SECONDS + EXIT_SECONDS,
             tell=self._tell,
@@ -174,6 +189,14 @@ def _web_server(bind: str) -> list[str]:
         *("--bind", bind),
         "sandbox_site.asgi:application",
     ]
+
+
+def _claude_workers(wanted: list[str], manage: str) -> dict[str, list[str]]:
+    """The command of each worker of an environment of Claude, by the name of its process."""
+    return {
+        f"claude worker {text}": [sys.executable, manage, "claude_worker", *shlex.split(text)]
+        for text in wanted
+    }
 
 
 def _launcher() -> str:

@@ -1,0 +1,261 @@
+"""Tool calls of one agent's session, carried out in one session of ours.
+
+Each call is an execution with a key of its own for the whole tenant: it runs once, whichever worker
+asks for it and however often. A call that an agent's owner wants to be asked about waits for an
+approval of its exact code.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from urllib.parse import urlencode
+
+from django.conf import settings
+from django.db import close_old_connections
+
+from executions.capabilities.conversations import find_or_open
+from executions.capabilities.policies.approvals import ASKED, ask_for
+from executions.doors.claude.client import AgentSession
+from executions.doors.claude.tools import (
+    FILES_CONTEXT,
+    MOST_MEDIA_BYTES,
+    Prepared,
+    Result,
+    media_result,
+    prepare,
+    result_of,
+)
+from executions.doors.claude.transcript import ToolCall
+from executions.doors.codex.connection import read_query
+from executions.doors.codex.filesystem import read_bytes
+from executions.doors.codex.messages import normal_path, plain
+from executions.kernel.coroutines import run_sync
+from executions.kernel.database import problem_of
+from executions.ledger.entry import text_hash
+from executions.runs import event_stream
+from executions.runs.active_runs import ClientRun
+from executions.runs.event_log import EventLog
+from executions.runs.models import Approval, Execution
+from executions.runs.requests import Caller, Conflict, ExecutionRequest, run_limits
+from executions.runs.results import executions_of
+from executions.runs.service import HasEnded, cancel, execute
+from executions.sessions.control import create_context, restart_context
+from executions.sessions.models import Session
+from executions.sessions.requests import ContextRequest, SessionRequest
+from executions.tenants import keys
+from executions.tenants.models import ApiKey, Scope, Tenant
+from executions.tenants.quotas import take_request
+from providers.errors import InvalidConfiguration, SandboxError
+from providers.runtime.pool.template import WORKSPACE
+
+# A worker is a process of this installation.
+ADDRESS = "127.0.0.1"
+_SCOPES = (Scope.EXECUTE, Scope.SESSIONS, Scope.FILES)
+_LOOK_SECONDS = 1.0
+_WHO = "the worker of Claude"
+
+
+class NotPermitted(Exception):
+    """The key of the worker is not valid, or lacks a scope. The text has the remedy."""
+
+
+class NotCarriedOut(Exception):
+    """Nothing can be said of a call now: the service has no database or is stopping."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Whose power the calls have, and the session that they run in."""
+
+    key_id: int
+    template: str = ""
+    network: str = ""
+    idle_seconds: str = ""
+
+    def request(self, agent: str = "") -> SessionRequest:
+        """Return the session to open. Raises InvalidConfiguration."""
+        given = {
+            "template": self.template,
+            "network": self.network,
+            "idle_seconds": self.idle_seconds,
+            "language": "bash",
+        }
+        return read_query(urlencode({name: text for name, text in given.items() if text}), agent)[0]
+
+
+def valid_key(place: Place) -> ApiKey:
+    """Return the key whose power a worker has, as it is now. Raises NotPermitted."""
+    key = keys.of_id(place.key_id)
+    try:
+        if key is None:
+            raise keys.Unauthenticated
+        keys.ensure_valid(key, ADDRESS)
+    except keys.Unauthenticated:
+        raise NotPermitted("The API key is not valid any more. Name another one.") from None
+    if missing := [scope.value for scope in _SCOPES if not key.has_scope(scope)]:
+        needed = " and ".join(missing)
+        keys.note_refusal(key, "scope", detail=f"claude needs {needed}", address=ADDRESS)
+        raise NotPermitted(f"The API key lacks the required scope: {needed}.")
+    return key
+
+
+class Calls:
+    """Those of one agent's session. One is carried out at a time."""
+
+    def __init__(self, place: Place, environment_id: str, agent: AgentSession) -> None:
+        self._place = place
+        self._environment_id = environment_id
+        self._agent = agent
+        self._run: ClientRun | None = None
+
+    def carry_out(
+        self, call: ToolCall, is_left: Callable[[], bool], is_dropped: Callable[[], bool]
+    ) -> Result | None:
+        """Carry out a call, or find what came of it; None where nothing is to be answered.
+
+        It waits no longer once it `is_left` for another worker. One that `is_dropped` is ended.
+        Raises NotPermitted and NotCarriedOut.
+        """
+        close_old_connections()
+        try:
+            prepared = prepare(call.name, call.given)
+            return self._carry_out(call, prepared, is_left, is_dropped)
+        except (InvalidConfiguration, SandboxError) as error:
+            return Result.of_text(error.message, is_error=True)
+        except Exception as error:
+            if problem := problem_of(error):
+                raise NotCarriedOut(problem) from error
+            raise
+
+    def cancel(self) -> None:
+        """End what runs, from any thread."""
+        if (run := self._run) is not None:
+            run.cancel()
+
+    def _carry_out(
+        self,
+        call: ToolCall,
+        prepared: Prepared,
+        is_left: Callable[[], bool],
+        is_dropped: Callable[[], bool],
+    ) -> Result | None:
+        key = valid_key(self._place)
+        take_request(key.tenant, only_reads=False).require()
+        caller = Caller.of_key(
+            key, request_id=plain(call.id, 128) or self._key_of(call), client_address=ADDRESS
+        )
+        execution = _find(key.tenant, self._key_of(call), prepared)
+        if execution is None:
+            session = run_sync(find_or_open(caller, self._session_request(key)))
+            if not prepared.code:
+                run_sync(restart_context(session, prepared.context))
+                return Result.of_text("bash session restarted")
+            if prepared.context == FILES_CONTEXT:
+                _ensure_files_context(session)
+            execution = self._execute(call, prepared, session, caller)
+        while execution.finished_at is None:
+            if is_dropped():
+                _end(execution)
+                return None
+            if is_left():
+                return None
+            run_sync(event_stream.wait_for_end(execution.pk, _LOOK_SECONDS))
+            execution = executions_of(None).select_related("session").get(pk=execution.pk)
+        result = _answer(execution, prepared)
+        return replace(result, is_approved=call.asks and _is_approved(execution))
+
+    def _execute(
+        self, call: ToolCall, prepared: Prepared, session: Session, caller: Caller
+    ) -> Execution:
+        request = ExecutionRequest(
+            prepared.code,
+            "bash",
+            mode="async" if call.asks else "sync",
+            session=session.pk,
+            context=prepared.context,
+            usual_timeout=min(prepared.seconds, float(settings.SANDBOX_MAX_TIMEOUT_SEC)),
+            idempotency_key=self._key_of(call),
+            agent=plain(self._agent.agent, 255) or "claude",
+            model=plain(self._agent.model, 255),
+            conversation=self._agent.id,
+        )
+        if call.asks:
+            _ensure_approvals()
+            outcome = run_sync(
+                execute(request, caller, beside=lambda made: ask_for(made, request, []))
+            )
+            return outcome.execution
+        run = self._run = ClientRun(EventLog(run_limits(caller.tenant)), _WHO)
+        try:
+            outcome = run_sync(execute(request, caller, log=run.log, waits=True))
+        finally:
+            self._run = None
+        if outcome.error is not None and outcome.execution.finished_at is None:
+            raise NotCarriedOut(outcome.error.message)
+        return outcome.execution
+
+    def _session_request(self, key: ApiKey) -> SessionRequest:
+        wanted = self._place.request("claude")
+        # Of another key it is another session: what one may do is not given to the other.
+        name = json.dumps(["claude", key.pk, self._environment_id, self._agent.id])
+        conversation = hashlib.sha256(name.encode()).hexdigest()
+        return replace(wanted, conversation=conversation)
+
+    def _key_of(self, call: ToolCall) -> str:
+        name = json.dumps([self._environment_id, self._agent.id, call.id])
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+        return f"{ASKED}{digest}" if call.asks else f"cofferdam-claude:{digest}"
+
+
+def _find(tenant: Tenant, key: str, prepared: Prepared) -> Execution | None:
+    """The execution that a call has already, whatever became of its session. Raises Conflict."""
+    known = executions_of(tenant).select_related("session")
+    execution = known.filter(idempotency_key=key, retryable=False).first()
+    if execution is not None and execution.code_hash != text_hash(prepared.code):
+        raise Conflict("The call came before, with other code. Nothing was run.")
+    return execution
+
+
+def _ensure_files_context(session: Session) -> None:
+    if any(each["id"] == FILES_CONTEXT for each in session.contexts):
+        return
+    try:
+        run_sync(create_context(session, ContextRequest(language="bash", id=FILES_CONTEXT)))
+    except (Conflict, InvalidConfiguration):
+        session.refresh_from_db(fields=["contexts"])
+        if all(each["id"] != FILES_CONTEXT for each in session.contexts):
+            raise
+
+
+def _ensure_approvals() -> None:
+    if "executions.capabilities.policies" not in settings.INSTALLED_CAPABILITIES:
+        raise Conflict("A person has to approve this call, and approvals are not installed.")
+
+
+def _end(execution: Execution) -> None:
+    try:
+        run_sync(cancel(execution, "command:claude_worker"))
+    except HasEnded:
+        # So it needs no end.
+        return
+
+
+def _answer(execution: Execution, prepared: Prepared) -> Result:
+    session = execution.session
+    if not prepared.media_type or execution.exit_code != 0 or session is None:
+        return result_of(execution)
+    path = prepared.media_path
+    whole = normal_path(path if path.startswith("/") else f"{WORKSPACE}/{path}")
+    data = run_sync(read_bytes(session, whole, MOST_MEDIA_BYTES + 1))
+    if len(data) > MOST_MEDIA_BYTES:
+        text = f"read: {path} has more than {MOST_MEDIA_BYTES} bytes."
+        return Result.of_text(text, is_error=True)
+    return media_result(prepared.media_type, data)
+
+
+def _is_approved(execution: Execution) -> bool:
+    approvals = Approval.objects.filter(execution=execution.pk)
+    return approvals.filter(status=Approval.Status.APPROVED).exists()
