@@ -29,7 +29,8 @@ TESTED = {
     *("recount_executions", "check_storage"),
     *("verify_ledger", "checkpoint_ledger", "adopt_ledger_key", "accept_row"),
     *("apply_retention", "export_executions", "dry_run_policy"),
-    *("code_exec", "audit_report", "codex_config", "mcp", "network_credential", "template"),
+    *("claude_worker", "code_exec", "audit_report", "codex_config", "mcp", "network_credential"),
+    "template",
 }
 
 

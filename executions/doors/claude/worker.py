@@ -75,8 +75,9 @@ class Worker:
             for each in servings:
                 each.stop()
             # All have ended when all places are free.
+            end = time.monotonic() + self._pace.grace + _END_SECONDS
             for _ in range(self._most):
-                if not self._places.acquire(timeout=_END_SECONDS + self._pace.grace):
+                if not self._places.acquire(timeout=max(0.0, end - time.monotonic())):
                     logger.error("a session of an agent did not come to an end")
 
     def _rest(self, seconds: float) -> None:

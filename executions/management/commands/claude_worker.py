@@ -3,10 +3,12 @@ from __future__ import annotations
 import signal
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
 from executions.doors.claude.calls import Place
+from executions.doors.claude.serving import Pace
 from executions.doors.claude.worker import Worker
 from executions.runs import active_runs
 from executions.tenants.models import ApiKey
@@ -54,7 +56,8 @@ class Command(BaseCommand):
             place.request()
         except InvalidConfiguration as error:
             raise CommandError(error.message) from None
-        worker = Worker(tenant, name, place, most=options["parallel"])
+        pace = Pace(grace=settings.SHUTDOWN_GRACE_SECONDS)
+        worker = Worker(tenant, name, place, most=options["parallel"], pace=pace)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: worker.stop())
         try:
