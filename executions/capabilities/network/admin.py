@@ -383,7 +383,8 @@ class NetworkCredentialAdmin(GuardedAdmin, _CredentialAdmin):
                 "fields": ("placement", "field", "source", "fetch", "new_value", "variable"),
                 "classes": ("tab", "columns"),
                 "description": "Code in a sandbox has only the placeholder. The network proxy puts "
-                "the value into requests over TLS to the hosts, methods and paths of the rules.",
+                "the value into requests over TLS to the hosts, methods and paths of the rules. "
+                "No sandbox has anything of the placement claude.",
             },
         ),
         ("Hosts", {"fields": ("rules", "upstream"), "classes": ("tab",)}),
