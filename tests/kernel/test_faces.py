@@ -32,6 +32,7 @@ FACES = {
     "executions.doors.native": (
         "authentication deferred downloads frame rendering schema session_files sessions"
     ),
+    "executions.doors.claude": "calls serving worker",
     "executions.doors.codex": "attachments connection credentials",
     "executions.doors.e2b": "credentials frame urls",
     "executions.doors.mcp": "server views",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import posixpath
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from urllib.parse import urlencode
@@ -30,10 +31,9 @@ from executions.doors.claude.tools import (
 )
 from executions.doors.claude.transcript import ToolCall
 from executions.doors.codex.connection import read_query
-from executions.doors.codex.filesystem import read_bytes
-from executions.doors.codex.messages import normal_path, plain
 from executions.kernel.coroutines import run_sync
 from executions.kernel.database import problem_of
+from executions.kernel.text import is_storable
 from executions.ledger.entry import text_hash
 from executions.runs import event_stream
 from executions.runs.active_runs import ClientRun
@@ -43,6 +43,7 @@ from executions.runs.requests import Caller, Conflict, ExecutionRequest, run_lim
 from executions.runs.results import executions_of
 from executions.runs.service import HasEnded, cancel, execute
 from executions.sessions.control import create_context, restart_context
+from executions.sessions.files import inspect_file
 from executions.sessions.models import Session
 from executions.sessions.requests import ContextRequest, SessionRequest
 from executions.tenants import keys
@@ -109,7 +110,7 @@ class Calls:
         self._place = place
         self._environment_id = environment_id
         self._agent = agent
-        self._run: ClientRun | None = None
+        self._run: tuple[str, ClientRun] | None = None
 
     def carry_out(
         self, call: ToolCall, is_left: Callable[[], bool], is_dropped: Callable[[], bool]
@@ -130,10 +131,10 @@ class Calls:
                 raise NotCarriedOut(problem) from error
             raise
 
-    def cancel(self) -> None:
-        """End what runs, from any thread."""
-        if (run := self._run) is not None:
-            run.cancel()
+    def cancel(self, call_id: str = "") -> None:
+        """End what runs, from any thread; with an id only where it is this call."""
+        if (running := self._run) is not None and call_id in ("", running[0]):
+            running[1].cancel()
 
     def _carry_out(
         self,
@@ -145,7 +146,7 @@ class Calls:
         key = valid_key(self._place)
         take_request(key.tenant, only_reads=False).require()
         caller = Caller.of_key(
-            key, request_id=plain(call.id, 128) or self._key_of(call), client_address=ADDRESS
+            key, request_id=_claim(call.id, 128) or self._key_of(call), client_address=ADDRESS
         )
         execution = _find(key.tenant, self._key_of(call), prepared)
         if execution is None:
@@ -178,8 +179,8 @@ class Calls:
             context=prepared.context,
             usual_timeout=min(prepared.seconds, float(settings.SANDBOX_MAX_TIMEOUT_SEC)),
             idempotency_key=self._key_of(call),
-            agent=plain(self._agent.agent, 255) or "claude",
-            model=plain(self._agent.model, 255),
+            agent=_claim(self._agent.agent, 255) or "claude",
+            model=_claim(self._agent.model, 255),
             conversation=self._agent.id,
         )
         if call.asks:
@@ -188,7 +189,8 @@ class Calls:
                 execute(request, caller, beside=lambda made: ask_for(made, request, []))
             )
             return outcome.execution
-        run = self._run = ClientRun(EventLog(run_limits(caller.tenant)), _WHO)
+        run = ClientRun(EventLog(run_limits(caller.tenant)), _WHO)
+        self._run = (call.id, run)
         try:
             outcome = run_sync(execute(request, caller, log=run.log, waits=True))
         finally:
@@ -247,13 +249,18 @@ def _answer(execution: Execution, prepared: Prepared) -> Result:
     session = execution.session
     if not prepared.media_type or execution.exit_code != 0 or session is None:
         return result_of(execution)
-    path = prepared.media_path
-    whole = normal_path(path if path.startswith("/") else f"{WORKSPACE}/{path}")
-    data = run_sync(read_bytes(session, whole, MOST_MEDIA_BYTES + 1))
-    if len(data) > MOST_MEDIA_BYTES:
-        text = f"read: {path} has more than {MOST_MEDIA_BYTES} bytes."
+    path = posixpath.normpath(posixpath.join(WORKSPACE, prepared.media_path))
+    data = run_sync(inspect_file(session, path, MOST_MEDIA_BYTES))
+    if data is None:
+        text = f"read: {prepared.media_path}: is no file of at most {MOST_MEDIA_BYTES} bytes"
         return Result.of_text(text, is_error=True)
     return media_result(prepared.media_type, data)
+
+
+def _claim(text: str, most: int) -> str:
+    """A text of the vendor as it may be recorded; "" for one that may not."""
+    is_recordable = len(text) <= most and is_storable(text) and text.isprintable()
+    return text if is_recordable else ""
 
 
 def _is_approved(execution: Execution) -> bool:

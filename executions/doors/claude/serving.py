@@ -181,7 +181,7 @@ class Serving:
             if call is not None and calls is not None:
                 is_late = stops_at is not None and time.monotonic() >= stops_at
                 if is_late or self._transcript.is_dropped(call):
-                    calls.cancel()
+                    calls.cancel(call.id)
             self._transcript.wait(_LOOK_SECONDS)
 
     def _serve(self) -> bool:
@@ -201,7 +201,8 @@ class Serving:
         while not self._lease.ended.is_set() and not self._transcript.is_over:
             call = self._transcript.next_call()
             if self._stops_at is not None:
-                return call is not None
+                # An agent that works may have calls in a moment.
+                return call is not None or not self._transcript.is_idle
             if call is None:
                 if self._transcript.idle_seconds() >= self._pace.idle:
                     return False

@@ -85,6 +85,11 @@ class Transcript:
         with self._changed:
             return self._verdicts.get(call.id)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the agent has nothing to do, as far as is known."""
+        return self._idle_since is not None
+
     def idle_seconds(self) -> float:
         """Return for how long the agent has had nothing to do; 0 while it works."""
         with self._changed:

@@ -54,7 +54,7 @@ IDLE = {"type": "session.status_idle", "id": "i1", "stop_reason": {"type": "end_
 
 def next_id(transcript: Transcript) -> str | None:
     found = transcript.next_call()
-    return found and found.id
+    return found.id if found is not None else None
 
 
 def test_calls_come_in_their_order_until_they_are_answered(transcript: Transcript) -> None:

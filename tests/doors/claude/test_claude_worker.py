@@ -270,8 +270,20 @@ def test_a_worker_that_stops_answers_what_it_ended(own: Workplace) -> None:
         process.send_signal(signal.SIGTERM)
         assert queue.result(call)["is_error"]
         assert process.wait(SECONDS) == 0
-    assert item.is_stopped
+    # The agent goes on, with another worker.
+    assert not item.is_stopped
     own.wait_for_status(call, "cancelled")
+
+
+def test_a_worker_that_stops_ends_the_item_of_an_idle_agent(own: Workplace) -> None:
+    queue = own.queue
+    item = queue.add_session("sesn_idle")
+    with own.worker() as process:
+        queue.end_turn("sesn_idle")
+        queue.wait(lambda: len(item.beats) > 1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) == 0
+    assert item.is_stopped
 
 
 def test_a_worker_that_stops_leaves_what_waits_to_another(own: Workplace) -> None:
