@@ -57,6 +57,7 @@ ADDRESS = "127.0.0.1"
 _SCOPES = (Scope.EXECUTE, Scope.SESSIONS, Scope.FILES)
 _LOOK_SECONDS = 1.0
 _WHO = "the worker of Claude"
+_REJECTED = "A person looked at this call and rejected it. It did not run."
 
 
 class NotPermitted(Exception):
@@ -165,8 +166,12 @@ class Calls:
                 return None
             run_sync(event_stream.wait_for_end(execution.pk, _LOOK_SECONDS))
             execution = executions_of(None).select_related("session").get(pk=execution.pk)
+        verdict = _verdict_on(execution)
+        if verdict == Approval.Status.REJECTED:
+            # Who it was is nothing for the vendor.
+            return Result.of_text(_REJECTED, is_error=True)
         result = _answer(execution, prepared)
-        return replace(result, is_approved=call.asks and _is_approved(execution))
+        return replace(result, is_approved=verdict == Approval.Status.APPROVED)
 
     def _execute(
         self, call: ToolCall, prepared: Prepared, session: Session, caller: Caller
@@ -263,6 +268,6 @@ def _claim(text: str, most: int) -> str:
     return text if is_recordable else ""
 
 
-def _is_approved(execution: Execution) -> bool:
-    approvals = Approval.objects.filter(execution=execution.pk)
-    return approvals.filter(status=Approval.Status.APPROVED).exists()
+def _verdict_on(execution: Execution) -> str:
+    found = Approval.objects.filter(execution=execution.pk)
+    return found.values_list("status", flat=True).first() or ""

@@ -52,7 +52,10 @@ class Pace:
 
 
 class Lease:
-    """The hold on one item. It ends once, for one reason, and then calls `on_end`."""
+    """The hold on one item. It ends once, for one reason, and then calls `on_end`.
+
+    What `is_lost` is not this worker's any more: nothing is answered, and nothing stopped.
+    """
 
     def __init__(
         self, client: Client, environment_id: str, work: Work, on_end: Callable[[], object]
@@ -88,7 +91,8 @@ class Lease:
                 return
             except (NoEnvironment, NotPermitted) as error:
                 logger.error("the session %s is left: %s", self._work.session_id, error)
-                self.end()
+                # Nothing more is sent with a key that is gone.
+                self.end(is_lost=True)
                 return
             except Unavailable as error:
                 if time.monotonic() - succeeded > self.seconds:
@@ -144,14 +148,16 @@ class Serving:
     def run(self) -> None:
         """Serve until the agent is done, the lease ends, or the worker stops."""
         threads = []
-        is_left = False
+        # What comes to no end of its own is another's.
+        is_left = True
         try:
             threads.append(start_thread("claude lease", self._extend))
             threads.append(start_thread("claude watch", self._watch))
             is_left = self._serve()
-        except (Refused, Unavailable) as error:
+        except Refused as error:
             logger.error("the session %s cannot be served: %s", self._work.session_id, error)
-        except NotPermitted as error:
+            is_left = False
+        except (NotPermitted, Unavailable) as error:
             logger.error("the session %s is left: %s", self._work.session_id, error)
         finally:
             self._lease.end()
@@ -164,7 +170,7 @@ class Serving:
             self._lease.extend(self._ensure_permitted)
         finally:
             # Nothing goes on that nobody holds.
-            self._lease.end()
+            self._lease.end(is_lost=True)
 
     def _end_all(self) -> None:
         """Nothing goes on without the lease."""

@@ -186,7 +186,8 @@ def test_a_call_that_is_rejected_never_runs(place: Workplace, session: str) -> N
     place.decide(call, approve=False)
     denied = queue.wait_for("user.tool_confirmation", call)
     assert denied["result"] == "deny"
-    assert "judge" in denied["deny_message"]
+    assert "rejected" in denied["deny_message"]
+    assert "judge" not in denied["deny_message"]
     assert failed(queue, session, "read", file_path="rejected")
     assert queue.said("user.tool_result", call) == []
 
