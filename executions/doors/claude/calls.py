@@ -47,7 +47,7 @@ from executions.sessions.files import inspect_file
 from executions.sessions.models import Session
 from executions.sessions.requests import ContextRequest, SessionRequest
 from executions.tenants import keys
-from executions.tenants.models import ApiKey, Scope, Tenant
+from executions.tenants.models import ApiKey, Scope
 from executions.tenants.quotas import take_request
 from providers.errors import InvalidConfiguration, SandboxError
 from providers.runtime.pool.template import WORKSPACE
@@ -57,7 +57,7 @@ ADDRESS = "127.0.0.1"
 _SCOPES = (Scope.EXECUTE, Scope.SESSIONS, Scope.FILES)
 _LOOK_SECONDS = 1.0
 _WHO = "the worker of Claude"
-_REJECTED = "A person looked at this call and rejected it. It did not run."
+_REJECTED = "A person rejected this call. It did not run."
 
 
 class NotPermitted(Exception):
@@ -149,7 +149,9 @@ class Calls:
         caller = Caller.of_key(
             key, request_id=_claim(call.id, 128) or self._key_of(call), client_address=ADDRESS
         )
-        execution = _find(key.tenant, self._key_of(call), prepared)
+        if call.asks and not prepared.code:
+            raise Conflict("A restart of the shell cannot wait for an approval. Use a command.")
+        execution = _find(key, self._key_of(call), prepared)
         if execution is None:
             session = run_sync(find_or_open(caller, self._session_request(key)))
             if not prepared.code:
@@ -209,7 +211,8 @@ class Calls:
         # Of another key it is another session: what one may do is not given to the other.
         name = json.dumps(["claude", key.pk, self._environment_id, self._agent.id])
         conversation = hashlib.sha256(name.encode()).hexdigest()
-        return replace(wanted, conversation=conversation)
+        metadata = {**wanted.metadata, "agent_session": self._agent.id}
+        return replace(wanted, conversation=conversation, metadata=metadata)
 
     def _key_of(self, call: ToolCall) -> str:
         name = json.dumps([self._environment_id, self._agent.id, call.id])
@@ -217,12 +220,16 @@ class Calls:
         return f"{ASKED}{digest}" if call.asks else f"cofferdam-claude:{digest}"
 
 
-def _find(tenant: Tenant, key: str, prepared: Prepared) -> Execution | None:
+def _find(key: ApiKey, name: str, prepared: Prepared) -> Execution | None:
     """The execution that a call has already, whatever became of its session. Raises Conflict."""
-    known = executions_of(tenant).select_related("session")
-    execution = known.filter(idempotency_key=key, retryable=False).first()
-    if execution is not None and execution.code_hash != text_hash(prepared.code):
+    known = executions_of(key.tenant).select_related("session")
+    execution = known.filter(idempotency_key=name, retryable=False).first()
+    if execution is None:
+        return None
+    if execution.code_hash != text_hash(prepared.code):
         raise Conflict("The call came before, with other code. Nothing was run.")
+    if execution.api_key_id != key.pk and not key.has_scope(Scope.READ):
+        raise Conflict("The call ran with another API key. This key may not read the result.")
     return execution
 
 

@@ -211,6 +211,14 @@ def test_a_word_of_the_vendor_alone_does_not_approve(place: Workplace, session: 
     assert text_of(queue.result(call)) == "yes\n"
 
 
+def test_a_restart_that_asks_is_denied(place: Workplace, session: str) -> None:
+    queue = place.queue
+    assert said(queue, session, "bash", command="A=kept")  # nothing is put out
+    call = queue.call(session, "bash", "ask", restart=True)
+    assert queue.wait_for("user.tool_confirmation", call)["result"] == "deny"
+    assert said(queue, session, "bash", command="echo $A") == "kept\n"
+
+
 def test_a_session_is_found_again_by_its_agent(place: Workplace, session: str) -> None:
     queue = place.queue
     said(queue, session, "bash", command="echo kept > kept")
