@@ -230,6 +230,8 @@ def _ensure_taken(answer: Answer) -> None:
 
 
 def _json(body: bytes) -> Any:
+    if not body.strip():
+        return None
     try:
         return read_text(body, _BOUNDS).value
     except ValueError as error:
