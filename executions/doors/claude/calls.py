@@ -77,7 +77,7 @@ class Place:
     network: str = ""
     idle_seconds: str = ""
 
-    def request(self, agent: str = "") -> SessionRequest:
+    def request(self) -> SessionRequest:
         """Return the session to open. Raises InvalidConfiguration."""
         given = {
             "template": self.template,
@@ -85,7 +85,7 @@ class Place:
             "idle_seconds": self.idle_seconds,
             "language": "bash",
         }
-        return read_query(urlencode({name: text for name, text in given.items() if text}), agent)[0]
+        return read_query(urlencode({name: text for name, text in given.items() if text}))[0]
 
 
 def valid_key(place: Place) -> ApiKey:
@@ -207,12 +207,20 @@ class Calls:
         return outcome.execution
 
     def _session_request(self, key: ApiKey) -> SessionRequest:
-        wanted = self._place.request("claude")
+        wanted = self._place.request()
         # Of another key it is another session: what one may do is not given to the other.
         name = json.dumps(["claude", key.pk, self._environment_id, self._agent.id])
         conversation = hashlib.sha256(name.encode()).hexdigest()
-        metadata = {**wanted.metadata, "agent_session": self._agent.id}
-        return replace(wanted, conversation=conversation, metadata=metadata)
+        return SessionRequest(
+            language=wanted.language,
+            template=wanted.template,
+            network=wanted.network,
+            offline=wanted.offline,
+            idle_seconds=wanted.idle_seconds,
+            max_seconds=wanted.max_seconds,
+            metadata={"client": "claude", "agent_session": self._agent.id},
+            conversation=conversation,
+        )
 
     def _key_of(self, call: ToolCall) -> str:
         name = json.dumps([self._environment_id, self._agent.id, call.id])

@@ -137,7 +137,7 @@ def test_a_picture_is_read_as_one() -> None:
         ("read", {"file_path": "x", "view_range": [1]}, "view_range"),
         ("read", {"file_path": "x", "view_range": ["1", "2"]}, "view_range.0"),
         ("read", {"file_path": "x.png", "view_range": [1, 2]}, "view_range"),
-        ("read", {"file_path": "\udc80"}, "input"),
+        ("read", {"file_path": "\udc80"}, "file_path"),
         ("write", {"file_path": "x"}, "content"),
         ("write", {"file_path": "x", "content": ["y"]}, "content"),
         ("edit", {"file_path": "x", "old_string": "", "new_string": "y"}, "old_string"),

@@ -81,7 +81,7 @@ def test_a_command_is_an_execution_of_its_agent(place: Workplace, key: str, sess
     call = place.queue.call(session, "bash", command="echo out; echo err >&2; exit 3")
     result = place.queue.result(call)
     assert result["is_error"]
-    assert sorted(text_of(result).split()[:2]) == ["err", "out"]
+    assert sorted(text_of(result).split()[:2]) == ["err", "out"], text_of(result)
     (record,) = place.records(call)
     assert (record["agent"], record["model"]) == ("helper", "claude-test")
     assert (record["conversation"], record["exit_code"]) == (session, 3)
