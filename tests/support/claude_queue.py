@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+from uuid import uuid4
 
 NOW = "2026-11-26T00:00:00Z"
 ENVIRONMENT, KEY = "env_test", "environment-key-0123456789"
@@ -107,7 +108,8 @@ class Queue:
     def say(self, session: str, kind: str, **said: Any) -> str:
         """Add an event, and return its id."""
         with self._changed:
-            event_id = f"sevt_{next(self._numbers)}"
+            # Unique among all queues: records are found by it.
+            event_id = f"sevt_{uuid4().hex}"
             event = {"type": kind, "id": event_id, "processed_at": NOW, **said}
             self.events[session].append(event)
             self._changed.notify_all()

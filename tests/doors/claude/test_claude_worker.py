@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -40,7 +41,7 @@ def place(
     folder = tmp_path_factory.mktemp("claude")
     with queue_over_tls(authority.issue(folder).path) as queue:
         found = workplace(streaming_site, queue, authority, folder, "claude", "shared")
-        with found.worker("--network", "none"):
+        with found.worker("--network", "none", "--parallel", "16"):
             yield found
 
 
@@ -54,11 +55,13 @@ def own(
 
 
 @pytest.fixture
-def session(place: Workplace, request: pytest.FixtureRequest) -> str:
+def session(place: Workplace, request: pytest.FixtureRequest) -> Iterator[str]:
     """An agent's session of a test's own."""
     name = f"sesn_{abs(hash(request.node.nodeid))}"
     place.queue.add_session(name)
-    return name
+    yield name
+    # Its place is for the next one.
+    place.queue.say(name, "session.status_terminated")
 
 
 def run(queue: Queue, session: str, name: str, **given: Any) -> dict[str, Any]:
@@ -86,7 +89,7 @@ def test_a_command_is_an_execution_of_its_agent(place: Workplace, key: str, sess
     assert (record["agent"], record["model"]) == ("helper", "claude-test")
     assert (record["conversation"], record["exit_code"]) == (session, 3)
     assert record["code"] == "echo out; echo err >&2; exit 3"
-    path = f"{EXECUTIONS}/{record['id']}"
+    path = f"{EXECUTIONS}/{UUID(record['id'])}"
     assert ask(place.site.service, "GET", path, key=key).json["receipt"]
 
 
@@ -175,7 +178,7 @@ def test_a_call_that_asks_runs_once_it_is_approved(
     assert text_of(queue.result(call)) == "approved\n"
     assert queue.wait_for("user.tool_confirmation", call)["result"] == "allow"
     (record,) = place.records(call)
-    path = f"{EXECUTIONS}/{record['id']}"
+    path = f"{EXECUTIONS}/{UUID(record['id'])}"
     detail = ask(place.site.service, "GET", path, key=key).json
     assert detail["policy"]["approved"]["by"] == "user:judge"
 
