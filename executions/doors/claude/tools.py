@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from executions.kernel.declarations import refuse
+from executions.kernel.declarations import Members, refuse
 from executions.kernel.text import is_storable
 from executions.runs.advice import advice_text
 from executions.runs.event_stream import in_order
@@ -54,7 +54,7 @@ class Bash(_Input):
 
 class Read(_Input):
     file_path: str = Field(min_length=1, max_length=4096)
-    view_range: Annotated[list[int], Field(min_length=2, max_length=2)] | None = None
+    view_range: Annotated[list[int], Members(2, least=2)] | None = None
 
 
 class Write(_Input):
