@@ -21,11 +21,10 @@ from providers.errors import InvalidConfiguration
 from providers.local.packages import NODE_MODULES, InstallationFailed, alone, open_to_read
 from providers.templates.files import BuildFailed, Room
 from providers.templates.lock import Lock, LockedPackage
+from providers.templates.resolve import NPM
 
 LOCK_FILE = Path(__file__).with_suffix(".json")
 _INSTALLED = "node-installed.json"
-# The usual registry.
-REGISTRY = "https://registry.npmjs.org"
 _MOST_BYTES, _FILE_BYTES, _PIECE_BYTES = 512 << 20, 64 << 20, 1 << 20
 _SECONDS = 60
 
@@ -40,7 +39,7 @@ def is_installed(folder: Path, lock_file: Path = LOCK_FILE) -> bool:
 
 def install(
     folder: Path,
-    registry: str = REGISTRY,
+    registry: str = NPM,
     lock_file: Path = LOCK_FILE,
     source: Path | None = None,
 ) -> None:
@@ -72,7 +71,7 @@ def install(
             shutil.rmtree(staging, ignore_errors=True)
 
 
-def fetch_all(target: Path, registry: str = REGISTRY, lock_file: Path = LOCK_FILE) -> None:
+def fetch_all(target: Path, registry: str = NPM, lock_file: Path = LOCK_FILE) -> None:
     """Put the files of the lock into a folder, for machines without a registry. Raises
     InstallationFailed."""
     target.mkdir(parents=True, exist_ok=True)
@@ -88,7 +87,7 @@ def _lock_of(lock_file: Path) -> Lock:
         if place:
             name = described.get("name") or place.rpartition(f"{NODE_MODULES}/")[2]
             file_name = f"{name.rpartition('/')[2]}-{described['version']}.tgz"
-            described.setdefault("resolved", f"{REGISTRY}/{name}/-/{file_name}")
+            described.setdefault("resolved", f"{NPM}/{name}/-/{file_name}")
     return Lock.parse("", json.dumps(document))
 
 
@@ -133,7 +132,7 @@ def _pieces(package: LockedPackage, registry: str, source: Path | None) -> Itera
     if source is not None:
         stream: IO[bytes] = (source / _file_name(package)).open("rb")
     else:
-        address = package.url.replace(REGISTRY, registry.rstrip("/"), 1)
+        address = package.url.replace(NPM, registry.rstrip("/"), 1)
         if not address.startswith(("http://", "https://")):
             raise ValueError("the registry's address begins with neither http nor https")
         stream = urlopen(address, timeout=_SECONDS)  # noqa: S310 (only http and https)

@@ -16,6 +16,7 @@ from django.core.management import call_command
 
 from providers.local import node_packages, packages
 from providers.self_managed.images.build import FOLDER as IMAGES
+from providers.templates.resolve import NPM
 from tests.conftest import Caller, require
 from tests.support.package_index import PackageIndex, package_index
 from tests.support.required import missing
@@ -54,7 +55,7 @@ def write_lock(registry: PackageIndex, folder: Path, named: dict[str, str]) -> P
         dist = registry.npm[name]["versions"][version]["dist"]
         found[f"node_modules/{name}"] = {
             "version": version,
-            "resolved": dist["tarball"].replace(registry.url, node_packages.REGISTRY),
+            "resolved": dist["tarball"].replace(registry.url, NPM),
             "integrity": dist["integrity"],
         }
     path = folder / "lock.json"
