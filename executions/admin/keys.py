@@ -19,6 +19,7 @@ from django.utils import timezone
 from django.utils.translation import ngettext
 from django.views.decorators.debug import sensitive_variables
 
+from executions.admin.connect import Connect
 from executions.admin.frame import (
     ApiKeyModelAdmin,
     ApiKeyModelForm,
@@ -115,6 +116,7 @@ class ApiKeyAdmin(GuardedAdmin, ApiKeyModelAdmin):
         return [
             path("<int:pk>/rotate/", rotating, name="executions_apikey_rotate"),
             path("<int:pk>/revoke/", revoking, name="executions_apikey_revoke"),
+            *Connect(self).urls,
             *super().get_urls(),
         ]
 

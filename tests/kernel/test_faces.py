@@ -33,7 +33,7 @@ FACES = {
         "authentication deferred downloads frame rendering schema session_files sessions"
     ),
     "executions.doors.claude": "calls serving worker",
-    "executions.doors.codex": "attachments connection credentials",
+    "executions.doors.codex": "attachments configuration connection credentials",
     "executions.doors.e2b": "credentials frame urls",
     "executions.doors.mcp": "server views",
     "executions.admin": "execution_page executions frame ledger pages sessions tenants",

@@ -1,37 +1,16 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlencode
 
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.utils import timezone
 
-from executions.doors.codex.connection import read_query
-from executions.doors.codex.credentials import PATH, capability_of
+from executions.doors.codex.configuration import OPTIONS, environment_block
+from executions.doors.codex.credentials import capability_of
 from executions.tenants.models import ApiKey
 from providers.checks import BEFORE_WORK
 from providers.errors import InvalidConfiguration
-
-_SCHEMES = ("ws://", "wss://")
-_OPTIONS = {
-    "template": "a template of the tenant, as NAME or NAME@3",
-    "language": "the language of the session's interpreter; the default is python",
-    "network": "none, open, packages, or hosts with commas between",
-    "folder": "the folder in which Codex is used: its commands have the workspace in its place",
-    "idle_seconds": "how long an unused session stays awake; the default is 600",
-}
-_BLOCK = """\
-default = "cofferdam"
-include_local = false
-
-[[environments]]
-id = "cofferdam"
-url = "{url}"
-"""
-_HEADER = """\
-auth_bearer_token = "{token}"
-"""
 
 
 class Command(BaseCommand):
@@ -55,25 +34,16 @@ class Command(BaseCommand):
             action="store_true",
             help="put the token into the URL, for clients that send no header; proxies may log it",
         )
-        for name, text in _OPTIONS.items():
+        for name, text in OPTIONS.items():
             parser.add_argument(f"--{name.replace('_', '-')}", default="", help=text)
 
     def handle(self, *args: Any, **options: Any) -> None:
-        address = str(options["url"]).rstrip("/")
-        if not address.startswith(_SCHEMES) or not address.isprintable() or '"' in address:
-            raise CommandError("--url: Must begin with ws:// or wss://.")
-        query = urlencode({name: options[name] for name in _OPTIONS if options[name]})
+        token = capability_of(_key_of(options["tenant"], options["key"]))
         try:
-            read_query(query)
+            block = environment_block(options["url"], token, options, in_url=options["in_url"])
         except InvalidConfiguration as error:
             raise CommandError(error.message) from None
-        key = _key_of(options["tenant"], options["key"])
-        token, tail = capability_of(key), f"?{query}" if query else ""
-        if options["in_url"]:
-            self.stdout.write(_BLOCK.format(url=f"{address}{PATH}{token}{tail}"), ending="")
-            return
-        self.stdout.write(_BLOCK.format(url=f"{address}{PATH}{tail}"), ending="")
-        self.stdout.write(_HEADER.format(token=token), ending="")
+        self.stdout.write(block, ending="")
 
 
 def _key_of(tenant: str, name: str) -> ApiKey:
