@@ -13,6 +13,7 @@ from executions.capabilities.schedules.models import Schedule
 from executions.capabilities.search.models import CodeSearchProgress, CodeText, SavedFilter
 from executions.capabilities.spending.models import Budget, Spending, SpendingAlert
 from executions.capabilities.templates.models import Template, TemplateVersion
+from executions.capabilities.threads.models import Thread
 from executions.capabilities.tools.models import ToolCall
 from executions.capabilities.webhooks.models import WebhookDelivery, WebhookSecret
 from executions.ledger.models import LedgerCheck, LedgerEntry, LegalHold
@@ -76,6 +77,7 @@ __all__ = (
     "Template",
     "TemplateVersion",
     "Tenant",
+    "Thread",
     "ToolCall",
     "WebhookDelivery",
     "WebhookSecret",

@@ -142,6 +142,10 @@ UNFOLD: dict[str, Any] = {
                         and request.user.has_perm("executions.view_execution")
                     ),
                 },
+                {
+                    **_item("Threads", "smart_toy", "thread", "executions"),
+                    "permission": _may("executions.view_execution"),
+                },
                 _item("Sessions", "forum", "session", "executions"),
                 _item("Snapshots", "photo_library", "snapshot", "executions"),
                 _item("Schedules", "schedule", "schedule", "executions"),

@@ -116,6 +116,7 @@ INSTALLED_CAPABILITIES = [
     "executions.capabilities.templates",
     "executions.capabilities.webhooks",
     "executions.capabilities.search",
+    "executions.capabilities.threads",
     "executions.capabilities.observability",
     "executions.capabilities.spending",
     "executions.capabilities.schedules",

@@ -34,7 +34,15 @@ from executions.admin.executions import (
     translate_errors,
 )
 from executions.admin.files import SavedFiles
-from executions.admin.frame import SessionModelAdmin, link_to, named_in, shown_entry
+from executions.admin.frame import (
+    VIEW_EXECUTION,
+    SessionModelAdmin,
+    link_to,
+    named_in,
+    shown_entry,
+)
+from executions.admin.tool_calls import tool_call_of
+from executions.capabilities.threads.service import threads_of_session
 from executions.doors.native.deferred import answer
 from executions.kernel.audit import current_actor
 from executions.kernel.coroutines import Coroutine
@@ -232,7 +240,11 @@ class Cell:
 
     @property
     def kind(self) -> str:
+        """What it was, with what a tool was given."""
         execution = self.execution
+        tool = tool_call_of(execution, execution.code)
+        if tool.text:
+            return f"{tool.kind} {tool.text}"
         if execution.context:
             return visible(execution.context)
         return "background command" if execution.background else "command"
@@ -270,9 +282,7 @@ class Cell:
 
 def transcript_of(session_id: str, number: str) -> Transcript | None:
     """A page of it, the last one unless a `number` is given; None for what is no session's id."""
-    try:
-        pk = UUID(session_id)
-    except ValueError:
+    if (pk := _id(session_id)) is None:
         return None
     rows = (
         Execution.objects.filter(session=pk)
@@ -290,6 +300,13 @@ def transcript_of(session_id: str, number: str) -> Transcript | None:
     paginator = Paginator(rows, CELLS_PER_PAGE)
     page = paginator.get_page(number or paginator.num_pages)
     return Transcript(page, list(paginator.get_elided_page_range(page.number)))
+
+
+def _id(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
 
 
 _BADGES = {Session.State.OPEN: "good", Session.State.ASLEEP: "warn", Session.State.LOST: "bad"}
@@ -360,6 +377,8 @@ class SessionAdmin(ReadOnly, KeysetAdmin, SessionModelAdmin):
     ) -> HttpResponse:
         context: dict[str, Any] = {"may_operate": request.user.has_perm(OPERATE)}
         if self.has_view_permission(request):
+            if request.user.has_perm(VIEW_EXECUTION) and (pk := _id(object_id)):
+                context["threads"] = [(visible(n), at) for n, at in threads_of_session(pk)]
             context["transcript"] = transcript_of(object_id, request.GET.get("page", ""))
         return super().change_view(
             request, object_id, form_url, {**(extra_context or {}), **context}

@@ -202,6 +202,8 @@ def in_time(milliseconds: float) -> str:
 EMPTY = {
     "executions.execution": "No executions yet. Run a program in the playground, with "
     "POST /api/v1/executions, or with `manage.py execute`.",
+    "executions.thread": "No threads yet. An execution with the field `conversation` is part of "
+    "one.",
     "executions.session": "No sessions yet. POST /api/v1/sessions opens one.",
     "executions.schedule": "No schedules yet. POST /api/v1/schedules creates one.",
     "executions.snapshot": "No snapshots yet. POST /api/v1/sessions/{id}/snapshot creates one.",

@@ -1259,6 +1259,10 @@ class Migration(migrations.Migration):
         ),
         migrations.AddIndex(
             model_name='execution',
+            index=models.Index(condition=models.Q(('conversation__isnull', False)), fields=['-id'], name='execution_of_thread'),
+        ),
+        migrations.AddIndex(
+            model_name='execution',
             index=models.Index(condition=models.Q(('replay_of__isnull', False)), fields=['-id'], name='execution_replays'),
         ),
         migrations.AddIndex(
@@ -1398,4 +1402,17 @@ class Migration(migrations.Migration):
             constraint=models.CheckConstraint(condition=models.Q(models.Q(('blob__isnull', False), ('type', 'file')), models.Q(('blob', None), ('size', 0), ('type__in', ('directory', 'symlink'))), _connector='OR'), name='workspace_file_has_bytes_and_nothing_else_has'),
         ),
         migrations.RunPython(create_code_search, remove_code_search),
+        migrations.CreateModel(
+            name='Thread',
+            fields=[
+            ],
+            options={
+                'ordering': ('-id',),
+                'proxy': True,
+                'default_permissions': (),
+                'indexes': [],
+                'constraints': [],
+            },
+            bases=('executions.execution',),
+        ),
     ]

@@ -313,6 +313,11 @@ class Execution(models.Model):
                 condition=Q(replay_of__isnull=False),
             ),
             models.Index(
+                fields=("-id",),
+                name="execution_of_thread",
+                condition=Q(conversation__isnull=False),
+            ),
+            models.Index(
                 fields=("-id",), name="execution_replays", condition=Q(replay_of__isnull=False)
             ),
             models.Index(fields=("created_at",), name="execution_created_at"),

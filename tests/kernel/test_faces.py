@@ -32,11 +32,11 @@ FACES = {
     "executions.doors.native": (
         "authentication deferred downloads frame rendering schema session_files sessions"
     ),
-    "executions.doors.claude": "calls serving worker",
-    "executions.doors.codex": "attachments configuration connection credentials",
+    "executions.doors.claude": "calls serving tools worker",
+    "executions.doors.codex": ("attachments configuration connection credentials http_requests"),
     "executions.doors.e2b": "credentials frame urls",
     "executions.doors.mcp": "server views",
-    "executions.admin": "execution_page executions frame ledger pages sessions tenants",
+    "executions.admin": "execution_page executions frame ledger pages sessions tenants tool_calls",
     "executions.capabilities.alerts": "models service",
     "executions.capabilities.dashboard": "admin service",
     "executions.capabilities.fetching": "filenames service",
@@ -52,6 +52,7 @@ FACES = {
     "executions.capabilities.search": "admin export models service",
     "executions.capabilities.spending": "models service",
     "executions.capabilities.templates": "advisories builds defaults documents drafts models names requests",
+    "executions.capabilities.threads": "models service",
     "executions.capabilities.tools": "models",
     "executions.capabilities.webhooks": "models service",
     "providers.services": (

@@ -34,6 +34,7 @@ PAGES = {
     "schedules": "schedule",
     "spending": "budget",
     "templates": "template",
+    "threads": "thread",
     "tools": "toolcall",
     "webhooks": "webhookdelivery",
 }

@@ -209,6 +209,7 @@ TOOLS: Mapping[str, type[_Input]] = {
     "glob": Search,
     "grep": Search,
 }
+_TAIL = "\nINPUT\n"
 _PROGRAMS = {"read": _READ, "write": _WRITE, "edit": _EDIT, "glob": _GLOB, "grep": _GREP}
 
 
@@ -278,13 +279,26 @@ def _prepare_command(read: Bash) -> Prepared:
 def _code(program: str, read: _Input) -> str:
     # A line of JSON is never the word that ends it.
     given = json.dumps(read.model_dump(exclude_none=True), ensure_ascii=False)
-    return (
-        "python3 -I -X utf8 -c \"$(cat <<'PROGRAM'\n"
-        f"{program}PROGRAM\n"
-        ")\" <<'INPUT'\n"
-        f"{given}\n"
-        "INPUT\n"
-    )
+    return f"{_head(program)}{given}{_TAIL}"
+
+
+def _head(program: str) -> str:
+    return f"python3 -I -X utf8 -c \"$(cat <<'PROGRAM'\n{program}PROGRAM\n)\" <<'INPUT'\n"
+
+
+def call_in(code: str) -> tuple[str, dict[str, Any]] | None:
+    """Return the tool for files and its input, where code is exactly that of such a call."""
+    for name, program in (*_PROGRAMS.items(), ("read", _LOOK)):
+        head = _head(program)
+        if not code.startswith(head) or not code.endswith(_TAIL):
+            continue
+        try:
+            read = TOOLS[name].model_validate_json(code[len(head) : -len(_TAIL)])
+        except ValidationError:
+            return None
+        # What is more than a call is not shown as one.
+        return (name, read.model_dump(exclude_none=True)) if _code(program, read) == code else None
+    return None
 
 
 def _media_type(path: str) -> str:

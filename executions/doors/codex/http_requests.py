@@ -7,6 +7,8 @@ the attempt.
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -51,6 +53,11 @@ headers = [[name, value] for name, value in answer.headers.items()]
 print(json.dumps({"status": answer.status, "headers": headers}))
 """
 _SECONDS = 60.0
+_HEAD = shlex.join(["python3", "-c", _PROGRAM])
+# A URL in quotation marks, or one that needs none.
+_WORDS = re.compile(
+    r"([A-Z]{1,16}) (?:'([^']*)'|([^\s'\"]+)) /tmp/codex-[0-9a-f]{32} [0-9]+", re.ASCII
+)
 
 
 class Header(Params):
@@ -115,6 +122,14 @@ async def send(session: Session, wanted: HttpRequest, caller: Caller, agent: str
     if len(body) > MOST_ANSWER_BYTES:
         raise Failure(INTERNAL, f"http/request: The answer is more than {MOST_ANSWER_BYTES} bytes.")
     return _answer_of(execution.stdout, body)
+
+
+def request_in(command: str) -> tuple[str, str] | None:
+    """Return method and URL, where the text of a command is exactly that of such a request."""
+    if not command.startswith(f"{_HEAD} "):
+        return None
+    words = _WORDS.fullmatch(command[len(_HEAD) + 1 :])
+    return None if words is None else (words[1], words[2] or words[3])
 
 
 def _request_of(wanted: HttpRequest) -> str:
