@@ -24,8 +24,8 @@ def tool_call_of(execution: Execution, code: str) -> ToolCall:
     if execution.session_id is None:
         return ToolCall("code")
     if not execution.context:
-        if found := request_in(code):
-            method, url = found
+        if request := request_in(code):
+            method, url = request
             return ToolCall("http/request", _shown(f"{method} {url}"))
         return ToolCall("command")
     if found := call_in(code):

@@ -101,7 +101,7 @@ class Call:
             kept = end[-min(most, room) :].decode("utf-8", "ignore")
             if kept.strip():
                 is_cut = getattr(self.execution, f"{name}_size") > len(kept)
-                found.append((name, f"{'…' if is_cut else ''}{shown(kept).text}"))
+                found.append((name, f"{'…' if is_cut else ''}{visible(kept)}"))
                 room -= len(kept.encode())
         return found[::-1]
 
