@@ -117,6 +117,10 @@ def names(
             provider="probe",
             deadline=now,
             finished_at=now,
+            agent="codex-environment",
+            conversation="thread",
+            request_id="call_1",
+            code="ls",
         )
         for tenant in tenants
     )
