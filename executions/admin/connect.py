@@ -13,6 +13,7 @@ from django.template.response import TemplateResponse
 from django.urls import URLPattern, path
 from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
+from unfold.widgets import UnfoldAdminTextInputWidget
 
 from executions.admin.frame import ApiKeyModelAdmin
 from executions.doors.codex.configuration import OPTIONS, environment_block
@@ -29,12 +30,17 @@ NEEDED = (Scope.EXECUTE, Scope.SESSIONS, Scope.FILES)
 _MOST = 500
 
 
+def _text(name: str) -> forms.CharField:
+    widget = UnfoldAdminTextInputWidget()
+    return forms.CharField(required=False, max_length=_MOST, help_text=OPTIONS[name], widget=widget)
+
+
 class CodexForm(forms.Form):
     """What the block for Codex says of its sessions."""
 
-    template = forms.CharField(required=False, max_length=_MOST, help_text=OPTIONS["template"])
-    network = forms.CharField(required=False, max_length=_MOST, help_text=OPTIONS["network"])
-    folder = forms.CharField(required=False, max_length=_MOST, help_text=OPTIONS["folder"])
+    template = _text("template")
+    network = _text("network")
+    folder = _text("folder")
 
 
 def claude_commands(address: str) -> str:
@@ -81,7 +87,6 @@ class Connect:
             **self.model_admin.admin_site.each_context(request),
             "title": "Connect an agent",
             "opts": self.model_admin.opts,
-            "original": api_key,
             "api_key": api_key,
             "shown_name": visible(api_key.name),
             "missing": [scope.value for scope in NEEDED if not api_key.has_scope(scope)],

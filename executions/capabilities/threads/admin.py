@@ -35,6 +35,7 @@ from executions.capabilities.threads.service import (
     Page,
     Sum,
     Totals,
+    is_exactly,
     is_latest,
     page_before,
     page_from,
@@ -44,7 +45,7 @@ from executions.capabilities.threads.service import (
 from executions.kernel.presentation import in_time, shown
 from executions.runs.models import Approval, Execution
 from executions.runs.network import network_of
-from providers.admin_lists import Condition, KeysetAdmin, KeysetList
+from providers.admin_lists import Condition, KeysetAdmin, KeysetList, ListField
 from providers.admin_pages import ReadOnly
 from providers.hidden_characters import visible
 from providers.timestamps import shown_moment
@@ -182,11 +183,19 @@ class Transcript:
         return [(pk, reverse(name, args=[pk]) if may_see else "") for pk in self.totals.sessions]
 
 
-class LastAgentField(AgentField):
+class _Sifted(ListField):
+    """Its keys are found by its index, and looked through without it: SQLite would take that of
+    the column again for each piece of them."""
+
+    def queryset(self, request: HttpRequest, queryset: QuerySet[Any]) -> QuerySet[Any]:
+        return queryset.filter(is_exactly(self.column, self.text)) if self.text else queryset
+
+
+class LastAgentField(_Sifted, AgentField):
     title = "agent (of the last call)"
 
 
-class ThreadConversationField(ConversationField):
+class ThreadConversationField(_Sifted, ConversationField):
     title = "thread"
 
 
@@ -199,6 +208,11 @@ class ThreadList(KeysetList):
         rows = super().get_queryset(request, exclude_parameters)
         latest = is_latest()
         self.conditions += [Condition(HAS_THREAD, "ordered"), Condition(latest)]
+        if self.problems:
+            return rows
+        rows = self.root_queryset
+        for field in self.filter_specs:
+            rows = field.queryset(request, rows)
         return rows.filter(HAS_THREAD, latest).defer(*UNREAD, "meta")
 
     def get_results(self, request: HttpRequest) -> None:

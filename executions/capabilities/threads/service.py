@@ -27,6 +27,7 @@ from django.db.models import (
     When,
 )
 from django.db.models.functions import Coalesce, Left, Length, Right
+from django.db.models.lookups import Exact
 
 from executions.runs.models import Artifact, Execution
 from providers.network import NETWORK
@@ -52,29 +53,46 @@ UNREAD = (
 _OUTCOMES = ("allowed", "refused", "failed")
 
 HAS_THREAD = Q(conversation__isnull=False)
-# A tenant that was removed is in the record by its slug alone.
 _IS_REMOVED = Q(tenant__isnull=True)
-_SAME = {"conversation": OuterRef("conversation")}
-_OF_TENANT = {**_SAME, "tenant": OuterRef("tenant")}
-_OF_REMOVED = {**_SAME, "tenant__isnull": True, "tenant_slug": OuterRef("tenant_slug")}
+
+
+def is_exactly(column: str, value: Any) -> Exact:
+    """Return the condition that a column has a value, for which no index of it is taken."""
+    return Exact(Coalesce(column, column), value)
+
+
+def _same(conversation: Any, tenant: Any) -> Q:
+    return Q(conversation=conversation, tenant=tenant)
+
+
+def _same_of_removed(conversation: Any, slug: Any) -> Q:
+    # The record has a tenant that was removed by its slug alone.
+    is_tenant = is_exactly("tenant_slug", slug)
+    return Q(_IS_REMOVED, is_tenant, conversation=conversation)
+
+
+_OUTER = (
+    _same(OuterRef("conversation"), OuterRef("tenant")),
+    _same_of_removed(OuterRef("conversation"), OuterRef("tenant_slug")),
+)
 
 
 def is_latest() -> Q:
     """Return the condition that an execution is the latest of its thread."""
-
-    def newer(same: Mapping[str, Any]) -> Exists:
-        return Exists(Execution.objects.filter(**same, pk__gt=OuterRef("pk")))
-
     # Apart, so that the index of conversations finds each.
-    return (~_IS_REMOVED & ~newer(_OF_TENANT)) | (_IS_REMOVED & ~newer(_OF_REMOVED))
+    newer, newer_of_removed = (
+        Exists(Execution.objects.filter(same, pk__gt=OuterRef("pk"))) for same in _OUTER
+    )
+    return (~_IS_REMOVED & ~newer) | (_IS_REMOVED & ~newer_of_removed)
 
 
 def calls_of(one: Execution) -> QuerySet[Execution]:
     """Return the executions of the same thread, from the first one on."""
-    rows = Execution.objects.filter(conversation=one.conversation, tenant_slug=one.tenant_slug)
     if one.tenant_id is None:
-        return rows.filter(_IS_REMOVED).order_by("pk")
-    return rows.filter(tenant=one.tenant_id).order_by("pk")
+        same = _same_of_removed(one.conversation, one.tenant_slug)
+    else:
+        same = _same(one.conversation, one.tenant_id)
+    return Execution.objects.filter(same).order_by("pk")
 
 
 @dataclass(frozen=True)
@@ -124,13 +142,12 @@ def sums_of(threads: Sequence[Execution]) -> dict[UUID, Sum]:
 
 def _first_of(threads: Sequence[Execution]) -> dict[UUID, datetime]:
     """When each began."""
-
-    def first(same: Mapping[str, Any]) -> Subquery:
-        rows = Execution.objects.filter(**same).order_by("pk")
-        return Subquery(rows.values("created_at")[:1])
-
+    first, first_of_removed = (
+        Subquery(Execution.objects.filter(same).order_by("pk").values("created_at")[:1])
+        for same in _OUTER
+    )
     rows = Execution.objects.filter(pk__in=[one.pk for one in threads]).order_by()
-    began = rows.annotate(began=Coalesce(first(_OF_TENANT), first(_OF_REMOVED)))
+    began = rows.annotate(began=Coalesce(first, first_of_removed))
     return dict(began.values_list("pk", "began"))
 
 
