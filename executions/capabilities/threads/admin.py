@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from uuid import UUID
 
 from django.contrib import admin
@@ -211,7 +211,7 @@ class ThreadList(KeysetList):
         if self.problems:
             return rows
         rows = self.root_queryset
-        for field in self.filter_specs:
+        for field in cast("list[ListField]", self.filter_specs):
             rows = field.queryset(request, rows)
         return rows.filter(HAS_THREAD, latest).defer(*UNREAD, "meta")
 

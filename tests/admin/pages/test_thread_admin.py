@@ -31,7 +31,7 @@ from tests.support.agent_threads import THREADS, call, list_of, page_of, session
 from tests.support.execution_rows import make_rows
 from tests.support.roles import member
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.database]
 
 HOSTILE = "<script>alert(1)</script>\u202e\x1b[2J"
 HARMLESS = "&lt;script&gt;alert(1)&lt;/script&gt;[U+202E][U+001B][2J"
