@@ -36,10 +36,6 @@ def version(request: HttpRequest) -> dict[str, str]:
     return {"cofferdam_version": __version__}
 
 
-def _may(permission: str) -> Callable[[HttpRequest], bool]:
-    return lambda request: request.user.has_perm(permission)
-
-
 def _address_of(name: str) -> str:
     from django.urls import NoReverseMatch, reverse
 
@@ -59,15 +55,16 @@ def _icon(request: HttpRequest) -> str:
     return static("admin_ui/icon.svg")
 
 
-def _may_see(app: str, model: str) -> Callable[[HttpRequest], bool]:
-    """Also whether there is a page: a capability that is not installed has none."""
+def _may_see(app: str, model: str, viewed: str = "") -> Callable[[HttpRequest], bool]:
+    """Also whether there is a page: a capability that is not installed has none. `viewed` is the
+    model whose rows it shows, where that is another one."""
 
     def may_see(request: HttpRequest) -> bool:
         from django.apps import apps
         from django.contrib import admin
 
         is_there = admin.site.is_registered(apps.get_model(app, model))
-        return is_there and request.user.has_perm(f"{app}.view_{model}")
+        return is_there and request.user.has_perm(f"{app}.view_{viewed or model}")
 
     return may_see
 
@@ -144,7 +141,7 @@ UNFOLD: dict[str, Any] = {
                 },
                 {
                     **_item("Threads", "smart_toy", "thread", "executions"),
-                    "permission": _may("executions.view_execution"),
+                    "permission": _may_see("executions", "thread", "execution"),
                 },
                 _item("Sessions", "forum", "session", "executions"),
                 _item("Snapshots", "photo_library", "snapshot", "executions"),
