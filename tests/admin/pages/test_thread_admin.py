@@ -122,13 +122,32 @@ def test_the_list_takes_as_many_queries_for_many_calls_and_threads(
     assert len(many) <= 16
 
 
-def test_the_newest_of_a_long_thread_is_found_by_an_index(alice: Caller) -> None:
-    """The condition that an execution is the latest of its thread reads no table for others."""
-    rows = Execution.objects.filter(service.HAS_THREAD, service.is_latest()).order_by("-pk")
-    plan = rows.values("pk")[:51].explain()
-    if connection.vendor == "sqlite":
-        assert "execution_conversation" in plan
-        assert "SCAN executions_execution USING" in plan or "execution_of_thread" in plan
+@pytest.mark.one_database
+def test_no_other_thread_is_read_for_one(alice: Caller) -> None:
+    """Also of a tenant that was removed, whose executions have its slug alone."""
+    one = call(alice.tenant, "t")
+    latest = Execution.objects.filter(service.HAS_THREAD, service.is_latest(), pk=one.pk)
+    assert latest.explain().count("execution_conversation (conversation=? AND tenant_id=? AND") == 2
+    for tenant_id in (one.tenant_id, None):
+        one.tenant_id = tenant_id
+        plan = service.calls_of(one).explain()
+        assert "execution_conversation (conversation=? AND tenant_id=?)" in plan
+        assert "TEMP B-TREE" not in plan
+
+
+def test_a_long_thread_hides_no_other_one(
+    alice: Caller, auditor: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("providers.admin_lists.SECONDS", 0.0)
+    older = call(alice.tenant, "older")
+    latest = [call(alice.tenant, "long") for _ in range(250)][-1]
+    page = list_of(auditor)
+    assert rows_of(page) == [latest.pk]
+    assert "200 calls searched; older ones not yet." in page
+    further = re.search(r'href="([^"]+)">Search further', page)
+    assert further is not None
+    page = auditor.get(f"{THREADS}{html.unescape(further[1])}").content.decode()
+    assert rows_of(page) == [older.pk]
 
 
 def test_a_transcript_has_its_calls_in_order(
