@@ -488,9 +488,9 @@ def _asked(
 
 
 def _beginning(answer: httpcore.Response, most: int) -> bytes:
-    found = b""
+    found = bytearray()
     for piece in answer.iter_stream():
         found += piece
         if len(found) >= most:
             break
-    return found[:most]
+    return bytes(found[:most])

@@ -12,11 +12,14 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 # What a process may take that was told to end now.
 GRACE_SECONDS = 4.0
 TELL_SECONDS = 5.0
+# Before a process that has ended is started again.
+RESTART_SECONDS = 10.0
 
 LARGE_BYTES = 256 * 1024
 
@@ -67,6 +70,7 @@ class ProcessGroup:
 
     def __init__(self) -> None:
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._restarts: dict[str, Callable[[], subprocess.Popen[bytes]]] = {}
 
     def __enter__(self) -> ProcessGroup:
         # Whatever a child leaves behind when it dies becomes our child, and is found at the end.
@@ -78,9 +82,19 @@ class ProcessGroup:
         self.stop([list(self._children)], seconds=0, ending_seconds=GRACE_SECONDS)
         _kill_children()
 
-    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start a process in a session of its own, so that Ctrl-C reaches it through us alone."""
+    def start(
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        restarts: bool = False,
+    ) -> None:
+        """Start a process in a session of its own, so that Ctrl-C reaches it through us alone. One
+        that `restarts` is started again when it has ended, and ends nothing."""
         self._children[name] = self._spawn(command, environment)
+        if restarts:
+            self._restarts[name] = partial(self._spawn, command, environment)
 
     def start_helper(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start a process whose end ends nothing; it is killed with the rest."""
@@ -103,14 +117,33 @@ class ProcessGroup:
             preexec_fn=prepare,
         )
 
-    def wait(self) -> tuple[str, int] | None:
-        """The name and exit code of the first process to end, or None when told to stop."""
-        while signal.sigwait(_WATCHED_SIGNALS) not in _STOP_SIGNALS:
+    def wait(
+        self, tell: Callable[[str, int], None] = lambda name, code: None
+    ) -> tuple[str, int] | None:
+        """The name and exit code of the first process to end, or None when told to stop. `tell`
+        hears of one that is started again."""
+        due: dict[str, float] = {}
+        while True:
+            # A signal may stand for the ends of several processes.
+            came = signal.sigtimedwait(_WATCHED_SIGNALS, RESTART_SECONDS / 10 if due else 3600)
+            if came is not None and came.si_signo in _STOP_SIGNALS:
+                return None
             for name, child in self._children.items():
-                if (code := child.poll()) is not None:
+                if (code := child.poll()) is None or name in due:
+                    continue
+                if name not in self._restarts:
                     return name, code
+                due[name] = time.monotonic() + RESTART_SECONDS
+                tell(name, code)
+            for name in [name for name, at in due.items() if at <= time.monotonic()]:
+                try:
+                    self._children[name] = self._restarts[name]()
+                except OSError:
+                    # There is no room for it now, and the others go on.
+                    due[name] += RESTART_SECONDS
+                else:
+                    del due[name]
             self._reap_adopted()
-        return None
 
     def stop(
         self,

@@ -50,6 +50,10 @@ class Queue:
         self.requests: list[tuple[str, str, str]] = []
         # Paths that are answered with a status instead, once for each status.
         self.statuses: dict[str, list[int]] = {}
+        # Answers to paths that come first: bytes, or what is JSON.
+        self.lies: dict[str, list[Any]] = {}
+        # What follows each page of a history, "" for the next one.
+        self.page_after = ""
         self._changed = threading.Condition()
         self._is_closing = False
         self._numbers = iter(range(1, 10**9))
@@ -124,6 +128,22 @@ class Queue:
     def end_turn(self, session: str) -> None:
         self.say(session, "session.status_idle", stop_reason={"type": "end_turn"})
 
+    def wait_for_action(self, session: str, *calls: str) -> None:
+        """Have the agent wait for clients."""
+        reason = {"type": "requires_action", "event_ids": list(calls)}
+        self.say(session, "session.status_idle", stop_reason=reason)
+
+    def change(self, session: str, call: str, **said: Any) -> None:
+        """Have the history say something else of a call."""
+        with self._changed:
+            next(each for each in self.events[session] if each["id"] == call).update(said)
+
+    def forget(self, session: str, call: str) -> None:
+        """Have the history say nothing of what was said of a call."""
+        with self._changed:
+            kept = [each for each in self.events[session] if each.get("tool_use_id") != call]
+            self.events[session] = kept
+
     def result(self, call: str) -> dict[str, Any]:
         """Wait for the result of a call."""
         return self.wait_for("user.tool_result", call)
@@ -160,6 +180,9 @@ class Queue:
             status = ordered.pop(0) if ordered else 0
         if status:
             _send(handler, status, {"error": {"type": "ordered"}}, Location="/elsewhere")
+            return
+        if lies := self.lies.get(split.path.rpartition("/")[2]):
+            _send(handler, 200, lies.pop(0))
             return
         parts = split.path.strip("/").split("/")
         if parts[:3] == ["v1", "environments", ENVIRONMENT]:
@@ -260,11 +283,12 @@ class Queue:
                 self.say(session, each["type"], **said)
             _send(handler, 200, {"data": []})
         else:
-            begin = int(query.get("page", 0))
+            page = query.get("page", "0")
+            begin = int(page) if page.isdecimal() else 0
             end = begin + min(PAGE, int(query.get("limit", PAGE)))
             with self._changed:
                 events = self.events[session][:]
-            following = str(end) if end < len(events) else None
+            following = self.page_after or (str(end) if end < len(events) else None)
             _send(handler, 200, {"data": events[begin:end], "next_page": following})
 
     def _stream(self, handler: BaseHTTPRequestHandler, session: str) -> None:
@@ -322,7 +346,7 @@ def _session(session: str) -> dict[str, Any]:
 
 
 def _send(handler: BaseHTTPRequestHandler, status: int, body: Any, **headers: str) -> None:
-    content = json.dumps(body).encode()
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
     handler.send_response(status)
     for name, value in headers.items():
         handler.send_header(name, value)
@@ -333,7 +357,7 @@ def _send(handler: BaseHTTPRequestHandler, status: int, body: Any, **headers: st
 
 
 @contextmanager
-def queue_over_tls(certificate: Path, seconds: int = 2) -> Iterator[Queue]:
+def queue_over_tls(certificate: Path, seconds: int = 9) -> Iterator[Queue]:
     """One at `https://localhost`, with this certificate and its key in one file."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(certificate)

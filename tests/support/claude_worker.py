@@ -46,18 +46,19 @@ class Workplace:
             self.site.data_dir,
             SSL_CERT_FILE=str(self.ca_file),
             PROVIDER_ALLOWED_NETWORKS=f"localhost:{self.queue.port}",
-            SHUTDOWN_GRACE_SECONDS="1",
             **extra,
         )
 
     @contextmanager
-    def worker(self, *options: str, key: str = "worker") -> Iterator[subprocess.Popen[bytes]]:
-        """A worker. It is told to stop at the end, and has to."""
+    def worker(
+        self, *options: str, key: str = "worker", grace: int = 1
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """A worker. It is told to stop at the end, and has to. `grace` is in seconds."""
         command = [sys.executable, "manage.py", "claude_worker", f"{self.tenant}/{self.name}"]
         with (self.ca_file.parent / "worker.log").open("ab") as log:
             process = subprocess.Popen(
                 [*command, "--key", key, *options],
-                env=self.environment(),
+                env=self.environment(SHUTDOWN_GRACE_SECONDS=str(grace)),
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import posixpath
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from urllib.parse import urlencode
 
@@ -107,9 +107,12 @@ def valid_key(place: Place) -> ApiKey:
 class Calls:
     """Those of one agent's session. One is carried out at a time."""
 
-    def __init__(self, place: Place, environment_id: str, agent: AgentSession) -> None:
+    def __init__(
+        self, place: Place, address: str, environment_id: str, agent: AgentSession
+    ) -> None:
         self._place = place
-        self._environment_id = environment_id
+        # What one server began is not given to another.
+        self._names = (address, environment_id, agent.id)
         self._agent = agent
         self._run: tuple[str, ClientRun] | None = None
 
@@ -145,21 +148,23 @@ class Calls:
         is_dropped: Callable[[], bool],
     ) -> Result | None:
         key = valid_key(self._place)
-        take_request(key.tenant, only_reads=False).require()
         caller = Caller.of_key(
             key, request_id=_claim(call.id, 128) or self._key_of(call), client_address=ADDRESS
         )
         if call.asks and not prepared.code:
             raise Conflict("A restart of the shell cannot wait for an approval. Use a command.")
-        execution = _find(key, self._key_of(call), prepared)
+        execution = _find(key, self._keys_of(call), prepared)
         if execution is None:
+            take_request(key.tenant, only_reads=False).require()
             session = run_sync(find_or_open(caller, self._session_request(key)))
+            if is_dropped() or is_left():
+                return None
             if not prepared.code:
                 run_sync(restart_context(session, prepared.context))
                 return Result.of_text("bash session restarted")
             if prepared.context == FILES_CONTEXT:
                 _ensure_files_context(session)
-            execution = self._execute(call, prepared, session, caller)
+            execution = self._execute(call, prepared, session, caller, is_left)
         while execution.finished_at is None:
             if is_dropped():
                 _end(execution)
@@ -176,7 +181,12 @@ class Calls:
         return replace(result, is_approved=verdict == Approval.Status.APPROVED)
 
     def _execute(
-        self, call: ToolCall, prepared: Prepared, session: Session, caller: Caller
+        self,
+        call: ToolCall,
+        prepared: Prepared,
+        session: Session,
+        caller: Caller,
+        is_left: Callable[[], bool],
     ) -> Execution:
         request = ExecutionRequest(
             prepared.code,
@@ -198,6 +208,9 @@ class Calls:
             return outcome.execution
         run = ClientRun(EventLog(run_limits(caller.tenant)), _WHO)
         self._run = (call.id, run)
+        # Either this is seen here, or the run in `cancel`.
+        if is_left():
+            run.cancel()
         try:
             outcome = run_sync(execute(request, caller, log=run.log, waits=True))
         finally:
@@ -209,7 +222,7 @@ class Calls:
     def _session_request(self, key: ApiKey) -> SessionRequest:
         wanted = self._place.request()
         # Of another key it is another session: what one may do is not given to the other.
-        name = json.dumps(["claude", key.pk, self._environment_id, self._agent.id])
+        name = json.dumps(["claude", key.pk, *self._names])
         conversation = hashlib.sha256(name.encode()).hexdigest()
         return SessionRequest(
             language=wanted.language,
@@ -223,15 +236,20 @@ class Calls:
         )
 
     def _key_of(self, call: ToolCall) -> str:
-        name = json.dumps([self._environment_id, self._agent.id, call.id])
+        return self._keys_of(call)[0 if call.asks else 1]
+
+    def _keys_of(self, call: ToolCall) -> tuple[str, str]:
+        """The key of a call where it asks, and where it does not: the server may change its mind,
+        and the call runs once all the same."""
+        name = json.dumps([*self._names, call.id])
         digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
-        return f"{ASKED}{digest}" if call.asks else f"cofferdam-claude:{digest}"
+        return f"{ASKED}{digest}", f"cofferdam-claude:{digest}"
 
 
-def _find(key: ApiKey, name: str, prepared: Prepared) -> Execution | None:
+def _find(key: ApiKey, names: Sequence[str], prepared: Prepared) -> Execution | None:
     """The execution that a call has already, whatever became of its session. Raises Conflict."""
     known = executions_of(key.tenant).select_related("session")
-    execution = known.filter(idempotency_key=name, retryable=False).first()
+    execution = known.filter(idempotency_key__in=names, retryable=False).first()
     if execution is None:
         return None
     if execution.code_hash != text_hash(prepared.code):

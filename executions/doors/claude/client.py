@@ -88,19 +88,20 @@ class Client:
     """Requests with one token to one address. All raise Unavailable and Refused."""
 
     def __init__(self, address: str, token: Secret, receiver: Receiver) -> None:
-        self._address = address.rstrip("/")
+        self.address = address.rstrip("/")
         self._token = token
         self._receiver = receiver
 
     def with_token(self, token: Secret) -> Client:
         """Return a client of the same address."""
-        return Client(self._address, token, self._receiver)
+        return Client(self.address, token, self._receiver)
 
     def poll(self, environment_id: str, worker_id: str) -> Work | None:
         """Take the next item of the queue; None where there is none now."""
         path = f"/v1/environments/{quote(environment_id, safe='')}/work/poll"
         query = {"block_ms": POLL_MS}
-        return _work(self._get(path, query, **{"Anthropic-Worker-ID": worker_id}))
+        said = self._get(path, query, **{"Anthropic-Worker-ID": worker_id})
+        return _work(said, environment_id)
 
     def acknowledge(self, environment_id: str, work: Work) -> None:
         """Have an item be this worker's."""
@@ -147,6 +148,8 @@ class Client:
             page = said.get("next_page")
             if not isinstance(page, str) or not page:
                 return
+            if page == query.get("page"):
+                raise Refused(0, "The server returned the same page of events again.")
             query["page"] = page
         raise Refused(0, f"The session has more than {MOST_PAGES} pages of events.")
 
@@ -192,7 +195,9 @@ class Client:
         return _object(_json(answer.body)) if reads else {}
 
     def _url(self, path: str, query: Mapping[str, Any]) -> str:
-        return f"{self._address}{path}?{urlencode({'beta': 'true', **query})}"
+        # A lone surrogate is not of a text that the server had from us.
+        asked = urlencode({"beta": "true", **query}, errors="replace")
+        return f"{self.address}{path}?{asked}"
 
     @sensitive_variables()
     def _headers(self) -> dict[str, str]:
@@ -238,10 +243,12 @@ def _json(body: bytes) -> Any:
         raise Refused(0, f"The server's answer is not JSON: {error}.") from None
 
 
-def _work(said: Any) -> Work | None:
+def _work(said: Any, environment_id: str) -> Work | None:
     if said is None:
         return None
     item = _object(said)
+    if item.get("environment_id", environment_id) != environment_id:
+        raise Refused(0, "The server returned an item of another environment.")
     work_id, data = _id(item.get("id")), _object(item.get("data"))
     if not work_id:
         raise Refused(0, "The server did not return an item of the queue.")
@@ -264,17 +271,20 @@ def _token_in(secret: Any) -> Secret | None:
 
 def _events(pieces: Iterator[bytes], budget: Budget) -> Iterator[Mapping[str, Any]]:
     """The events of a stream of server-sent events, whose data is JSON."""
-    buffer, data = b"", b""
+    buffer, data = bytearray(), bytearray()
     budget.allow(MOST_BYTES)
     for piece in pieces:
         buffer += piece
-        *lines, buffer = buffer.split(b"\n")
-        for line in map(bytes.rstrip, lines):
+        if b"\n" not in piece:
+            continue
+        *lines, rest = buffer.split(b"\n")
+        buffer = bytearray(rest)
+        for line in map(bytearray.rstrip, lines):
             if line.startswith(b"data:"):
                 data += line.removeprefix(b"data:").strip() + b"\n"
             elif not line and data:
-                found = _json(data)
-                data = b""
+                found = _json(bytes(data))
+                data = bytearray()
                 # Each event has as much room as the first.
                 budget.allow(MOST_BYTES)
                 if isinstance(found, dict):

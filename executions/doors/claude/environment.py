@@ -22,7 +22,8 @@ class Environment:
     id: str
     address: str
     key: Secret
-    version: int
+    # Of the row, and of its value.
+    version: tuple[int, int]
 
 
 @sensitive_variables()
@@ -46,4 +47,4 @@ def open_environment(tenant_slug: str, name: str) -> Environment:
             f"The key of {name!r} cannot be read, or the row was changed outside the service. "
             "Enter the key again."
         ) from None
-    return Environment(row.field, row.rules.partition(" # ")[0], key, row.version)
+    return Environment(row.field, row.rules.partition(" # ")[0], key, (row.pk, row.version))

@@ -7,10 +7,11 @@ the lease is lost nothing runs any more and nothing is answered: another worker 
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +28,7 @@ from executions.doors.claude.client import (
 )
 from executions.doors.claude.environment import NoEnvironment
 from executions.doors.claude.tools import TOOLS, Result
-from executions.doors.claude.transcript import ToolCall, Transcript, slim
+from executions.doors.claude.transcript import ToolCall, TooManyCalls, Transcript
 from executions.kernel.http import Budget
 from providers.threads import start_thread
 
@@ -35,11 +36,18 @@ logger = logging.getLogger(__name__)
 
 # Until the server has said otherwise: how often a lease is extended, and how long it lasts.
 BEAT_SECONDS, LEASE_SECONDS = 30.0, 90.0
+# It is taken as lost after this, whatever the server said.
+_LONGEST_LEASE = 600.0
 # Between attempts to read events, and to send a result.
 _FIRST_PAUSE, _LAST_PAUSE = 0.5, 10.0
 _LOOK_SECONDS = 1.0
 _JOIN_SECONDS = 70.0
 _FAULT = "The call failed inside the service. Its log has the cause."
+_UNKNOWN = "The tool is not known here. The tools are: {}."
+_NOT_TAKEN = "The result was refused, so that it cannot be shown. The call has ended."
+# Tools that are not known are logged once each, so many of them.
+_MOST_LOGGED = 100
+_logged: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,7 @@ class Lease:
         self.ended = threading.Event()
         self.is_lost = False
         self.seconds = LEASE_SECONDS
+        self._begins = time.monotonic()
 
     def end(self, *, is_lost: bool = False) -> None:
         """End it. What came first holds."""
@@ -78,10 +87,16 @@ class Lease:
             self.ended.set()
         self._on_end()
 
+    def end_if_over(self) -> None:
+        """End it as lost where it was not extended in time: an answer may be late."""
+        if time.monotonic() - self._begins > self.seconds:
+            self.end(is_lost=True)
+
     def extend(self, ensure_permitted: Callable[[], object]) -> None:
         """Extend it until it ends. `ensure_permitted` raises what ends it, too."""
-        last, interval, succeeded = NO_HEARTBEAT, BEAT_SECONDS, time.monotonic()
+        last, interval = NO_HEARTBEAT, BEAT_SECONDS
         while not self.ended.is_set():
+            sent_at = time.monotonic()
             try:
                 ensure_permitted()
                 beat = self._client.beat(self._environment_id, self._work, last)
@@ -95,16 +110,13 @@ class Lease:
                 self.end(is_lost=True)
                 return
             except Unavailable as error:
-                if time.monotonic() - succeeded > self.seconds:
-                    logger.error("the lease of %s is taken as lost: %s", self._work.id, error)
-                    self.end(is_lost=True)
-                    return
                 logger.warning("a heartbeat of %s failed: %s", self._work.id, error)
+                self.end_if_over()
             else:
-                last, succeeded = beat.last, time.monotonic()
+                last, self._begins = beat.last, sent_at
                 if beat.seconds:
-                    self.seconds = beat.seconds
-                    interval = max(1.0, min(beat.seconds / 2, BEAT_SECONDS))
+                    self.seconds = min(beat.seconds, _LONGEST_LEASE)
+                    interval = min(beat.seconds / 3, BEAT_SECONDS)
                 if not beat.goes_on:
                     self.end()
                     return
@@ -140,9 +152,9 @@ class Serving:
         self._current: ToolCall | None = None
         self._has_read = False
 
-    def stop(self) -> None:
-        """Have it come to an end: what runs has a little time, and nothing new begins."""
-        self._stops_at = time.monotonic() + self._pace.grace
+    def stop(self, seconds: float) -> None:
+        """Have it come to an end: what runs has so many seconds, and nothing new begins."""
+        self._stops_at = min(self._stops_at or math.inf, time.monotonic() + seconds)
         self._transcript.wake()
 
     def run(self) -> None:
@@ -160,6 +172,7 @@ class Serving:
         except (NotPermitted, Unavailable) as error:
             logger.error("the session %s is left: %s", self._work.session_id, error)
         finally:
+            # Also where the service fails: what is left is another's once the lease is over.
             self._lease.end()
             self._give_back(is_left)
             for thread in threads:
@@ -181,21 +194,34 @@ class Serving:
         self._transcript.wake()
 
     def _watch(self) -> None:
-        """End a call that nobody waits for any more, or that takes too long for a stop."""
-        while not self._lease.ended.is_set():
-            call, calls, stops_at = self._current, self._calls, self._stops_at
-            if call is not None and calls is not None:
-                is_late = stops_at is not None and time.monotonic() >= stops_at
-                if is_late or self._transcript.is_dropped(call):
+        """End a call that nobody waits for any more, or that takes too long for a stop, and the
+        lease when its time is over."""
+        try:
+            while not self._lease.ended.is_set():
+                self._lease.end_if_over()
+                call, calls = self._current, self._calls
+                if (
+                    call is not None
+                    and calls is not None
+                    and (self._is_late or self._transcript.is_dropped(call))
+                ):
                     calls.cancel(call.id)
-            self._transcript.wait(_LOOK_SECONDS)
+                self._transcript.wait(_LOOK_SECONDS)
+        finally:
+            # Nothing goes on that is not watched.
+            self._lease.end(is_lost=True)
+
+    @property
+    def _is_late(self) -> bool:
+        stops_at = self._stops_at
+        return stops_at is not None and time.monotonic() >= stops_at
 
     def _serve(self) -> bool:
         """Carry out calls. Return whether calls are left for another worker."""
         agent = self._client.session(self._work.session_id)
         if agent.is_terminated:
             return False
-        self._calls = Calls(self._place, self._environment_id, agent)
+        self._calls = Calls(self._place, self._client.address, self._environment_id, agent)
         reader = start_thread("claude events", self._read)
         try:
             return self._carry_out_all(self._calls)
@@ -225,12 +251,20 @@ class Serving:
             if result is None:
                 if not self._transcript.is_dropped(call):
                     return True
-            elif not self._lease.ended.is_set() and not self._transcript.is_dropped(call):
-                self._answer(call, result)
+            elif not (
+                self._lease.ended.is_set()
+                or self._transcript.is_dropped(call)
+                or self._answer(call, result)
+            ):
+                # Its record has the result: it is sent the next time.
+                continue
             self._transcript.note_answered(call)
         return False
 
     def _carry_out(self, calls: Calls, call: ToolCall) -> Result | None:
+        if not self._transcript.is_ours(call):
+            _log_once(call.name)
+            return Result.of_text(_UNKNOWN.format(", ".join(TOOLS)), is_error=True)
         try:
             return calls.carry_out(
                 call,
@@ -243,34 +277,40 @@ class Serving:
             logger.exception("the call %s of an agent failed inside the service", call.id)
             return Result.of_text(_FAULT, is_error=True)
 
-    def _answer(self, call: ToolCall, result: Result) -> None:
-        """Tell the agent. Of a call that asks it is told first whether a person allowed it."""
+    def _answer(self, call: ToolCall, result: Result) -> bool:
+        """Tell the agent. Return whether there is nothing more to tell. Of a call that asks it is
+        told first whether a person allowed it."""
         if call.asks and self._transcript.verdict_of(call) is None:
             verdict: dict[str, Any] = {"type": "user.tool_confirmation", "tool_use_id": call.id}
-            if result.is_approved:
-                self._send({**verdict, "result": "allow"})
-            elif self._send({**verdict, "result": "deny", "deny_message": result.text}):
-                return
-        answer = {
-            "type": "user.tool_result",
-            "tool_use_id": call.id,
-            "is_error": result.is_error,
-            "content": result.content,
-        }
-        self._send(answer)
+            try:
+                if not result.is_approved:
+                    return self._send({**verdict, "result": "deny", "deny_message": result.text})
+                if not self._send({**verdict, "result": "allow"}):
+                    return False
+            except Refused as error:
+                logger.error("a decision about the call %s was not taken: %s", call.id, error)
+        answer = {"type": "user.tool_result", "tool_use_id": call.id}
+        try:
+            return self._send({**answer, "is_error": result.is_error, "content": result.content})
+        except Refused as error:
+            logger.error("the result of the call %s was not taken: %s", call.id, error)
+        try:
+            # The agent would wait for ever.
+            content = Result.of_text(_NOT_TAKEN).content
+            return self._send({**answer, "is_error": True, "content": content})
+        except Refused:
+            return True
 
     def _send(self, event: dict[str, Any]) -> bool:
-        """Whether the server took it. As long as the lease may last it is tried again."""
+        """Return whether the server took it. As long as the lease may last it is tried again.
+        Raises Refused."""
         until, pause = time.monotonic() + self._lease.seconds, _FIRST_PAUSE
         while True:
             try:
                 self._client.send(self._work.session_id, event)
                 return True
-            except Refused as error:
-                logger.error("%s was not taken: %s", event["type"], error)
-                return False
             except Unavailable as error:
-                if time.monotonic() + pause > until:
+                if self._is_late or time.monotonic() + pause > until:
                     logger.error("%s was not sent: %s", event["type"], error)
                     return False
             if self._lease.ended.wait(pause * random.uniform(0.5, 1)):  # noqa: S311  not to meet
@@ -280,19 +320,21 @@ class Serving:
     def _read(self) -> None:
         """Read events until the lease ends, anew after each break."""
         pause = _FIRST_PAUSE
-        while not self._lease.ended.is_set() and not self._transcript.is_over:
-            try:
-                self._read_stream()
-                pause = _FIRST_PAUSE
-            except Unavailable as error:
-                logger.info("the events of %s broke off: %s", self._work.session_id, error)
-                pause = _FIRST_PAUSE if self._has_read else pause
-            except Refused as error:
-                logger.error("the events of %s are refused: %s", self._work.session_id, error)
-                self._lease.end()
-                return
-            self._lease.ended.wait(pause)
-            pause = min(pause * 2, _LAST_PAUSE)
+        try:
+            while not self._lease.ended.is_set() and not self._transcript.is_over:
+                try:
+                    self._read_stream()
+                except Unavailable as error:
+                    logger.info("the events of %s broke off: %s", self._work.session_id, error)
+                pause = _FIRST_PAUSE if self._has_read else min(pause * 2, _LAST_PAUSE)
+                self._lease.ended.wait(pause)
+        except (Refused, TooManyCalls) as error:
+            logger.error("the events of %s are refused: %s", self._work.session_id, error)
+            self._lease.end()
+        finally:
+            # Nothing goes on of which nothing is heard.
+            if not self._transcript.is_over:
+                self._lease.end(is_lost=True)
 
     def _read_stream(self) -> None:
         self._has_read = False
@@ -301,13 +343,18 @@ class Serving:
             return
         for event in self._client.stream(self._work.session_id, budget):
             if event is None:
-                # Behind the opening, so that nothing is missed in between. All or nothing: the
-                # result of a call may be on a later page.
-                history = self._client.events(self._work.session_id)
-                self._transcript.note([slim(each) for each in history])
-                self._has_read = True
+                # Behind the opening, so that nothing is missed in between.
+                self._transcript.note_history(self._history())
             else:
-                self._transcript.note([slim(event)])
+                self._transcript.note(event)
+                # A stream that breaks off without an event is opened again ever more slowly.
+                self._has_read = True
+
+    def _history(self) -> Iterator[Mapping[str, Any]]:
+        for event in self._client.events(self._work.session_id):
+            if self._lease.ended.is_set():
+                raise Unavailable("The lease has ended.")
+            yield event
 
     def _give_back(self, is_left: bool) -> None:
         """Stop an item that is done. One with calls left is another's once its lease is over."""
@@ -318,3 +365,9 @@ class Serving:
                 self._client.stop(self._environment_id, self._work)
             except Refused as error:
                 logger.error("the item %s was not stopped: %s", self._work.id, error)
+
+
+def _log_once(name: str) -> None:
+    if name not in _logged and len(_logged) < _MOST_LOGGED:
+        _logged.add(name)
+        logger.warning("an agent used a tool that is not known: %s", name)

@@ -138,8 +138,12 @@ try:
         sys.exit(f"edit: old_string is not in {path}")
     if count > 1 and not given.get("replace_all"):
         sys.exit(f"edit: old_string is {count} times in {path}, and must be unique")
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        file.write(text.replace(old, given["new_string"]))
+    size = len(text) + count * (len(given["new_string"]) - len(old))
+    if size > 1048576:
+        sys.exit(f"edit: {path} would have {size} characters, and may have 1048576.")
+    new = text.replace(old, given["new_string"]).encode()
+    with open(path, "wb") as file:
+        file.write(new)
 except UnicodeDecodeError:
     sys.exit(f"edit: {path}: not UTF-8 text")
 except OSError as error:

@@ -55,12 +55,14 @@ class Worker:
         self._most = most
         self._lock = threading.Lock()
         self._servings: set[Serving] = set()
-        self._is_stopping = False
+        self._is_stopping = self._is_hurried = False
         self._failures = 0
         self._id = f"cofferdam-{uuid4().hex[:12]}"
 
-    def stop(self) -> None:
-        """Have `run` return soon. Safe in a signal handler: it takes no lock."""
+    def stop(self, *, at_once: bool = False) -> None:
+        """Have `run` return soon; `at_once`, or when called again, without waiting for what runs.
+        Safe in a signal handler: it takes no lock."""
+        self._is_hurried = self._is_hurried or at_once or self._is_stopping
         self._is_stopping = True
 
     def run(self) -> None:
@@ -70,15 +72,24 @@ class Worker:
                 if self._places.acquire(timeout=_LOOK_SECONDS):
                     self._rest(self._serve_next())
         finally:
-            with self._lock:
-                servings = list(self._servings)
-            for each in servings:
-                each.stop()
-            # All have ended when all places are free.
-            end = time.monotonic() + self._pace.grace + _END_SECONDS
-            for _ in range(self._most):
-                if not self._places.acquire(timeout=max(0.0, end - time.monotonic())):
-                    logger.error("a session of an agent did not come to an end")
+            self._end_all()
+
+    def _end_all(self) -> None:
+        self._stop_all(self._pace.grace)
+        left, end = self._most, time.monotonic() + self._pace.grace + _END_SECONDS
+        # All have ended when all places are free.
+        while left and time.monotonic() < end:
+            if self._is_hurried:
+                self._stop_all(0.0)
+            left -= self._places.acquire(timeout=_LOOK_SECONDS)
+        if left:
+            logger.error("%d sessions of agents did not come to an end", left)
+
+    def _stop_all(self, seconds: float) -> None:
+        with self._lock:
+            servings = list(self._servings)
+        for each in servings:
+            each.stop(seconds)
 
     def _rest(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -94,6 +105,10 @@ class Worker:
             client = Client(environment.address, environment.key, self._receiver)
             work = self._take(client, environment)
         except (NoEnvironment, NotPermitted, Refused, Unavailable) as error:
+            return self._pause_after(error)
+        except Exception as error:
+            # The worker serves other sessions meanwhile, and `up` would end the service with it.
+            logger.exception("the environment %s could not be asked for work", self._name)
             return self._pause_after(error)
         finally:
             if work is None:
@@ -154,7 +169,7 @@ class Worker:
             self._servings.add(serving)
         try:
             if self._is_stopping:
-                serving.stop()
+                serving.stop(self._pace.grace)
             serving.run()
         finally:
             with self._lock:

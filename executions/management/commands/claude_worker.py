@@ -60,6 +60,7 @@ class Command(BaseCommand):
         worker = Worker(tenant, name, place, most=options["parallel"], pace=pace)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: worker.stop())
+        signal.signal(signal.SIGQUIT, lambda *_: worker.stop(at_once=True))
         try:
             worker.run()
         finally:

@@ -18,7 +18,7 @@ from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connection
 
-from executions.kernel.processes import ProcessGroup, die_with_parent
+from executions.kernel.processes import RESTART_SECONDS, ProcessGroup, die_with_parent
 from providers import draining
 from providers.checks import BEFORE_WORK
 from providers.errors import ProviderUnavailable
@@ -41,7 +41,7 @@ class Command(BaseCommand):
     help = (
         "Run the service: the web server, the worker and the pool service. The pool uses "
         "POOL_LAUNCHER, or else containers if a Docker engine answers, and also serves the "
-        "sessions of the local provider. If one process ends, all end. Ctrl-C stops all in order; "
+        "sessions of the local provider. If one of these ends, all end. Ctrl-C stops all in order; "
         "a second Ctrl-C stops them at once."
     )
 
@@ -53,24 +53,24 @@ class Command(BaseCommand):
             action="store_true",
             help="also install common packages for programs in Python (manage.py packages)",
         )
-
         parser.add_argument(
             "--claude-worker",
             action="append",
             default=[],
             metavar="ARGUMENTS",
             help="also serve an environment of Claude: the arguments of claude_worker as one text, "
-            "such as 'demo/agents --key claude'; may be repeated",
+            "such as 'demo/agents --key claude'; may be repeated. One that ends is started again",
         )
 
     def handle(self, *args: Any, host: str, port: int, packages: bool, **options: Any) -> None:
+        manage = str(settings.BASE_DIR / "manage.py")
+        claude = _claude_workers(options["claude_worker"], manage)
         # `python -m gunicorn` finds the project where it stands.
         os.chdir(settings.BASE_DIR)
         _refuse_taken_port(host, port)
         tighten(settings.DATA_DIR)
         bind = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         environment = os.environ | {"HOST": host, "PORT": str(port), "POOL_AUTOSTART": "false"}
-        manage = str(settings.BASE_DIR / "manage.py")
         _check([sys.executable, manage, "check", *(f"--tag={tag}" for tag in BEFORE_WORK)])
         has_environment = packages and self._make_environment()
         with ProcessGroup() as processes:
@@ -87,11 +87,11 @@ class Command(BaseCommand):
                 processes.start("pool", [*pool, "--no-port"], environment)
             processes.start("web", _web_server(bind), environment)
             processes.start("worker", [sys.executable, manage, "qcluster"], environment)
-            claude = _claude_workers(options["claude_worker"], manage)
             for name, command in claude.items():
-                processes.start(name, command, environment)
+                # Its key is a tenant's, who may revoke it: that ends nothing of others.
+                processes.start(name, command, environment, restarts=True)
             self._say(f"Cofferdam: http://{bind}/ (Ctrl-C to stop)")
-            ended = processes.wait()
+            ended = processes.wait(self._say_restart)
             self._stop(processes, list(claude), in_order=ended is None)
         if ended:
             name, code = ended
@@ -110,6 +110,12 @@ class Command(BaseCommand):
             self.stdout.write(f"Packages: none are installed. {error.message}")
             return False
         return True
+
+    def _say_restart(self, name: str, code: int) -> None:
+        self._say(
+            f"The {name} process ended (exit code {code}). It is started again in "
+            f"{RESTART_SECONDS:.0f} s."
+        )
 
     def _say(self, line: str) -> None:
         self.stdout.write(line)
@@ -193,10 +199,17 @@ def _web_server(bind: str) -> list[str]:
 
 def _claude_workers(wanted: list[str], manage: str) -> dict[str, list[str]]:
     """The command of each worker of an environment of Claude, by the name of its process."""
-    return {
-        f"claude worker {text}": [sys.executable, manage, "claude_worker", *shlex.split(text)]
-        for text in wanted
-    }
+    try:
+        return {
+            # Two of them may be alike.
+            f"claude worker {number} ({text})": [
+                *(sys.executable, manage, "claude_worker"),
+                *shlex.split(text),
+            ]
+            for number, text in enumerate(wanted, 1)
+        }
+    except ValueError as error:
+        raise CommandError(f"--claude-worker: {error}.") from None
 
 
 def _launcher() -> str:

@@ -39,8 +39,15 @@ def test_a_key_that_is_revoked_starts_no_worker(alice: Caller) -> None:
 
 
 def test_the_service_starts_a_worker_for_each_text() -> None:
-    found = _claude_workers(["demo/a --key 'my key'", "demo/b --key b"], "manage.py")
+    texts = ["demo/a --key 'my key'", "demo/b --key b", "demo/b --key b"]
+    found = _claude_workers(texts, "manage.py")
     assert [command[2:] for command in found.values()] == [
         ["claude_worker", "demo/a", "--key", "my key"],
         ["claude_worker", "demo/b", "--key", "b"],
+        ["claude_worker", "demo/b", "--key", "b"],
     ]
+
+
+def test_a_text_that_cannot_be_read_starts_nothing() -> None:
+    with pytest.raises(CommandError, match="--claude-worker"):
+        _claude_workers(["demo/a --key 'my key"], "manage.py")

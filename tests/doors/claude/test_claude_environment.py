@@ -133,3 +133,11 @@ def test_a_credential_for_sandboxes_is_no_environment(alice: Caller) -> None:
     put(placement="bearer", field="", rules="https://api.anthropic.com")
     with pytest.raises(NoEnvironment):
         open_environment("wonderland", "agents")
+
+
+def test_a_row_that_is_entered_anew_is_another_version(alice: Caller) -> None:
+    put()
+    former = open_environment("wonderland", "agents")
+    NetworkCredential.objects.all().delete()
+    put()
+    assert open_environment("wonderland", "agents").version != former.version
