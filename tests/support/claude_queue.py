@@ -48,7 +48,7 @@ class Queue:
         self.items: list[Item] = []
         self.events: dict[str, list[dict[str, Any]]] = {}
         self.requests: list[tuple[str, str, str]] = []
-        # Paths that are answered with a status instead, once for each status.
+        # Paths, or methods and paths, that are answered with a status instead, once for each.
         self.statuses: dict[str, list[int]] = {}
         # Answers to paths that come first: bytes, or what is JSON.
         self.lies: dict[str, list[Any]] = {}
@@ -176,12 +176,13 @@ class Queue:
         with self._changed:
             self.requests.append((handler.command, split.path, token))
             self._changed.notify_all()
-            ordered = self.statuses.get(split.path.rpartition("/")[2])
+            what = split.path.rpartition("/")[2]
+            ordered = self.statuses.get(what) or self.statuses.get(f"{handler.command} {what}")
             status = ordered.pop(0) if ordered else 0
         if status:
             _send(handler, status, {"error": {"type": "ordered"}}, Location="/elsewhere")
             return
-        if lies := self.lies.get(split.path.rpartition("/")[2]):
+        if lies := self.lies.get(what):
             _send(handler, 200, lies.pop(0))
             return
         parts = split.path.strip("/").split("/")

@@ -56,6 +56,8 @@ from providers.runtime.pool.template import WORKSPACE
 ADDRESS = "127.0.0.1"
 _SCOPES = (Scope.EXECUTE, Scope.SESSIONS, Scope.FILES)
 _LOOK_SECONDS = 1.0
+# Of one statement.
+_KEYS_AT_ONCE = 500
 _WHO = "the worker of Claude"
 _REJECTED = "A person rejected this call. It did not run."
 
@@ -135,6 +137,33 @@ class Calls:
                 raise NotCarriedOut(problem) from error
             raise
 
+    def withdraw(self, call_ids: Sequence[str] | None = None) -> None:
+        """End what waits for an approval of these calls, or of all calls of the session: nobody
+        may approve what the agent does not wait for. Raises NotCarriedOut."""
+        close_old_connections()
+        try:
+            waiting = Execution.objects.filter(api_key=self._place.key_id, finished_at=None)
+            if call_ids is None:
+                waiting = waiting.filter(
+                    conversation=self._agent.id, idempotency_key__startswith=ASKED
+                )
+                found = list(waiting)
+            else:
+                keys = [self._keys_of(each)[0] for each in call_ids]
+                found = [
+                    each
+                    for begin in range(0, len(keys), _KEYS_AT_ONCE)
+                    for each in waiting.filter(
+                        idempotency_key__in=keys[begin : begin + _KEYS_AT_ONCE]
+                    )
+                ]
+            for each in found:
+                _end(each)
+        except Exception as error:
+            if problem := problem_of(error):
+                raise NotCarriedOut(problem) from error
+            raise
+
     def cancel(self, call_id: str = "") -> None:
         """End what runs, from any thread; with an id only where it is this call."""
         if (running := self._run) is not None and call_id in ("", running[0]):
@@ -153,7 +182,7 @@ class Calls:
         )
         if call.asks and not prepared.code:
             raise Conflict("A restart of the shell cannot wait for an approval. Use a command.")
-        execution = _find(key, self._keys_of(call), prepared)
+        execution = _find(key, self._keys_of(call.id), prepared)
         if execution is None:
             take_request(key.tenant, only_reads=False).require()
             session = run_sync(find_or_open(caller, self._session_request(key)))
@@ -236,13 +265,13 @@ class Calls:
         )
 
     def _key_of(self, call: ToolCall) -> str:
-        return self._keys_of(call)[0 if call.asks else 1]
+        return self._keys_of(call.id)[0 if call.asks else 1]
 
-    def _keys_of(self, call: ToolCall) -> tuple[str, str]:
+    def _keys_of(self, call_id: str) -> tuple[str, str]:
         """The key of a call where it asks, and where it does not: the server may change its mind,
         and the call runs once all the same."""
-        name = json.dumps([*self._names, call.id])
-        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+        name = json.dumps([*self._names, call_id])
+        digest = hashlib.sha256(name.encode()).hexdigest()
         return f"{ASKED}{digest}", f"cofferdam-claude:{digest}"
 
 

@@ -169,7 +169,7 @@ class Serving:
         except Refused as error:
             logger.error("the session %s cannot be served: %s", self._work.session_id, error)
             is_left = False
-        except (NotPermitted, Unavailable) as error:
+        except (NotCarriedOut, NotPermitted, Unavailable) as error:
             logger.error("the session %s is left: %s", self._work.session_id, error)
         finally:
             # Also where the service fails: what is left is another's once the lease is over.
@@ -219,18 +219,24 @@ class Serving:
     def _serve(self) -> bool:
         """Carry out calls. Return whether calls are left for another worker."""
         agent = self._client.session(self._work.session_id)
-        if agent.is_terminated:
-            return False
         self._calls = Calls(self._place, self._client.address, self._environment_id, agent)
+        if agent.is_terminated:
+            self._calls.withdraw()
+            return False
         reader = start_thread("claude events", self._read)
         try:
-            return self._carry_out_all(self._calls)
+            is_left = self._carry_out_all(self._calls)
+            if self._transcript.is_over:
+                self._calls.withdraw()
+            return is_left
         finally:
             self._lease.end()
             reader.join(_JOIN_SECONDS)
 
     def _carry_out_all(self, calls: Calls) -> bool:
         while not self._lease.ended.is_set() and not self._transcript.is_over:
+            if closed := self._transcript.take_closed():
+                calls.withdraw(closed)
             call = self._transcript.next_call()
             if self._stops_at is not None:
                 # An agent that works may have calls in a moment.
@@ -243,9 +249,6 @@ class Serving:
             self._current = call
             try:
                 result = self._carry_out(calls, call)
-            except NotCarriedOut as error:
-                logger.error("the call %s is left: %s", call.id, error)
-                return True
             finally:
                 self._current = None
             if result is None:

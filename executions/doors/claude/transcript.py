@@ -64,6 +64,7 @@ class Transcript:
         self._idle_since: float | None = None
         self._is_whole = False
         self._given = 0
+        self._closed: list[str] = []
         self.is_over = False
 
     def note(self, event: Mapping[str, Any]) -> None:
@@ -97,6 +98,13 @@ class Transcript:
             if not self._is_whole:
                 return None
             return next(filter(self._is_ours, self._calls.values()), None)
+
+    def take_closed(self) -> list[str]:
+        """Return the ids of calls that asked, and that nobody waits for any more: each once."""
+        with self._changed:
+            self._forget_closed()
+            found, self._closed = self._closed, []
+            return found
 
     def is_ours(self, call: ToolCall) -> bool:
         """Whether the call is of a tool that is ours."""
@@ -136,7 +144,9 @@ class Transcript:
 
     def _forget_closed(self) -> None:
         # One that is closed stays so.
-        self._calls = {each.id: each for each in self._calls.values() if self._is_open(each)}
+        known = self._calls.values()
+        self._closed += (each.id for each in known if each.asks and not self._is_open(each))
+        self._calls = {each.id: each for each in known if self._is_open(each)}
         self._given = sum(each.size for each in self._calls.values())
 
     def _ensure_bounds(self) -> None:
