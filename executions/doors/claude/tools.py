@@ -23,8 +23,8 @@ from executions.runs.models import Execution
 from providers.sandbox import DEFAULT_CONTEXT
 
 FILES_CONTEXT = "files"
-# Of the output of a command: the end is what tells most.
-MOST_OUTPUT_BYTES = 100 * 1024
+# Of the output of a command, whose end tells most, and of a tool for files, with its beginning.
+MOST_OUTPUT_BYTES, MOST_FILE_BYTES = 100 * 1024, 256 * 1024
 # Of a picture or PDF: 5 MiB as base64.
 MOST_MEDIA_BYTES = 5 * 1024 * 1024 // 4 * 3
 USUAL_SECONDS, FILE_SECONDS = 120.0, 60.0
@@ -314,10 +314,12 @@ def result_of(execution: Execution) -> Result:
     """Return what is told of an execution that has ended."""
     output = b"".join(piece for _, piece in in_order(execution))
     is_cut = execution.stdout_truncated or execution.stderr_truncated
-    if len(output) > MOST_OUTPUT_BYTES and execution.context == DEFAULT_CONTEXT:
-        output, is_cut = output[-MOST_OUTPUT_BYTES:], True
-    text = output.decode("utf-8", "replace")
-    if is_cut:
+    if execution.context == DEFAULT_CONTEXT:
+        kept = output[-MOST_OUTPUT_BYTES:]
+    else:
+        kept = output[:MOST_FILE_BYTES]
+    text = kept.decode("utf-8", "replace")
+    if is_cut or len(kept) < len(output):
         text = f"{_LEFT_OUT}{text}"
     if execution.exit_code == 0 and execution.status == Execution.Status.SUCCEEDED:
         return Result.of_text(text)

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from executions.doors.claude.tools import MOST_MEDIA_BYTES, TOOLS, media_result, prepare
+from executions.doors.claude.tools import (
+    MOST_MEDIA_BYTES,
+    TOOLS,
+    media_result,
+    prepare,
+    result_of,
+)
+from executions.runs.models import Execution
 from providers.errors import InvalidConfiguration
 
 
@@ -155,3 +162,19 @@ def test_what_a_tool_cannot_take_names_its_field(
 
 def test_every_tool_is_prepared() -> None:
     assert set(TOOLS) == {"bash", "read", "write", "edit", "glob", "grep"}
+
+
+@pytest.mark.parametrize(
+    ("context", "begin", "end"), [("default", "", "zend"), ("files", "begin", "")]
+)
+def test_what_an_agent_is_told_is_bounded(context: str, begin: str, end: str) -> None:
+    execution = Execution(
+        stdout="begin" + "z" * 1_000_000 + "end",
+        exit_code=0,
+        status=Execution.Status.SUCCEEDED,
+        context=context,
+    )
+    text = result_of(execution).text
+    assert len(text) < 300_000
+    assert text.startswith(f"[output truncated]\n{begin}")
+    assert text.endswith(end)
