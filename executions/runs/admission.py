@@ -130,11 +130,11 @@ _OPEN = f"FROM {_EXECUTIONS} WHERE finished_at IS NULL AND tenant_slug = %(tenan
 # to PostgreSQL every subquery is as much as the counting.
 _HELD = {
     "sqlite": f"SELECT (SELECT COUNT(*) {_OPEN} AND status = '{_RUNNING}') AS running,"
-    f" (SELECT COUNT(*) {_OPEN} AND background) AS background,"
+    f" (SELECT COUNT(*) {_OPEN} AND background AND status = '{_RUNNING}') AS background,"
     f" (SELECT COUNT(*) {_OPEN} AND status = '{_QUEUED}') AS queued,"
     f" (SELECT SUM(timeout) {_OPEN}) AS seconds",
     "postgresql": f"SELECT COUNT(*) FILTER (WHERE status = '{_RUNNING}') AS running,"
-    f" COUNT(*) FILTER (WHERE background) AS background,"
+    f" COUNT(*) FILTER (WHERE background AND status = '{_RUNNING}') AS background,"
     f" COUNT(*) FILTER (WHERE status = '{_QUEUED}') AS queued, SUM(timeout) AS seconds {_OPEN}",
 }
 
@@ -192,7 +192,7 @@ def ensure_within_bounds(
     """
     held = current_usage(tenant)
     refusal = (
-        (None if request.background else _beyond_places(tenant, held, queued=queued))
+        (None if request.background and not queued else _beyond_places(tenant, held, queued=queued))
         or _beyond_executions(tenant, held)
         or _beyond_seconds(tenant, held, request.longest)
         or _check_stored_bytes(tenant, held, payload_bytes)

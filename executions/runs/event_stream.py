@@ -29,7 +29,7 @@ from django.db import Error as DatabaseFailure
 from executions.kernel.coroutines import wait_for
 from executions.runs import active_runs, event_log, extensions
 from executions.runs.event_log import STREAMS, Broadcast, EventLog, EventSource, RunEvent, resolve
-from executions.runs.models import Execution, RunSignal
+from executions.runs.models import Approval, Execution, RunSignal
 from executions.runs.results import bundles_of
 from executions.tenants.models import ApiKey
 from providers import draining
@@ -75,6 +75,10 @@ class Waiter:
     def is_full(self) -> bool:
         """Whether it takes no events now, and so may not hear of the end yet."""
         return False
+
+
+class Undecided(Waiter):
+    """One who waits for a person to decide on an approval, or for the end where that is earlier."""
 
 
 class Reader(Waiter):
@@ -195,6 +199,8 @@ class Poll:
         """Tell each waiter what is new. Whether there was something, and whether that was all."""
         # In this order: what has ended by now has left all of its events.
         unfinished = _unfinished_ids({each.execution_id for each in waiters})
+        asked = {each.execution_id for each in waiters if isinstance(each, Undecided)}
+        undecided = unfinished & _undecided_ids(asked)
         full = {each for each in waiters if each.is_full}
         readers = [each for each in waiters if isinstance(each, Reader) and each not in full]
         places: dict[UUID, int] = {}
@@ -211,7 +217,8 @@ class Poll:
         over = [
             each
             for each in waiters
-            if each.execution_id not in unfinished and not (each in full or is_behind(each))
+            if each.execution_id not in (undecided if isinstance(each, Undecided) else unfinished)
+            and not (each in full or is_behind(each))
         ]
         for (execution_id, place), group in islice(groups.items(), _READINGS_AT_ONCE):
             self._read_on(execution_id, place, group)
@@ -269,6 +276,16 @@ def _unfinished_ids(ids: set[UUID]) -> set[UUID]:
         some = wanted[start : start + _IDS_AT_ONCE]
         rows = Execution.objects.filter(pk__in=some, finished_at=None)
         found.update(rows.values_list("pk", flat=True))
+    return found
+
+
+def _undecided_ids(ids: set[UUID]) -> set[UUID]:
+    found: set[UUID] = set()
+    wanted = list(ids)
+    for start in range(0, len(wanted), _IDS_AT_ONCE):
+        some = wanted[start : start + _IDS_AT_ONCE]
+        rows = Approval.objects.filter(execution__in=some, status=Approval.Status.WAITING)
+        found.update(rows.values_list("execution_id", flat=True))
     return found
 
 

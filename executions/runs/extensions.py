@@ -372,6 +372,14 @@ def installed() -> Sequence[Extension]:
     return _installed
 
 
+async def review(request: ExecutionRequest, caller: Caller) -> Review | None:
+    """Return how the request waits for an approval; None where it needs none."""
+    for each in _installed:
+        if (found := (await each.review(request, caller))) is not None:
+            return found
+    return None
+
+
 def begin(execution: Execution, request: ExecutionRequest, log: EventLog | None) -> RunParts:
     """Return the parts of all extensions in one run."""
     found = (each.begin(execution, request, log) for each in _installed)

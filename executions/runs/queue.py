@@ -22,7 +22,7 @@ from executions.ledger.entry import LedgerUnavailable, ensure_ledger
 from executions.runs import heartbeat, payloads
 from executions.runs.admission import disk_problem, may_claim
 from executions.runs.models import Approval, Execution, Process
-from executions.runs.record import QUEUE_ALLOWANCE, deadline_after
+from executions.runs.record import BACKGROUND_ALLOWANCE, QUEUE_ALLOWANCE, deadline_after
 from executions.tenants.quotas import running_limit, tenant_lock
 from providers.fields import DecryptionError
 
@@ -45,7 +45,7 @@ _DUE = Q(run_at=None) | Q(run_at__lte=Now())
 # worker asks this many times a second. A name of our own model, and two of our own constants.
 _TAKEABLE = f"""SELECT 1 FROM {_EXECUTIONS}
     WHERE finished_at IS NULL AND tenant_slug = tenants.slug AND status = '{_QUEUED}'
-    AND NOT EXISTS (
+    AND NOT background AND NOT EXISTS (
         SELECT 1 FROM {_APPROVALS}
         WHERE execution_id = {_EXECUTIONS}.id AND {_APPROVALS}.status = '{_WAITS}'
     )"""  # noqa: S608
@@ -63,6 +63,7 @@ SELECT tenants.slug, (
 ) - (
     SELECT COUNT(*) FROM {_EXECUTIONS}
     WHERE background AND finished_at IS NULL AND tenant_slug = tenants.slug
+    AND status = '{_RUNNING}'
 )
 FROM tenants WHERE tenants.slug IS NOT NULL AND (
     EXISTS ({_TAKEABLE} AND run_at IS NULL) OR EXISTS ({_TAKEABLE} AND run_at <= {{now}})
@@ -105,13 +106,18 @@ def claim_next(may_serve: Callable[[str], bool] = lambda tenant_slug: True) -> E
     return None
 
 
-def claim(execution_id: UUID | str) -> Execution | None:
+def claim(execution_id: UUID | str, *, background: bool = False) -> Execution | None:
     """This execution, now running and the caller's to run; None when it is not to be run.
 
-    Several workers may want the same one. The conditional update lets one of them win.
+    Several workers may want the same one. The conditional update lets one of them win. What runs
+    in the `background` is no worker's: who asked for it claims it once it is approved.
     """
     waiting = Execution.objects.filter(
-        ~WAITS_FOR_APPROVAL, _DUE, pk=execution_id, status=Execution.Status.QUEUED
+        ~WAITS_FOR_APPROVAL,
+        _DUE,
+        pk=execution_id,
+        status=Execution.Status.QUEUED,
+        background=background,
     )
     try:
         execution = waiting.first()
@@ -122,7 +128,10 @@ def claim(execution_id: UUID | str) -> Execution | None:
             execution.pending = None
     if execution is None:
         return None
-    started_at, deadline = timezone.now(), deadline_after(execution.timeout)
+    started_at = timezone.now()
+    deadline = started_at + BACKGROUND_ALLOWANCE
+    if not background:
+        deadline = deadline_after(execution.timeout)
     owner = heartbeat.current_process_id()
     claimed = waiting.update(
         status=Execution.Status.RUNNING,
@@ -246,6 +255,7 @@ def _claim_first(tenant_slug: str) -> Execution | None:
         finished_at=None,
         tenant_slug=tenant_slug,
         status=Execution.Status.QUEUED,
+        background=False,
     ).values_list("priority", "pk")
     firsts = [
         # In the order of the index, which PostgreSQL does not see from the condition alone.
@@ -297,6 +307,7 @@ def queue_state(now: datetime) -> QueueState:
         ~WAITS_FOR_APPROVAL,
         Q(run_at=None) | Q(run_at__lte=now),
         status=Execution.Status.QUEUED,
+        background=False,
         finished_at=None,
         tenant_slug__in=tenants,
     )

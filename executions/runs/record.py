@@ -415,7 +415,7 @@ def _first_metadata(caller: Caller) -> dict[str, Any]:
 
 
 def _deadline(request: ExecutionRequest, queued: bool, now: datetime) -> datetime:
-    if request.background:
+    if request.background and not queued:
         return now + BACKGROUND_ALLOWANCE
     if queued:
         return max(now, request.run_at or now) + QUEUE_ALLOWANCE

@@ -27,7 +27,7 @@ from executions.runs import active_runs, event_log, event_stream, extensions, he
 from executions.runs import artifacts as artifact_service
 from executions.runs.active_runs import message_for
 from executions.runs.event_log import EventLog, resolve
-from executions.runs.extensions import Placement, Review, RunParts
+from executions.runs.extensions import Placement, RunParts
 from executions.runs.journal import Ended
 from executions.runs.models import Artifact, Execution, RunSignal
 from executions.runs.provider_calls import (
@@ -515,7 +515,7 @@ async def execute(
     review = None
     may_wait = waits and route is None and step is None
     if (may_wait or request.mode == Execution.Mode.ASYNC) and caller.replay_of is None:
-        review = await _review(request, caller)
+        review = await extensions.review(request, caller)
     if review is not None:
         request, beside = review.request, _both(beside, review.on_insert)
     try:
@@ -536,14 +536,6 @@ async def execute(
 def _place(request: ExecutionRequest, caller: Caller) -> Placement | None:
     found = (each.place(request, caller) for each in extensions.installed())
     return next((placed for placed in found if placed is not None), None)
-
-
-async def _review(request: ExecutionRequest, caller: Caller) -> Review | None:
-    """Return how the request waits for an approval; None where it needs none."""
-    for each in extensions.installed():
-        if (review := (await each.review(request, caller))) is not None:
-            return review
-    return None
 
 
 def _both(first: Beside | None, second: Beside | None) -> Beside | None:

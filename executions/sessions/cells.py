@@ -23,6 +23,7 @@ from executions.runs.event_log import EventLog
 from executions.runs.extensions import Extension, Placement, RunPart, Waiting
 from executions.runs.models import Execution
 from executions.runs.provider_calls import Step, borrow_lease
+from executions.runs.queue import mark_dispatched
 from executions.runs.record import Outcome, open_record, reject
 from executions.runs.requests import Caller, Conflict, ExecutionRequest
 from executions.runs.results import ValidatedResult
@@ -74,6 +75,7 @@ logger = logging.getLogger(__name__)
 CONTEXT_KEPT = "context_kept"
 # The same, of the process that a command was.
 PID = "pid"
+OnStart = Callable[[EventLog], object]
 
 
 def step_in(session: Session, context: str, runs: SandboxRunner | None = None) -> Step:
@@ -191,7 +193,7 @@ async def run_command(
     session: Session, wanted: CommandRequest, caller: Caller, log: EventLog | None = None
 ) -> Outcome:
     """Run a command and wait for its end: a run like every other. As `execute`."""
-    request = _as_execution(session, wanted)
+    request = as_execution(session, wanted)
     step = step_in(session, "", _Command(wanted))
     return await execute(request, caller, step=step, log=log)
 
@@ -202,19 +204,40 @@ async def start_command(
     caller: Caller,
     *,
     seconds: float | None = None,
-    on_start: Callable[[EventLog], object] = lambda log: None,
+    key: str | None = None,
+    on_start: OnStart = lambda log: None,
 ) -> Execution:
     """Start a command in the background. It has an execution from now on, and ends with the
-    session at the latest, or after so many `seconds`. `on_start` is given where its output is
-    told. Raises SandboxError; the record then says that it was not started.
+    session at the latest, or after so many `seconds`. `key` is its idempotency key, and `on_start`
+    is given where its output is told. Raises SandboxError; the record then says that it was not
+    started. Raises Conflict for a key that has an execution.
     """
-    request = _as_execution(session, wanted)
-    command = wanted.to_command(seconds)
-    allowed_steps(caller, request.language, [step_in(session, "", _Command(wanted))])
+    request = as_execution(session, wanted, key)
+    ensure_may_start(session, wanted, caller)
+    execution, is_new = open_record(request, caller)
+    if not is_new:
+        raise Conflict("The command was started before. Nothing was run.")
+    return await launch(session, execution, request, wanted.to_command(seconds), on_start)
+
+
+def ensure_may_start(session: Session, wanted: CommandRequest, caller: Caller) -> None:
+    """Raises BeyondKey for what the caller's key is not for, and LedgerUnavailable."""
+    allowed_steps(caller, wanted.language, [step_in(session, "", _Command(wanted))])
     ensure_ledger()
-    execution, _ = open_record(request, caller)
+
+
+async def launch(
+    session: Session,
+    execution: Execution,
+    request: ExecutionRequest,
+    command: Command,
+    on_start: OnStart,
+) -> Execution:
+    """Start the command of an execution that this process has. As `start_command`."""
     try:
-        refuse = await _apply_policy(session, execution, request)
+        refuse, said = await _apply_policy(session, execution, request)
+        if execution.pending is not None:
+            mark_dispatched(execution)
 
         def start(kept: KeptSandbox) -> Any:
             # Only here it is known which sandbox it is: the session may have been woken for this.
@@ -226,6 +249,7 @@ async def start_command(
         reject(execution, error)
         raise
     facts = {
+        **said,
         "pid": pid,
         "provider": session.provider,
         "config_version": session.config_version,
@@ -268,9 +292,10 @@ async def _kill_unrecorded(session: Session, execution: Execution, pid: int) -> 
 
 async def _apply_policy(
     session: Session, execution: Execution, request: ExecutionRequest
-) -> Callable[[], None]:
+) -> tuple[Callable[[], None], Mapping[str, Any]]:
     """Hold it to policy and floor, as `Attempt` does what somebody waits for. What is returned
-    raises where the sandbox that the session then has is not as they demand."""
+    raises where the sandbox that the session then has is not as they demand, and the columns that
+    say who has approved it."""
     parts = extensions.begin(execution, request, None)
     await parts.admit(request, execution)
     floor = required_isolation(execution)
@@ -282,7 +307,9 @@ async def _apply_policy(
         ensure_isolation(lease, session.isolation, floor)
         parts.check_sandbox(lease, session.isolation)
 
-    return refuse
+    if execution.mode != Execution.Mode.ASYNC:
+        return refuse, {}
+    return refuse, {"meta": {**execution.meta, **parts.metadata()}}
 
 
 async def list_processes(session: Session) -> list[Process]:
@@ -392,7 +419,10 @@ class _Command:
         return result_of(output, ended, **{PID: pid})
 
 
-def _as_execution(session: Session, wanted: CommandRequest) -> ExecutionRequest:
+def as_execution(
+    session: Session, wanted: CommandRequest, key: str | None = None
+) -> ExecutionRequest:
+    """Return the command as a request to be recorded. `key` is its idempotency key."""
     # What nobody waits for may run as long as its session is there.
     left = (ends_by(session) - timezone.now()).total_seconds()
     return ExecutionRequest(
@@ -402,6 +432,7 @@ def _as_execution(session: Session, wanted: CommandRequest) -> ExecutionRequest:
         subject=session.subject,
         session=session.pk,
         background=wanted.background,
+        idempotency_key=key,
         usual_timeout=max(1.0, left) if wanted.background else None,
         agent=wanted.agent,
         model=wanted.model,

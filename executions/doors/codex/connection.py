@@ -51,7 +51,7 @@ from executions.doors.codex.messages import (
     plain,
     read_params,
 )
-from executions.doors.codex.processes import Call, Started, command_of
+from executions.doors.codex.processes import Call, Process, Started, command_of
 from executions.kernel.bodies import requests_of
 from executions.kernel.coroutines import Coroutine
 from executions.runs.event_log import EventLog
@@ -64,6 +64,7 @@ from executions.sessions.control import open_session
 from executions.sessions.models import Session
 from executions.sessions.queries import living_session_of
 from executions.sessions.requests import NoSuchSession, SessionRequest
+from executions.sessions.waiting_commands import Asked, ask_first, start_approved, withdraw
 from executions.tenants import keys
 from executions.tenants.models import ApiKey, Scope
 from executions.tenants.quotas import take_request
@@ -100,6 +101,8 @@ class Admitted:
     address: str
     right: KeyRight
     query: str
+    # Of the service, as its peer names it: where the pages of a person are.
+    origin: str = ""
 
 
 def admit(path: str, meta: Mapping[str, Any]) -> Admitted:
@@ -110,7 +113,15 @@ def admit(path: str, meta: Mapping[str, Any]) -> Admitted:
     right = KeyRight(key.pk, key.tenant.slug, frozenset(key.scopes.split()), address)
     query = str(meta.get("QUERY_STRING", ""))
     read_query(query)
-    return Admitted(key.pk, key.tenant.slug, address, right, query)
+    return Admitted(key.pk, key.tenant.slug, address, right, query, _origin(meta))
+
+
+def _origin(meta: Mapping[str, Any]) -> str:
+    host = plain(str(meta.get("HTTP_HOST", "")), 255)
+    # Which a proxy that is not trusted does not say: see `client_address`.
+    said = {meta.get("wsgi.url_scheme"), meta.get("HTTP_X_FORWARDED_PROTO")}
+    scheme = "https" if said & {"https", "wss"} else "http"
+    return f"{scheme}://{host}" if host else ""
 
 
 def read_query(query: str, agent: str = "") -> tuple[SessionRequest, Paths]:
@@ -369,24 +380,44 @@ class Connection:
         command = command_of(wanted, self._paths, self._agent)
         call_id = plain(wanted.metadata.tool_call_id, 128) if wanted.metadata else ""
 
-        async def run(session: Session, key: ApiKey) -> Started:
+        async def run(session: Session, key: ApiKey) -> Started | Asked:
             if wanted.enforce_managed_network and session.network is not None:
                 raise Failure(
                     INVALID_REQUEST,
                     "enforceManagedNetwork: The session has a network, whose list is Cofferdam's. "
                     "Open a session without a network.",
                 )
+            caller = self._caller(key, call_id)
+            if (asked := await ask_first(session, command, caller)) is not None:
+                return asked
             logs: list[EventLog] = []
-            execution = await cells.start_command(
-                session, command, self._caller(key, call_id), on_start=logs.append
-            )
+            execution = await cells.start_command(session, command, caller, on_start=logs.append)
             return execution, logs[0]
 
         await answer.give(
             await attachment.processes.start(
-                wanted, lambda: self._on_session(_RUN, run), attachment.on_session
+                wanted,
+                lambda: self._on_session(_RUN, run),
+                self._start_approved,
+                attachment.on_session,
+                self._admitted.origin,
             )
         )
+
+    async def _start_approved(self, execution_id: UUID) -> Started:
+        """Start what was approved, as the key may do now."""
+        session_id = self._attachment().session_id
+
+        async def work() -> Started:
+            key = _valid_key(self._admitted)
+            _ensure_scopes(key, _RUN, self._admitted.address)
+            logs: list[EventLog] = []
+            execution = await start_approved(
+                _session_of(key, session_id), execution_id, self._caller(key), on_start=logs.append
+            )
+            return execution, logs[0]
+
+        return await self._call(work)
 
     async def read(self, answer: _Answer, wanted: Read) -> None:
         process = self._attachment().processes.find(wanted.process_id)
@@ -403,16 +434,30 @@ class Connection:
             raise Failure(INVALID_REQUEST, "signal: Must be interrupt.")
         processes = self._attachment().processes
         process = processes.find(wanted.process_id)
-        await processes.signal(process, "SIGINT", self._with_process)
+        if process.is_waiting:
+            await self._withdraw(process)
+        else:
+            await processes.signal(process, "SIGINT", self._with_process)
         await answer.give({})
 
     async def terminate(self, answer: _Answer, wanted: Terminate) -> None:
         processes = self._attachment().processes
         process = processes.of(wanted.process_id)
-        is_running = process is not None and await processes.signal(
-            process, "SIGKILL", self._with_process
-        )
+        if process is None:
+            is_running = False
+        elif process.is_waiting:
+            is_running = await self._withdraw(process)
+        else:
+            is_running = await processes.signal(process, "SIGKILL", self._with_process)
         await answer.give({"running": is_running})
+
+    async def _withdraw(self, process: Process) -> bool:
+        """Have one that waits never run, or end it where it was started in this moment."""
+        if (execution_id := process.execution_id) is None:
+            return False
+        return await self._do(
+            _RUN, lambda key: withdraw(execution_id, f"key:{key.prefix}"), reads=False
+        )
 
     async def _with_process(self, use: Callable[[Session], Coroutine[T]]) -> T:
         async def work(session: Session, key: ApiKey) -> T:

@@ -1,7 +1,8 @@
 """The processes of one attachment: each is a command of its session, and an execution.
 
-What a process puts out has numbers, and is kept for a while for a client that asks again. All of it
-is state of the event loop; what needs a database is done by `call`.
+What a process puts out has numbers, and is kept for a while for a client that asks again. One that
+a person has to approve is answered as started, and says that it waits. All of it is state of the
+event loop; what needs a database is done by `call`.
 """
 
 from __future__ import annotations
@@ -23,18 +24,20 @@ from executions.doors.codex.messages import (
     Read,
     Start,
     Write,
+    failure_of,
     plain,
 )
 from executions.kernel.coroutines import Coroutine
 from executions.runs import event_stream
 from executions.runs.advice import advice_text
 from executions.runs.event_log import STREAMS, EventLog
-from executions.runs.models import Execution
+from executions.runs.models import Approval, Execution
 from executions.runs.results import executions_of
 from executions.sessions import cells
 from executions.sessions.background_commands import record_if_ended
 from executions.sessions.models import Session
 from executions.sessions.requests import CommandRequest, TerminalSize
+from executions.sessions.waiting_commands import Asked, decision_on, withdraw
 from providers import draining
 from providers.sandbox import below_workspace
 from providers.slices import decoded
@@ -58,8 +61,12 @@ _LOOK_SECONDS = 1.0
 _LEFT_OUT = b"\n[output truncated: there was more than is kept]\n"
 _SHELLS = ("bash", "/bin/bash", "/usr/bin/bash")
 _SCRIPT = (("-lc",), ("-c",), ("-l", "-c"))
-# Of one that has no code of its own: as the shell has it for what was killed.
-_KILLED = 137
+# Of one that has no code of its own: as the shell has it for what was killed, and for what cannot
+# be started.
+_KILLED, _NOT_STARTED = 137, 126
+# Of the input of one that waits for its approval.
+MOST_HELD_BYTES = 64 * 1024
+_LEFT = "its client, which left"
 
 Notify = Callable[[str, Mapping[str, Any]], Awaitable[None]]
 
@@ -110,6 +117,10 @@ class Process:
         self.id = wanted.process_id
         self.is_tty = wanted.tty
         self.takes_input = wanted.tty or wanted.pipe_stdin
+        self.execution_id: UUID | None = None
+        # Whether it waits for its approval, and what was written to it meanwhile.
+        self.is_waiting = False
+        self.held: list[bytes] = []
         self.pid: int | None = None
         self.exit_code: int | None = None
         self.failure: str | None = None
@@ -124,6 +135,25 @@ class Process:
     @property
     def is_running(self) -> bool:
         return self.pid is not None and self.exit_code is None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its client was answered that it is there."""
+        return self.pid is not None or self.is_waiting or self.exit_code is not None
+
+    def begin(self, execution: Execution) -> None:
+        """It runs from now on."""
+        self.execution_id, self.pid, self.is_waiting = execution.pk, execution.pid, False
+
+    def hold(self, data: bytes) -> None:
+        """Keep input for when it starts. Raises Failure beyond the bound."""
+        if sum(map(len, self.held)) + len(data) > MOST_HELD_BYTES:
+            raise Failure(
+                INVALID_REQUEST,
+                f"process {self.id} waits for an approval: at most {MOST_HELD_BYTES} bytes of "
+                "input are kept until then",
+            )
+        self.held.append(data)
 
     def next_seq(self) -> int:
         self._seq += 1
@@ -179,7 +209,8 @@ def _chunk(seq: int, name: str, data: bytes) -> dict[str, Any]:
 
 
 Started = tuple[Execution, EventLog]
-Run = Callable[[CommandRequest], Coroutine[Started]]
+# Starts what was approved, with the key that it was asked for with.
+Begin = Callable[[UUID], Awaitable[Started]]
 OnSession = Callable[[Callable[[Session], Coroutine[Any]]], Awaitable[Any]]
 
 
@@ -198,39 +229,129 @@ class Processes:
         process = self._by_id.get(process_id)
         if process is None:
             raise Failure(INVALID_REQUEST, f"unknown process id {process_id[:256]}")
-        if process.pid is None:
+        if not process.is_known:
             raise Failure(INVALID_REQUEST, f"process id {process_id} is starting")
         return process
 
     async def start(
-        self, wanted: Start, run: Callable[[], Awaitable[Started]], on_session: OnSession
+        self,
+        wanted: Start,
+        run: Callable[[], Awaitable[Started | Asked]],
+        begin: Begin,
+        on_session: OnSession,
+        origin: str = "",
     ) -> dict[str, Any]:
-        """Start one. Raises Failure, and what `run` does; it was not named then."""
+        """Start one, or have it wait for its approval, whose page is at `origin`. Raises Failure,
+        and what `run` does; it was not named then."""
         if wanted.process_id in self._by_id:
             raise Failure(INVALID_REQUEST, f"process {wanted.process_id} already exists")
         if len(self._by_id) >= MOST_PROCESSES:
             raise Failure(INVALID_REQUEST, f"There are {MOST_PROCESSES} processes. End one.")
         process = self._by_id[wanted.process_id] = Process(wanted)
         try:
-            execution, log = await run()
+            begun = await run()
         except BaseException:
             del self._by_id[process.id]
             raise
-        process.pid = execution.pid
-        following = asyncio.create_task(self._follow(process, execution.pk, log))
-        self._following.add(following)
-        following.add_done_callback(self._following.discard)
+        if isinstance(begun, Asked):
+            process.execution_id, process.is_waiting = begun.execution.pk, True
+            self._carry_on(self._wait(process, begun, begin, on_session, origin))
+        else:
+            await self._begin(process, begun, on_session)
+        return {"processId": process.id, "sandboxType": "none"}
+
+    def _carry_on(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._following.add(task)
+        task.add_done_callback(self._following.discard)
+
+    async def _begin(self, process: Process, begun: Started, on_session: OnSession) -> None:
+        execution, log = begun
+        process.begin(execution)
+        self._carry_on(self._follow(process, execution.pk, log))
         if self._has_ended:
             # Its client left while it was being started.
             await on_session(lambda session: _kill(session, process))
-        return {"processId": process.id, "sandboxType": "none"}
+
+    async def _wait(
+        self,
+        process: Process,
+        asked: Asked,
+        begin: Begin,
+        on_session: OnSession,
+        origin: str,
+    ) -> None:
+        """Wait for the approval of one, and start it then."""
+        page = f": {origin}{asked.page}" if asked.page else ""
+        said = f"Waiting for approval {asked.approval_id} of exactly this command{page}\n"
+        await self._put(process, "stderr", said.encode())
+        if self._has_ended:
+            await self._withdraw(asked.execution.pk, _LEFT)
+        try:
+            if reason := await self._wait_for_decision(asked.execution.pk):
+                await self._refuse(process, reason)
+                return
+            if draining.is_draining():
+                # It waits on in its record, and another process finds it there.
+                return
+            begun = await begin(asked.execution.pk)
+        except Exception as error:
+            failure = failure_of(error)
+            if failure is None:
+                logger.exception("execution %s cannot be started", asked.execution.pk)
+            because = "It could not be started." if failure is None else failure.message
+            await self._withdraw(asked.execution.pk, "the service")
+            await self._refuse(process, because)
+            return
+        async with process.writing:
+            await self._begin(process, begun, on_session)
+            held, process.held = b"".join(process.held), []
+            if held:
+                await self._write_held(process, held, on_session)
+
+    async def _withdraw(self, execution_id: UUID, by: str) -> None:
+        try:
+            await self._call(lambda: withdraw(execution_id, by))
+        except Exception:
+            # It stays in the queue until its time is over: only who asked for it starts it.
+            logger.exception("execution %s cannot be withdrawn", execution_id)
+
+    async def _wait_for_decision(self, execution_id: UUID) -> str:
+        """Wait until it is decided, or the service stops. Why it does not run; "" where it may."""
+        while True:
+            with decision_on(execution_id) as decided:
+                await asyncio.wrap_future(decided)
+            if draining.is_draining():
+                return ""
+            is_waiting, reason = await self._call(lambda: _standing(execution_id))
+            if not is_waiting:
+                return reason
+            # The database was away for long.
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    async def _write_held(self, process: Process, data: bytes, on_session: OnSession) -> None:
+        try:
+            await on_session(lambda session: _write(session, process.pid or 0, data))
+        except Exception as error:
+            failure = failure_of(error)
+            if failure is None:
+                logger.exception("input of execution %s is lost", process.execution_id)
+            because = "" if failure is None else failure.message
+            said = f"The input from before the approval is lost. {because}\n"
+            await self._put(process, "stderr", said.encode())
+
+    async def _refuse(self, process: Process, reason: str) -> None:
+        """Tell that one that waited does not run."""
+        process.is_waiting, process.held = False, []
+        await self._put(process, "stderr", f"It did not run: {reason}\n".encode())
+        await self._end(process, _NOT_STARTED)
 
     async def write(self, wanted: Write, on_session: OnSession) -> dict[str, Any]:
         """Write to the input of one, in the order in which it was asked for."""
         process = self._by_id.get(wanted.process_id)
         if process is None:
             return {"status": "unknownProcess"}
-        if process.pid is None:
+        if not process.is_known:
             return {"status": "starting"}
         if not process.takes_input or process.exit_code is not None:
             return {"status": "stdinClosed"}
@@ -239,9 +360,13 @@ class Processes:
         except ValueError as error:
             raise Failure(INVALID_REQUEST, f"chunk: {error}") from None
         async with process.writing:
-            if not (wanted.write_id and wanted.write_id in process.writes):
+            if wanted.write_id and wanted.write_id in process.writes:
+                return {"status": "accepted"}
+            if process.is_waiting:
+                process.hold(data)
+            else:
                 await on_session(lambda session: _write(session, process.pid or 0, data))
-                process.writes.append(wanted.write_id)
+            process.writes.append(wanted.write_id)
         return {"status": "accepted"}
 
     async def signal(self, process: Process, name: str, on_session: OnSession) -> bool:
@@ -254,11 +379,14 @@ class Processes:
     def of(self, process_id: str) -> Process | None:
         """One that runs, or has ended lately."""
         process = self._by_id.get(process_id)
-        return process if process is not None and process.pid is not None else None
+        return process if process is not None and process.is_known else None
 
     async def end(self, on_session: OnSession) -> None:
         """End all that run: nobody is attached any more, and nobody comes back."""
         self._has_ended = True
+        for each in list(self._by_id.values()):
+            if each.is_waiting and (waiting := each.execution_id):
+                await self._withdraw(waiting, _LEFT)
         running = [each for each in self._by_id.values() if each.is_running]
         if running:
 
@@ -281,7 +409,11 @@ class Processes:
         except Exception:
             logger.exception("the end of execution %s cannot be sent", execution_id)
             exit_code, process.failure = None, "The end of the command could not be read."
-        process.exit_code = _KILLED if exit_code is None else exit_code
+        await self._end(process, _KILLED if exit_code is None else exit_code)
+
+    async def _end(self, process: Process, exit_code: int) -> None:
+        """Tell that it has ended, and forget it after a while."""
+        process.exit_code = exit_code
         ended = {"processId": process.id, "seq": process.next_seq(), "exitCode": process.exit_code}
         await self._notify("process/exited", {**ended, "sandboxDenied": False})
         process.is_closed = True
@@ -310,6 +442,14 @@ class Processes:
 
     async def _put(self, process: Process, stream: str, data: bytes) -> None:
         await self._notify("process/output", process.put(stream, data))
+
+
+async def _standing(execution_id: UUID) -> tuple[bool, str]:
+    """Whether one still waits for a decision, and why it will not run; "" where it may."""
+    execution = executions_of(None).select_related("approval").get(pk=execution_id)
+    if not execution.is_open:
+        return False, execution.error_message or "It has ended."
+    return execution.approval.status == Approval.Status.WAITING, ""
 
 
 async def _write(session: Session, pid: int, data: bytes) -> None:
