@@ -157,7 +157,7 @@ def test_one_that_waits_ends_with_its_session(streaming_site: Site, key: str) ->
         assert "session ended" in other.output("with", "stderr")
 
 
-def test_a_key_that_was_revoked_meanwhile_starts_nothing(streaming_site: Site) -> None:
+def test_a_key_that_was_revoked_meanwhile_starts_nothing(streaming_site: Site, key: str) -> None:
     make_key(streaming_site, "asking", "lost")
     with opened(streaming_site, capability_path(streaming_site, "asking", "lost")) as other:
         other.start("late", "true")
