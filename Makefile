@@ -70,6 +70,7 @@ bench: venv-dev bubblewrap ## Measure executions against a bare interpreter and 
 	@$(PY) -m benchmarks.sessions
 	@$(PY) -m benchmarks.network
 	@$(PY) -m benchmarks.e2b_door
+	@$(PY) -m benchmarks.codex_door
 	@$(PY) -m benchmarks.changes
 	@$(PY) -m benchmarks.storage
 	@DURABLE=yes .ci/with-servers $(PY) -m benchmarks.queue

@@ -13,9 +13,9 @@ import time
 from base64 import b64decode, b64encode
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
-from tests.support.processes import ROOT, Service, clean_environment
+from tests.support.processes import ROOT, clean_environment
 from tests.support.site import Site
 
 TEXT, CLOSE, PING, PONG = 1, 8, 9, 10
@@ -39,10 +39,17 @@ class Closed(Exception):
         self.code = code
 
 
+class Listener(Protocol):
+    """A service that listens on this machine."""
+
+    @property
+    def port(self) -> int: ...
+
+
 class Socket:
     """One WebSocket. Raises Denied."""
 
-    def __init__(self, service: Service, path: str, **headers: str) -> None:
+    def __init__(self, service: Listener, path: str, **headers: str) -> None:
         self.raw = socket.create_connection(("127.0.0.1", service.port), timeout=60)
         lines = [
             f"GET {path} HTTP/1.1",
@@ -128,7 +135,7 @@ class Refused(Exception):
 class Client:
     """A client of the protocol: one call after the other, and the notifications between."""
 
-    def __init__(self, service: Service, path: str, **headers: str) -> None:
+    def __init__(self, service: Listener, path: str, **headers: str) -> None:
         self.socket = Socket(service, path, **headers)
         self.told: list[dict[str, Any]] = []
         self._answers: dict[Any, dict[str, Any]] = {}

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-# Of one attachment, those that have ended lately included.
+# Of one attachment. Those that have ended lately make room.
 MOST_PROCESSES = 64
 # Of the output of one, for who asks again; the record has more.
 KEPT_BYTES = 256 * 1024
@@ -246,7 +246,7 @@ class Processes:
         if wanted.process_id in self._by_id:
             raise Failure(INVALID_REQUEST, f"process {wanted.process_id} already exists")
         if len(self._by_id) >= MOST_PROCESSES:
-            raise Failure(INVALID_REQUEST, f"There are {MOST_PROCESSES} processes. End one.")
+            self._make_room()
         process = self._by_id[wanted.process_id] = Process(wanted)
         try:
             begun = await run()
@@ -259,6 +259,18 @@ class Processes:
         else:
             await self._begin(process, begun, on_session)
         return {"processId": process.id, "sandboxType": "none"}
+
+    def _make_room(self) -> None:
+        """Forget the one that has ended first. Raises Failure where all run."""
+        ended = next((each for each in self._by_id.values() if each.is_closed), None)
+        if ended is None:
+            raise Failure(INVALID_REQUEST, f"There are {MOST_PROCESSES} processes. End one.")
+        self._forget(ended)
+
+    def _forget(self, process: Process) -> None:
+        # Its name may be another's by now.
+        if self._by_id.get(process.id) is process:
+            del self._by_id[process.id]
 
     def _carry_on(self, work: Any) -> None:
         task = asyncio.create_task(work)
@@ -419,7 +431,7 @@ class Processes:
         process.is_closed = True
         closing = {"processId": process.id, "seq": process.next_seq()}
         await self._notify("process/closed", closing)
-        asyncio.get_running_loop().call_later(KEPT_SECONDS, self._by_id.pop, process.id, None)
+        asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget, process)
 
     async def _tell_output(self, process: Process, log: EventLog) -> bool:
         """Tell what comes until nothing more does. Whether there was something."""
