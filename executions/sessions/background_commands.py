@@ -116,7 +116,10 @@ async def _read_process(session: Session, pid: int, output: Output) -> Process |
 class Follower:
     """Takes the output of a background process, and records its end."""
 
-    def __init__(self, session: Session, execution: Execution) -> None:
+    def __init__(self, session: Session, execution: Execution, *, is_kept: bool = True) -> None:
+        """`is_kept` is whether its events are written for those who come later. Without it they
+        are once somebody follows it in another process."""
+        self._is_kept = is_kept
         self._session = session
         self._execution = execution
         self._output = Output()
@@ -125,7 +128,7 @@ class Follower:
         """Where what it puts out is told."""
         log = self._output.log
         # Nobody waits for it, and whoever wants to know comes when he likes.
-        log.is_kept = True
+        log.is_kept = self._is_kept
         log.begin(self._execution.pk)
         slug = self._session.tenant_slug
         if not event_log.begin(slug, self._execution.pk, self.cancel, self._follow, log):

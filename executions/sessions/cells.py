@@ -206,18 +206,20 @@ async def start_command(
     seconds: float | None = None,
     key: str | None = None,
     on_start: OnStart = lambda log: None,
+    is_kept: bool = True,
 ) -> Execution:
     """Start a command in the background. It has an execution from now on, and ends with the
     session at the latest, or after so many `seconds`. `key` is its idempotency key, and `on_start`
-    is given where its output is told. Raises SandboxError; the record then says that it was not
-    started. Raises Conflict for a key that has an execution.
+    is given where its output is told, which `is_kept` for who comes later. Raises SandboxError; the
+    record then says that it was not started. Raises Conflict for a key that has an execution.
     """
     request = as_execution(session, wanted, key)
     ensure_may_start(session, wanted, caller)
     execution, is_new = open_record(request, caller)
     if not is_new:
         raise Conflict("The command was started before. Nothing was run.")
-    return await launch(session, execution, request, wanted.to_command(seconds), on_start)
+    command = wanted.to_command(seconds)
+    return await launch(session, execution, request, command, on_start, is_kept=is_kept)
 
 
 def ensure_may_start(session: Session, wanted: CommandRequest, caller: Caller) -> None:
@@ -232,6 +234,8 @@ async def launch(
     request: ExecutionRequest,
     command: Command,
     on_start: OnStart,
+    *,
+    is_kept: bool = True,
 ) -> Execution:
     """Start the command of an execution that this process has. As `start_command`."""
     try:
@@ -263,7 +267,7 @@ async def launch(
         await _kill_unrecorded(session, execution, pid)
     for name, value in facts.items():
         setattr(execution, name, value)
-    on_start(Follower(session, execution).begin())
+    on_start(Follower(session, execution, is_kept=is_kept).begin())
     return execution
 
 

@@ -391,7 +391,9 @@ class Connection:
             if (asked := await ask_first(session, command, caller)) is not None:
                 return asked
             logs: list[EventLog] = []
-            execution = await cells.start_command(session, command, caller, on_start=logs.append)
+            execution = await cells.start_command(
+                session, command, caller, on_start=logs.append, is_kept=False
+            )
             return execution, logs[0]
 
         await answer.give(

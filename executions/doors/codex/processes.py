@@ -28,11 +28,11 @@ from executions.doors.codex.messages import (
     plain,
 )
 from executions.kernel.coroutines import Coroutine
-from executions.runs import event_stream
+from executions.runs import event_log, event_stream
 from executions.runs.advice import advice_text
 from executions.runs.event_log import STREAMS, EventLog
 from executions.runs.models import Approval, Execution
-from executions.runs.results import executions_of
+from executions.runs.results import executions_of, may_have_missed
 from executions.sessions import cells
 from executions.sessions.background_commands import record_if_ended
 from executions.sessions.models import Session
@@ -58,6 +58,8 @@ MOST_WRITES = 256
 _PIECE_BYTES = 64 * 1024
 _WRITE_BYTES = 32 * 1024
 _LOOK_SECONDS = 1.0
+# After so long what one puts out is written for other processes, where its client may come again.
+_WRITE_AFTER_SECONDS = 1.0
 _LEFT_OUT = b"\n[output truncated: there was more than is kept]\n"
 _SHELLS = ("bash", "/bin/bash", "/usr/bin/bash")
 _SCRIPT = (("-lc",), ("-c",), ("-l", "-c"))
@@ -280,7 +282,9 @@ class Processes:
     async def _begin(self, process: Process, begun: Started, on_session: OnSession) -> None:
         execution, log = begun
         process.begin(execution)
-        self._carry_on(self._follow(process, execution.pk, log))
+        # Most end at once: writing what they put out would take longer than they do.
+        asyncio.get_running_loop().call_later(_WRITE_AFTER_SECONDS, event_log.follow, log)
+        self._carry_on(self._follow(process, execution, log))
         if self._has_ended:
             # Its client left while it was being started.
             await on_session(lambda session: _kill(session, process))
@@ -408,18 +412,23 @@ class Processes:
 
             await on_session(kill)
 
-    async def _follow(self, process: Process, execution_id: UUID, log: EventLog) -> None:
+    async def _follow(self, process: Process, execution: Execution, log: EventLog) -> None:
         """Tell what it puts out, and how it ends."""
         try:
             has_put_out = await self._tell_output(process, log)
-            execution = await self._call(lambda: _end_of(execution_id))
-            for stream, data in _rest_of(execution, is_tty=process.is_tty, has_put_out=has_put_out):
+            if execution.finished_at is None:
+                # It was not this process that has closed its record.
+                execution = await self._call(lambda: _end_of(execution.pk))
+            advice = await self._advice_for(execution)
+            for stream, data in _rest_of(
+                execution, advice, is_tty=process.is_tty, has_put_out=has_put_out
+            ):
                 await self._put(process, stream, data)
             exit_code = execution.exit_code
             if exit_code is None:
                 process.failure = execution.error_message or "The command was ended."
         except Exception:
-            logger.exception("the end of execution %s cannot be sent", execution_id)
+            logger.exception("the end of execution %s cannot be sent", execution.pk)
             exit_code, process.failure = None, "The end of the command could not be read."
         await self._end(process, _KILLED if exit_code is None else exit_code)
 
@@ -432,6 +441,15 @@ class Processes:
         closing = {"processId": process.id, "seq": process.next_seq()}
         await self._notify("process/closed", closing)
         asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget, process)
+
+    async def _advice_for(self, execution: Execution) -> str:
+        if not may_have_missed(execution):
+            return ""
+
+        async def work() -> str:
+            return advice_text(execution)
+
+        return await self._call(work)
 
     async def _tell_output(self, process: Process, log: EventLog) -> bool:
         """Tell what comes until nothing more does. Whether there was something."""
@@ -485,7 +503,9 @@ async def _end_of(execution_id: UUID) -> Execution:
             await record_if_ended(session, execution)
 
 
-def _rest_of(execution: Execution, *, is_tty: bool, has_put_out: bool) -> list[tuple[str, bytes]]:
+def _rest_of(
+    execution: Execution, advice: str, *, is_tty: bool, has_put_out: bool
+) -> list[tuple[str, bytes]]:
     """What its client is told beside what was heard of it."""
     found: list[tuple[str, bytes]] = []
     if not has_put_out:
@@ -495,5 +515,5 @@ def _rest_of(execution: Execution, *, is_tty: bool, has_put_out: bool) -> list[t
     if execution.exit_code is None:
         found.append(("stderr", f"{execution.error_message}\n".encode()))
     elif not is_tty:
-        found.append(("stderr", advice_text(execution).encode()))
+        found.append(("stderr", advice.encode()))
     return [(name, data) for name, data in found if data.strip()]
