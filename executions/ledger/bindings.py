@@ -183,7 +183,7 @@ NOT_PROVEN: Mapping[str, Mapping[str, str]] = {
         **dict.fromkeys(
             (
                 *("contexts", "turns", "used_at", "touched", "unsaved_since", "wakes"),
-                *("waking_since", "woken_turn", "process_id"),
+                *("waking_since", "woken_turn", "process_id", "attachment"),
             ),
             _NOW,
         ),

@@ -245,6 +245,7 @@ class Migration(migrations.Migration):
                 ('woken_at', models.DateTimeField(editable=False, null=True)),
                 ('woken_turn', models.PositiveBigIntegerField(help_text='First execution after the last wake-up.', null=True)),
                 ('waking_since', models.DateTimeField(editable=False, help_text='Wake-up in progress since.', null=True)),
+                ('attachment', models.UUIDField(editable=False, help_text="Latest connection of an executor's client.", null=True)),
                 ('idle_seconds', models.PositiveIntegerField(default=600, help_text='Idle timeout in seconds. Then it sleeps, or closes if files are not saved.')),
                 ('max_seconds', models.PositiveIntegerField(default=1800, help_text='Maximum lifetime in seconds.')),
                 ('created_at', models.DateTimeField(db_default=django.db.models.functions.datetime.Now(), editable=False)),

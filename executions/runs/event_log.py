@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from binascii import b2a_base64
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import suppress
@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from uuid import UUID
 
 from django.db import Error as DatabaseFailure
+from django.db import IntegrityError
 from django.db.models import Max, Q
 from django.db.models.functions import Now
 
@@ -66,6 +67,14 @@ class RunEvent:
         """One that was kept as JSON."""
         rest = {name: body[name] for name in body if name not in ("seq", "type")}
         return cls(body["seq"], body["type"], said=rest)
+
+    @classmethod
+    def of_stored(cls, body: Mapping[str, Any]) -> RunEvent:
+        """The same, with the bytes of a stream as they came."""
+        if body["type"] not in STREAMS:
+            return cls.of_body(body)
+        data = a2b_base64(coded) if (coded := body.get("data_base64")) else body["text"].encode()
+        return cls(body["seq"], body["type"], data)
 
     def body(self) -> dict[str, Any]:
         """As JSON for clients. Bytes that are no UTF-8 come beside their text."""
@@ -162,6 +171,18 @@ class EventLog:
         self.execution_id = execution_id
         self._add(lambda: self._append("started", said={"id": str(execution_id)}))
         self.on_begin()
+
+    def restore(self, execution_id: UUID, entries: Sequence[RunEvent]) -> None:
+        """Take over the events that another process has written of it, before anything comes here.
+        What comes goes on with their numbers."""
+        with self._lock:
+            self.execution_id = execution_id
+            for entry in entries:
+                if entry.type in STREAMS:
+                    self._put_out(entry.type, entry.data)
+            self._entries, self._held = list(entries), dict.fromkeys(STREAMS, b"")
+            self._next = entries[-1].seq + 1
+            self._given = self.written = entries[-1].seq
 
     def emit(self, event: Event) -> None:
         """What a provider says has come. Never raises and never waits."""
@@ -411,6 +432,17 @@ def read_behind(execution_id: UUID, place: int) -> tuple[int, Sequence[RunEvent]
     return row[0], [RunEvent.of_body(body) for body in from_json(row[1])]
 
 
+def stored_events(execution_id: UUID) -> list[RunEvent]:
+    """Return all that is kept of an execution, from its first event on to the first gap."""
+    rows = ExecutionEvent.objects.filter(execution=execution_id).order_by("first")
+    found: list[RunEvent] = []
+    for first, bodies in rows.values_list("first", "bodies"):
+        if first != len(found) + 1:
+            break
+        found += [RunEvent.of_stored(body) for body in from_json(bodies)]
+    return found
+
+
 def has_stored_events(execution_id: UUID) -> bool:
     return ExecutionEvent.objects.filter(execution=execution_id).exists()
 
@@ -457,6 +489,10 @@ class _Writer:
         for log in logs:
             try:
                 write(log)
+            except IntegrityError:
+                # Another process writes them by now, for the client that went there.
+                log.is_kept = False
+                self.leave(log)
             except DatabaseFailure as failure:
                 logger.info("events wait for the database: %s", failure)
             except Exception:

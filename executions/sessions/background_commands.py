@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
+from uuid import UUID
 
 from django.db import connection
 
 from executions.kernel.coroutines import run_sync
 from executions.runs import event_log
 from executions.runs.active_runs import canceller_of, message_for
-from executions.runs.event_log import STREAMS, EventLog, resolve
+from executions.runs.event_log import STREAMS, EventLog, RunEvent, resolve
 from executions.runs.models import Execution
 from executions.runs.record import complete_externally, error_changes, log_execution
 from executions.runs.requests import run_limits
@@ -40,6 +41,13 @@ class Output:
         self.log = EventLog(limits)
         self._most = limits.output_bytes
         self._seen = dict.fromkeys(STREAMS, 0)
+
+    def restore(self, execution_id: UUID, entries: Sequence[RunEvent]) -> None:
+        """Begin with what another process has seen of it."""
+        for entry in entries:
+            if entry.type in self._seen:
+                self._seen[entry.type] += len(entry.data)
+        self.log.restore(execution_id, entries)
 
     def take(self, event: Event) -> None:
         if event.type in self._seen:
@@ -124,12 +132,16 @@ class Follower:
         self._execution = execution
         self._output = Output()
 
-    def begin(self) -> EventLog:
-        """Where what it puts out is told."""
+    def begin(self, known: Sequence[RunEvent] = ()) -> EventLog:
+        """Where what it puts out is told. `known` is what another process has written of it: what
+        comes behind that is added."""
         log = self._output.log
         # Nobody waits for it, and whoever wants to know comes when he likes.
         log.is_kept = self._is_kept
-        log.begin(self._execution.pk)
+        if known:
+            self._output.restore(self._execution.pk, known)
+        else:
+            log.begin(self._execution.pk)
         slug = self._session.tenant_slug
         if not event_log.begin(slug, self._execution.pk, self.cancel, self._follow, log):
             # Nothing is said here of what it puts out; the schedule records it.

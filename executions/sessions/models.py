@@ -138,6 +138,9 @@ class Session(models.Model):
         db_index=False,
         help_text="Process that opens or wakes it.",
     )
+    attachment = models.UUIDField(
+        null=True, editable=False, help_text="Latest connection of an executor's client."
+    )
     idle_seconds = models.PositiveIntegerField(
         default=600,
         help_text="Idle timeout in seconds. Then it sleeps, or closes if files are not saved.",

@@ -1,8 +1,8 @@
 """Which connection a session is attached to, and what is kept of it until its client comes back.
 
 A session is attached to one connection of this process at a time. When that breaks, the processes
-go on for a while; then they end, and the session stays until its idle time is over. All of it is
-state of the event loop.
+go on for a while; then they end, and the session stays until its idle time is over. A client that
+comes back to another web process finds them there. All of it is state of the event loop.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 from uuid import UUID
 
+from executions.doors.codex import recovery
 from executions.doors.codex.messages import ALREADY_ATTACHED, Failure
 from executions.doors.codex.processes import Call, Processes
 from executions.kernel.coroutines import Coroutine
@@ -39,8 +40,32 @@ class Attachment:
         self.session_id = session_id
         self.processes = Processes(call, self._notify)
         self.holder: Holder | None = None
+        # What the session's row has while its client was nowhere else since.
+        self.mark: UUID | None = None
         self.expiry: asyncio.TimerHandle | None = None
         self._call = call
+
+    def begin_anew(self) -> None:
+        """Let go of processes that its client has known in another place since."""
+        self.processes.mute()
+        self.processes = Processes(self._call, self._notify)
+
+    async def end(self) -> None:
+        """End its processes, unless its client has come back in another place."""
+        mark = self.mark
+
+        async def is_latest() -> bool:
+            return mark is not None and recovery.is_latest(self.session_id, mark)
+
+        try:
+            is_ours = mark is None or await self._call(is_latest)
+        except Exception:
+            logger.exception("processes of session %s continue", self.session_id)
+            return
+        if is_ours:
+            await self.processes.end(self.on_session)
+        else:
+            self.processes.mute()
 
     async def _notify(self, method: str, params: Mapping[str, Any]) -> None:
         if self.holder is not None:
@@ -96,6 +121,6 @@ class Attachments:
 
     def _expire(self, attachment: Attachment) -> None:
         del self._of_sessions[attachment.session_id]
-        ending = asyncio.create_task(attachment.processes.end(attachment.on_session))
+        ending = asyncio.create_task(attachment.end())
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)

@@ -13,13 +13,14 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 from uuid import UUID, uuid4
 
 from django.conf import settings
 
-from executions.doors.codex import credentials, filesystem, http_requests
+from executions.doors.codex import credentials, filesystem, http_requests, recovery
 from executions.doors.codex.attachments import Attachment, Attachments
 from executions.doors.codex.http_requests import HttpAnswer, HttpRequest
 from executions.doors.codex.messages import (
@@ -52,6 +53,7 @@ from executions.doors.codex.messages import (
     read_params,
 )
 from executions.doors.codex.processes import Call, Process, Started, command_of
+from executions.doors.codex.recovery import Found, Moved, Name
 from executions.kernel.bodies import requests_of
 from executions.kernel.coroutines import Coroutine
 from executions.runs.event_log import EventLog
@@ -345,6 +347,11 @@ class Connection:
             else:
                 session_id = await self._do(_OPEN, lambda key: _resume(key, resumed), reads=True)
             attached = self._attachments.attach(session_id, self, self._call)
+            try:
+                await self._take_over(attached, is_new=resumed is None)
+            except BaseException:
+                self._attachments.detach(attached)
+                raise
         except BaseException:
             self._is_opening = False
             raise
@@ -360,6 +367,25 @@ class Connection:
         wanted, _ = read_query(self._admitted.query, agent)
         session = await open_session(wanted, self._caller(key))
         return session.pk
+
+    async def _take_over(self, attached: Attachment, *, is_new: bool) -> None:
+        """Note that its client is here from now on, and find what it knows from elsewhere."""
+        session_id, mark = attached.session_id, uuid4()
+
+        async def note() -> UUID | None:
+            return recovery.take_over(session_id, mark)
+
+        former = await self._call(note)
+        if not is_new and (attached.mark is None or attached.mark != former):
+            found = await self._call(lambda: _found_in(session_id))
+            attached.begin_anew()
+            attached.processes.adopt(
+                found,
+                partial(self._start_approved, attached),
+                attached.on_session,
+                self._admitted.origin,
+            )
+        attached.mark = mark
 
     def _caller(self, key: ApiKey, request_id: str = "") -> Caller:
         return Caller.of_key(
@@ -388,11 +414,12 @@ class Connection:
                     "Open a session without a network.",
                 )
             caller = self._caller(key, call_id)
-            if (asked := await ask_first(session, command, caller)) is not None:
+            name = Name.of(wanted).new_key()
+            if (asked := await ask_first(session, command, caller, name)) is not None:
                 return asked
             logs: list[EventLog] = []
             execution = await cells.start_command(
-                session, command, caller, on_start=logs.append, is_kept=False
+                session, command, caller, key=name, on_start=logs.append, is_kept=False
             )
             return execution, logs[0]
 
@@ -400,17 +427,19 @@ class Connection:
             await attachment.processes.start(
                 wanted,
                 lambda: self._on_session(_RUN, run),
-                self._start_approved,
+                partial(self._start_approved, attachment),
                 attachment.on_session,
                 self._admitted.origin,
             )
         )
 
-    async def _start_approved(self, execution_id: UUID) -> Started:
-        """Start what was approved, as the key may do now."""
-        session_id = self._attachment().session_id
+    async def _start_approved(self, attachment: Attachment, execution_id: UUID) -> Started:
+        """Start what was approved, as the key may do now. Raises Moved, and what starting does."""
+        session_id, mark = attachment.session_id, attachment.mark
 
         async def work() -> Started:
+            if mark is not None and not recovery.is_latest(session_id, mark):
+                raise Moved
             key = _valid_key(self._admitted)
             _ensure_scopes(key, _RUN, self._admitted.address)
             logs: list[EventLog] = []
@@ -423,6 +452,7 @@ class Connection:
 
     async def read(self, answer: _Answer, wanted: Read) -> None:
         process = self._attachment().processes.find(wanted.process_id)
+        process.resume(wanted.after_seq or 0)
         await process.wait(wanted)
         # What is read is in memory once, when its turn has come to be sent.
         await answer.give_now(lambda: process.read(wanted))
@@ -605,9 +635,16 @@ def _session_of(key: ApiKey, session_id: UUID) -> Session:
 
 async def _resume(key: ApiKey, text: str) -> UUID:
     try:
-        return _session_of(key, UUID(text)).pk
-    except (ValueError, NoSuchSession):
+        session_id = UUID(text)
+    except ValueError:
         raise Failure(INVALID_REQUEST, f"unknown session id {plain(text, 64)}") from None
+    if not recovery.resumable(key, session_id):
+        raise Failure(INVALID_REQUEST, f"unknown session id {plain(text, 64)}")
+    return session_id
+
+
+async def _found_in(session_id: UUID) -> list[Found]:
+    return recovery.find(session_id)
 
 
 def _log_once(method: str) -> None:

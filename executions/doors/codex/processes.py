@@ -11,9 +11,10 @@ import asyncio
 import logging
 from base64 import b64encode
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
@@ -27,11 +28,13 @@ from executions.doors.codex.messages import (
     failure_of,
     plain,
 )
+from executions.doors.codex.recovery import Found, Moved, Name, find_again, follow
 from executions.kernel.coroutines import Coroutine
 from executions.runs import event_log, event_stream
 from executions.runs.advice import advice_text
-from executions.runs.event_log import STREAMS, EventLog
+from executions.runs.event_log import STREAMS, EventLog, RunEvent
 from executions.runs.models import Approval, Execution
+from executions.runs.requests import Conflict
 from executions.runs.results import executions_of, may_have_missed
 from executions.sessions import cells
 from executions.sessions.background_commands import record_if_ended
@@ -39,6 +42,7 @@ from executions.sessions.models import Session
 from executions.sessions.requests import CommandRequest, TerminalSize
 from executions.sessions.waiting_commands import Asked, decision_on, withdraw
 from providers import draining
+from providers.errors import SandboxError
 from providers.sandbox import below_workspace
 from providers.slices import decoded
 
@@ -60,6 +64,8 @@ _WRITE_BYTES = 32 * 1024
 _LOOK_SECONDS = 1.0
 # After so long what one puts out is written for other processes, where its client may come again.
 _WRITE_AFTER_SECONDS = 1.0
+# How long a client that comes again may take to say what it knows.
+_RESUME_SECONDS = 5.0
 _LEFT_OUT = b"\n[output truncated: there was more than is kept]\n"
 _SHELLS = ("bash", "/bin/bash", "/usr/bin/bash")
 _SCRIPT = (("-lc",), ("-c",), ("-l", "-c"))
@@ -115,10 +121,12 @@ def command_of(wanted: Start, paths: Paths, agent: str) -> CommandRequest:
 class Process:
     """One, from when its client names it until nobody can ask for it any more."""
 
-    def __init__(self, wanted: Start) -> None:
-        self.id = wanted.process_id
-        self.is_tty = wanted.tty
-        self.takes_input = wanted.tty or wanted.pipe_stdin
+    def __init__(self, name: Name) -> None:
+        self.id = name.process_id
+        self.is_tty = name.is_tty
+        self.takes_input = name.takes_input
+        # Set where its client has said up to which number it knows all.
+        self.is_resumed = asyncio.Event()
         self.execution_id: UUID | None = None
         # Whether it waits for its approval, and what was written to it meanwhile.
         self.is_waiting = False
@@ -133,6 +141,16 @@ class Process:
         self._kept = 0
         self._seq = 0
         self._changed = asyncio.Event()
+
+    def resume(self, after: int) -> None:
+        """Go on behind the last number that its client was told, if by another process, and also
+        where less of it is known here."""
+        if self.is_resumed.is_set():
+            return
+        self.is_resumed.set()
+        # Its exit and its close have numbers of their own.
+        last = self._seq - (self.exit_code is not None) - self.is_closed
+        self._seq += max(0, after - last)
 
     @property
     def is_running(self) -> bool:
@@ -225,6 +243,7 @@ class Processes:
         self._by_id: dict[str, Process] = {}
         self._following: set[asyncio.Task[None]] = set()
         self._has_ended = False
+        self._is_muted = False
 
     def find(self, process_id: str) -> Process:
         """Raises Failure for one that is not there, or is only being started."""
@@ -249,7 +268,8 @@ class Processes:
             raise Failure(INVALID_REQUEST, f"process {wanted.process_id} already exists")
         if len(self._by_id) >= MOST_PROCESSES:
             self._make_room()
-        process = self._by_id[wanted.process_id] = Process(wanted)
+        process = self._by_id[wanted.process_id] = Process(Name.of(wanted))
+        process.is_resumed.set()
         try:
             begun = await run()
         except BaseException:
@@ -257,10 +277,80 @@ class Processes:
             raise
         if isinstance(begun, Asked):
             process.execution_id, process.is_waiting = begun.execution.pk, True
-            self._carry_on(self._wait(process, begun, begin, on_session, origin))
+            await self._put(process, "stderr", _waiting_line(begun, origin))
+            self._carry_on(self._wait(process, begun.execution.pk, begin, on_session))
         else:
             await self._begin(process, begun, on_session)
         return {"processId": process.id, "sandboxType": "none"}
+
+    def adopt(
+        self, all_found: Sequence[Found], begin: Begin, on_session: OnSession, origin: str
+    ) -> None:
+        """Take in what another process has started, as its client may know it already."""
+        for found in all_found:
+            execution, process = found.execution, Process(found.name)
+            process.execution_id = execution.pk
+            self._by_id[process.id] = process
+            if found.asked is not None:
+                process.put("stderr", _waiting_line(found.asked, origin))
+            for entry in _output_in(found.known):
+                process.put(entry.type, entry.data)
+            if execution.finished_at is not None:
+                self._adopt_end(process, found)
+            elif execution.status == Execution.Status.QUEUED:
+                process.is_waiting = True
+                self._carry_on(self._wait(process, execution.pk, begin, on_session))
+            else:
+                process.pid = execution.pid
+                self._carry_on(self._find_started(process, found, on_session))
+
+    def _adopt_end(self, process: Process, found: Found) -> None:
+        execution = found.execution
+        if execution.pid is None and found.asked is not None:
+            process.put("stderr", _refusal(execution.error_message))
+            process.exit_code = _NOT_STARTED
+        else:
+            has_put_out = any(_output_in(found.known))
+            for stream, data in _rest_of(
+                execution, found.advice, is_tty=process.is_tty, has_put_out=has_put_out
+            ):
+                process.put(stream, data)
+            process.exit_code = _exit_code_of(process, execution)
+        process.next_seq()
+        process.is_closed = True
+        process.next_seq()
+        asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget, process)
+
+    async def _find_started(self, process: Process, found: Found, on_session: OnSession) -> None:
+        """Follow one that another process has started, or is just starting."""
+        while found.execution.pid is None and found.execution.finished_at is None:
+            await asyncio.sleep(_LOOK_SECONDS)
+            execution_id = found.execution.pk
+            found = await self._call(partial(_again, execution_id))
+        if found.execution.pid is None:
+            await self._refuse(process, found.execution.error_message or "It has ended.")
+            return
+        # What comes before its client has said what it knows could not be numbered.
+        with suppress(TimeoutError):
+            await asyncio.wait_for(process.is_resumed.wait(), _RESUME_SECONDS)
+        process.resume(0)
+        try:
+            execution, log = await self._call(partial(_take_output, found))
+        except SandboxError as error:
+            process.failure = error.message
+            await self._end(process, _KILLED)
+            return
+        after = found.known[-1].seq if found.known else 0
+        has_put_out = any(_output_in(found.known))
+        async with process.writing:
+            process.begin(execution)
+            self._carry_on(self._follow(process, execution, log, after, has_put_out=has_put_out))
+            event_log.follow(log)
+            await self._write_held(process, on_session)
+
+    def mute(self) -> None:
+        """Tell nothing more, and start nothing: another process has told its client since."""
+        self._is_muted = True
 
     def _make_room(self) -> None:
         """Forget the one that has ended first. Raises Failure where all run."""
@@ -290,40 +380,37 @@ class Processes:
             await on_session(lambda session: _kill(session, process))
 
     async def _wait(
-        self,
-        process: Process,
-        asked: Asked,
-        begin: Begin,
-        on_session: OnSession,
-        origin: str,
+        self, process: Process, execution_id: UUID, begin: Begin, on_session: OnSession
     ) -> None:
         """Wait for the approval of one, and start it then."""
-        page = f": {origin}{asked.page}" if asked.page else ""
-        said = f"Waiting for approval {asked.approval_id} of exactly this command{page}\n"
-        await self._put(process, "stderr", said.encode())
         if self._has_ended:
-            await self._withdraw(asked.execution.pk, _LEFT)
+            await self._withdraw(execution_id, _LEFT)
         try:
-            if reason := await self._wait_for_decision(asked.execution.pk):
+            if reason := await self._wait_for_decision(execution_id):
                 await self._refuse(process, reason)
                 return
-            if draining.is_draining():
+            if self._is_muted or draining.is_draining():
                 # It waits on in its record, and another process finds it there.
                 return
-            begun = await begin(asked.execution.pk)
+            begun = await begin(execution_id)
+        except Moved:
+            return
+        except Conflict:
+            # Where its client was before, it was started in this moment, or it was withdrawn.
+            found = await self._call(partial(_again, execution_id))
+            await self._find_started(process, found, on_session)
+            return
         except Exception as error:
             failure = failure_of(error)
             if failure is None:
-                logger.exception("execution %s cannot be started", asked.execution.pk)
+                logger.exception("execution %s cannot be started", execution_id)
             because = "It could not be started." if failure is None else failure.message
-            await self._withdraw(asked.execution.pk, "the service")
+            await self._withdraw(execution_id, "the service")
             await self._refuse(process, because)
             return
         async with process.writing:
             await self._begin(process, begun, on_session)
-            held, process.held = b"".join(process.held), []
-            if held:
-                await self._write_held(process, held, on_session)
+            await self._write_held(process, on_session)
 
     async def _withdraw(self, execution_id: UUID, by: str) -> None:
         try:
@@ -345,7 +432,10 @@ class Processes:
             # The database was away for long.
             await asyncio.sleep(_LOOK_SECONDS)
 
-    async def _write_held(self, process: Process, data: bytes, on_session: OnSession) -> None:
+    async def _write_held(self, process: Process, on_session: OnSession) -> None:
+        data, process.held = b"".join(process.held), []
+        if not data:
+            return
         try:
             await on_session(lambda session: _write(session, process.pid or 0, data))
         except Exception as error:
@@ -359,7 +449,7 @@ class Processes:
     async def _refuse(self, process: Process, reason: str) -> None:
         """Tell that one that waited does not run."""
         process.is_waiting, process.held = False, []
-        await self._put(process, "stderr", f"It did not run: {reason}\n".encode())
+        await self._put(process, "stderr", _refusal(reason))
         await self._end(process, _NOT_STARTED)
 
     async def write(self, wanted: Write, on_session: OnSession) -> dict[str, Any]:
@@ -412,10 +502,18 @@ class Processes:
 
             await on_session(kill)
 
-    async def _follow(self, process: Process, execution: Execution, log: EventLog) -> None:
-        """Tell what it puts out, and how it ends."""
+    async def _follow(
+        self,
+        process: Process,
+        execution: Execution,
+        log: EventLog,
+        after: int = 0,
+        *,
+        has_put_out: bool = False,
+    ) -> None:
+        """Tell what it puts out behind an event, and how it ends."""
         try:
-            has_put_out = await self._tell_output(process, log)
+            has_put_out = await self._tell_output(process, log, after) or has_put_out
             if execution.finished_at is None:
                 # It was not this process that has closed its record.
                 execution = await self._call(lambda: _end_of(execution.pk))
@@ -424,22 +522,20 @@ class Processes:
                 execution, advice, is_tty=process.is_tty, has_put_out=has_put_out
             ):
                 await self._put(process, stream, data)
-            exit_code = execution.exit_code
-            if exit_code is None:
-                process.failure = execution.error_message or "The command was ended."
+            exit_code = _exit_code_of(process, execution)
         except Exception:
             logger.exception("the end of execution %s cannot be sent", execution.pk)
-            exit_code, process.failure = None, "The end of the command could not be read."
-        await self._end(process, _KILLED if exit_code is None else exit_code)
+            exit_code, process.failure = _KILLED, "The end of the command could not be read."
+        await self._end(process, exit_code)
 
     async def _end(self, process: Process, exit_code: int) -> None:
         """Tell that it has ended, and forget it after a while."""
         process.exit_code = exit_code
         ended = {"processId": process.id, "seq": process.next_seq(), "exitCode": process.exit_code}
-        await self._notify("process/exited", {**ended, "sandboxDenied": False})
+        await self._tell("process/exited", {**ended, "sandboxDenied": False})
         process.is_closed = True
         closing = {"processId": process.id, "seq": process.next_seq()}
-        await self._notify("process/closed", closing)
+        await self._tell("process/closed", closing)
         asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget, process)
 
     async def _advice_for(self, execution: Execution) -> str:
@@ -451,9 +547,9 @@ class Processes:
 
         return await self._call(work)
 
-    async def _tell_output(self, process: Process, log: EventLog) -> bool:
+    async def _tell_output(self, process: Process, log: EventLog, after: int) -> bool:
         """Tell what comes until nothing more does. Whether there was something."""
-        after, has_put_out = 0, False
+        has_put_out = False
         while True:
             entries, is_all = log.read(after, _PIECE_BYTES)
             for entry in entries:
@@ -471,7 +567,39 @@ class Processes:
         return has_put_out
 
     async def _put(self, process: Process, stream: str, data: bytes) -> None:
-        await self._notify("process/output", process.put(stream, data))
+        await self._tell("process/output", process.put(stream, data))
+
+    async def _tell(self, method: str, params: Mapping[str, Any]) -> None:
+        if not self._is_muted:
+            await self._notify(method, params)
+
+
+def _waiting_line(asked: Asked, origin: str) -> bytes:
+    page = f": {origin}{asked.page}" if asked.page else ""
+    return f"Waiting for approval {asked.approval_id} of exactly this command{page}\n".encode()
+
+
+def _refusal(reason: str) -> bytes:
+    return f"It did not run: {reason}\n".encode()
+
+
+def _output_in(entries: Sequence[RunEvent]) -> list[RunEvent]:
+    return [entry for entry in entries if entry.type in STREAMS and entry.data]
+
+
+def _exit_code_of(process: Process, execution: Execution) -> int:
+    if execution.exit_code is None:
+        process.failure = execution.error_message or "The command was ended."
+        return _KILLED
+    return execution.exit_code
+
+
+async def _again(execution_id: UUID) -> Found:
+    return find_again(execution_id)
+
+
+async def _take_output(found: Found) -> Started:
+    return follow(found)
 
 
 async def _standing(execution_id: UUID) -> tuple[bool, str]:

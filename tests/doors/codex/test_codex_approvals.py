@@ -192,3 +192,10 @@ def test_codex_itself_waits_for_a_person_and_has_the_output(
         running.result(120)
     assert "by 42" in model.outputs[1]
     assert [code for (code,) in rows(streaming_site, "code")].count(script) == 1
+
+
+def stored_events(site: Site) -> list[str]:
+    """The events that are written for other processes."""
+    with closing(sqlite3.connect(site.data_dir / "cofferdam.sqlite3", timeout=20)) as database:
+        query = "SELECT bodies FROM executions_executionevent"
+        return [bodies for (bodies,) in database.execute(query).fetchall()]
