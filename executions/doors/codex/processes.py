@@ -28,11 +28,18 @@ from executions.doors.codex.messages import (
     failure_of,
     plain,
 )
-from executions.doors.codex.recovery import Found, Moved, Name, find_again, follow
+from executions.doors.codex.recovery import (
+    Found,
+    Moved,
+    Name,
+    find_again,
+    follow,
+    output_in,
+)
 from executions.kernel.coroutines import Coroutine
 from executions.runs import event_log, event_stream
 from executions.runs.advice import advice_text
-from executions.runs.event_log import STREAMS, EventLog, RunEvent
+from executions.runs.event_log import STREAMS, EventLog
 from executions.runs.models import Approval, Execution
 from executions.runs.requests import Conflict
 from executions.runs.results import executions_of, may_have_missed
@@ -122,6 +129,7 @@ class Process:
     """One, from when its client names it until nobody can ask for it any more."""
 
     def __init__(self, name: Name) -> None:
+        self.name = name
         self.id = name.process_id
         self.is_tty = name.is_tty
         self.takes_input = name.takes_input
@@ -180,6 +188,10 @@ class Process:
         self._changed.set()
         self._changed = asyncio.Event()
         return self._seq
+
+    def skip(self, count: int) -> None:
+        """Leave out the first pieces of its output, which are not kept."""
+        self._seq += count
 
     def put(self, stream: str, data: bytes) -> dict[str, Any]:
         """Keep a piece of its output. Return what its client is told."""
@@ -293,7 +305,8 @@ class Processes:
             self._by_id[process.id] = process
             if found.asked is not None:
                 process.put("stderr", _waiting_line(found.asked, origin))
-            for entry in _output_in(found.known):
+            process.skip(found.left_out)
+            for entry in output_in(found.known):
                 process.put(entry.type, entry.data)
             if execution.finished_at is not None:
                 self._adopt_end(process, found)
@@ -310,7 +323,7 @@ class Processes:
             process.put("stderr", _refusal(execution.error_message))
             process.exit_code = _NOT_STARTED
         else:
-            has_put_out = any(_output_in(found.known))
+            has_put_out = bool(found.left_out or found.known)
             for stream, data in _rest_of(
                 execution, found.advice, is_tty=process.is_tty, has_put_out=has_put_out
             ):
@@ -325,10 +338,16 @@ class Processes:
         """Follow one that another process has started, or is just starting."""
         while found.execution.pid is None and found.execution.finished_at is None:
             await asyncio.sleep(_LOOK_SECONDS)
-            execution_id = found.execution.pk
-            found = await self._call(partial(_again, execution_id))
+            found = await self._call(partial(_again, found.execution.pk, process.name))
         if found.execution.pid is None:
             await self._refuse(process, found.execution.error_message or "It has ended.")
+            return
+        if found.execution.finished_at is not None:
+            process.skip(found.left_out)
+            for entry in found.known:
+                await self._put(process, entry.type, entry.data)
+            has_put_out = bool(found.left_out or found.known)
+            await self._tell_end(process, found.execution, has_put_out=has_put_out)
             return
         # What comes before its client has said what it knows could not be numbered.
         with suppress(TimeoutError):
@@ -341,7 +360,7 @@ class Processes:
             await self._end(process, _KILLED)
             return
         after = found.known[-1].seq if found.known else 0
-        has_put_out = any(_output_in(found.known))
+        has_put_out = bool(output_in(found.known))
         async with process.writing:
             process.begin(execution)
             self._carry_on(self._follow(process, execution, log, after, has_put_out=has_put_out))
@@ -397,7 +416,7 @@ class Processes:
             return
         except Conflict:
             # Where its client was before, it was started in this moment, or it was withdrawn.
-            found = await self._call(partial(_again, execution_id))
+            found = await self._call(partial(_again, execution_id, process.name))
             await self._find_started(process, found, on_session)
             return
         except Exception as error:
@@ -517,6 +536,15 @@ class Processes:
             if execution.finished_at is None:
                 # It was not this process that has closed its record.
                 execution = await self._call(lambda: _end_of(execution.pk))
+        except Exception:
+            logger.exception("the end of execution %s cannot be sent", execution.pk)
+            process.failure = "The end of the command could not be read."
+            await self._end(process, _KILLED)
+            return
+        await self._tell_end(process, execution, has_put_out=has_put_out)
+
+    async def _tell_end(self, process: Process, execution: Execution, *, has_put_out: bool) -> None:
+        try:
             advice = await self._advice_for(execution)
             for stream, data in _rest_of(
                 execution, advice, is_tty=process.is_tty, has_put_out=has_put_out
@@ -583,10 +611,6 @@ def _refusal(reason: str) -> bytes:
     return f"It did not run: {reason}\n".encode()
 
 
-def _output_in(entries: Sequence[RunEvent]) -> list[RunEvent]:
-    return [entry for entry in entries if entry.type in STREAMS and entry.data]
-
-
 def _exit_code_of(process: Process, execution: Execution) -> int:
     if execution.exit_code is None:
         process.failure = execution.error_message or "The command was ended."
@@ -594,8 +618,8 @@ def _exit_code_of(process: Process, execution: Execution) -> int:
     return execution.exit_code
 
 
-async def _again(execution_id: UUID) -> Found:
-    return find_again(execution_id)
+async def _again(execution_id: UUID, name: Name) -> Found:
+    return find_again(execution_id, name)
 
 
 async def _take_output(found: Found) -> Started:

@@ -7,8 +7,8 @@ the session's row: the last one decides which of several processes ends what nob
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID, uuid4
@@ -19,7 +19,7 @@ from django.db.models.functions import Now
 from executions.doors.codex.messages import Start, plain
 from executions.runs import event_log
 from executions.runs.advice import advice_text
-from executions.runs.event_log import EventLog, RunEvent
+from executions.runs.event_log import STREAMS, EventLog, RunEvent
 from executions.runs.models import Execution
 from executions.runs.results import executions_of, may_have_missed
 from executions.sessions.background_commands import Follower
@@ -28,14 +28,15 @@ from executions.sessions.queries import sessions_of
 from executions.sessions.waiting_commands import Asked, asked_for
 from executions.tenants.models import ApiKey
 
-logger = logging.getLogger(__name__)
-
 # How long what has ended is found again: as long as its events are kept.
 ENDED = timedelta(seconds=60)
 MOST_FOUND = 64
 _PREFIX = "cofferdam-codex:"
 # Of a key, which has 255 characters.
 _MOST_NAME = 180
+_KEY = re.compile(rf"{_PREFIX}[0-9a-f]{{32}}:([tio]):(.+)")
+# Of the output of one that has ended, for a client that asks again.
+_TOLD_BYTES = 256 * 1024
 
 
 class Moved(Exception):
@@ -62,15 +63,17 @@ class Name:
         return f"{_PREFIX}{uuid4().hex}:{use}:{name}" if name else None
 
     @classmethod
-    def of_key(cls, key: str) -> Name:
-        _, _, use, name = key.split(":", 3)
-        return cls(name, use == "t", use in ("t", "i"))
+    def of_key(cls, key: str) -> Name | None:
+        """The name in a key, None for a key of another kind."""
+        found = _KEY.fullmatch(key)
+        return None if found is None else cls(found[2], found[1] == "t", found[1] in "ti")
 
 
 @dataclass(frozen=True)
 class Found:
-    """A process by its record. `known` is what was written of its output, `log` where more of it
-    is told, and `asked` how it waits, or has waited, for an approval."""
+    """A process by its record. `known` is what was written of its output, without the first
+    `left_out` pieces, `log` where more of it is told, and `asked` how it waits, or has waited, for
+    an approval."""
 
     name: Name
     execution: Execution
@@ -78,6 +81,7 @@ class Found:
     asked: Asked | None
     log: EventLog | None = None
     advice: str = ""
+    left_out: int = 0
 
 
 def take_over(session_id: UUID, mark: UUID) -> UUID | None:
@@ -106,21 +110,32 @@ def find(session_id: UUID) -> list[Found]:
     mine = rows.filter(session=session_id, background=True, idempotency_key__startswith=_PREFIX)
     lately = mine.filter(Q(finished_at=None) | Q(finished_at__gte=Now() - ENDED))
     newest = list(lately.order_by("-pk")[:MOST_FOUND])
-    return [_found(execution) for execution in reversed(newest)]
+    named = [(each, Name.of_key(each.idempotency_key or "")) for each in reversed(newest)]
+    return [_found(each, name) for each, name in named if name is not None]
 
 
-def find_again(execution_id: UUID) -> Found:
+def find_again(execution_id: UUID, name: Name) -> Found:
     """Return one as it is now."""
-    return _found(executions_of(None).select_related("session").get(pk=execution_id))
+    return _found(executions_of(None).select_related("session").get(pk=execution_id), name)
 
 
-def _found(execution: Execution) -> Found:
-    name = Name.of_key(execution.idempotency_key or "")
+def output_in(entries: Iterable[RunEvent]) -> list[RunEvent]:
+    """Return the events that are pieces of output."""
+    return [entry for entry in entries if entry.type in STREAMS and entry.data]
+
+
+def _found(execution: Execution, name: Name) -> Found:
     log = event_log.log_of(execution.pk)
     known = [] if log is not None else event_log.stored_events(execution.pk)
-    has_advice = execution.finished_at is not None and may_have_missed(execution)
-    advice = advice_text(execution) if has_advice else ""
-    return Found(name, execution, known, asked_for(execution), log, advice)
+    asked = asked_for(execution)
+    if execution.finished_at is None:
+        return Found(name, execution, known, asked, log)
+    advice = advice_text(execution) if may_have_missed(execution) else ""
+    pieces, room = output_in(known), _TOLD_BYTES
+    first = len(pieces)
+    while first and (room := room - len(pieces[first - 1].data)) >= 0:
+        first -= 1
+    return Found(name, execution, pieces[first:], asked, log, advice, first)
 
 
 def follow(found: Found) -> tuple[Execution, EventLog]:

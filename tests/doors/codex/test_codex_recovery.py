@@ -6,17 +6,21 @@ import os
 import signal
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.conftest import require
 from tests.doors.codex.test_codex_approvals import approval_of, decide, stored_events
 from tests.doors.codex.test_codex_attacked import make_key
+from tests.doors.codex.test_codex_client import make_home, run_codex
 from tests.support.codex_door import Client, Refused, capability_path
+from tests.support.codex_model import scripted
 from tests.support.raw_http import ask
-from tests.support.site import Site, running_site
+from tests.support.site import EXECUTIONS, Site, running_site
 from tests.support.waiting import wait_until
 
 _ASKS = {"ask_always": True, "draft": False}
@@ -176,3 +180,24 @@ def answers(site: Site) -> bool:
         return ask(site.service, "GET", "/healthz").status == 200
     except OSError:
         return False
+
+
+def test_codex_itself_has_all_output_of_a_command_whose_web_process_was_killed(
+    site: Site, tmp_path: Path
+) -> None:
+    script = "echo begun; until test -e go; do sleep 0.1; done; echo ended"
+    call = ("exec_command", {"cmd": script, "yield_time_ms": 30_000})
+    home = make_home(site, tmp_path, site.service.port)
+    with ThreadPoolExecutor(1) as threads, scripted(call) as model:
+        running = threads.submit(run_codex, home, model)
+        wait_until(lambda: any("begun" in bodies for bodies in stored_events(site)), 60)
+        found = ask(site.service, "GET", f"{EXECUTIONS}?limit=1", key=site.alice).json
+        for pid in web_processes(site):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: answers(site), 60)
+        url = f"{site.service.url}/api/v1/sessions/{found['results'][0]['session']}"
+        headers = {"X-API-Key": site.alice}
+        put = httpx.put(f"{url}/files/content?path=go", content=b"", headers=headers)
+        assert put.status_code < 300
+        running.result(120)
+    assert "begun\nended\n" in model.outputs[0]
