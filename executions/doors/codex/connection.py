@@ -52,7 +52,8 @@ from executions.doors.codex.messages import (
     plain,
     read_params,
 )
-from executions.doors.codex.processes import Call, Process, Started, command_of
+from executions.doors.codex.process import Process, command_of
+from executions.doors.codex.processes import Call, Started
 from executions.doors.codex.recovery import Found, Moved, Name
 from executions.kernel.bodies import requests_of
 from executions.kernel.coroutines import Coroutine
