@@ -27,7 +27,7 @@ FACES = {
         "background_commands capacity cell_order cells control ending file_events files "
         "maintenance models networks queries requests session_sandbox storage storage.blobs "
         "storage.browse storage.carry_over storage.drafts storage.quota storage.snapshots "
-        "storage.wake"
+        "storage.wake waiting_commands"
     ),
     "executions.doors.native": (
         "authentication deferred downloads frame rendering schema session_files sessions"
