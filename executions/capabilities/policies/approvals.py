@@ -73,6 +73,12 @@ def asks_always(execution: Execution) -> bool:
     return (execution.idempotency_key or "").startswith(ASKED)
 
 
+def verdict_on(execution: Execution) -> str:
+    """Return the status of its approval; "" where none was asked for."""
+    found = Approval.objects.filter(execution=execution.pk)
+    return found.values_list("status", flat=True).first() or ""
+
+
 def approved(execution: Execution, request: ExecutionRequest) -> dict[str, str] | None:
     """Who approved just this, and when, as a record has it; None where nobody did."""
     found = Approval.objects.filter(

@@ -18,7 +18,7 @@ from django.conf import settings
 from django.db import close_old_connections
 
 from executions.capabilities.conversations import find_or_open
-from executions.capabilities.policies.approvals import ASKED, ask_for
+from executions.capabilities.policies.approvals import ASKED, ask_for, verdict_on
 from executions.doors.claude.client import AgentSession
 from executions.doors.claude.tools import (
     FILES_CONTEXT,
@@ -202,7 +202,7 @@ class Calls:
                 return None
             run_sync(event_stream.wait_for_end(execution.pk, _LOOK_SECONDS))
             execution = executions_of(None).select_related("session").get(pk=execution.pk)
-        verdict = _verdict_on(execution)
+        verdict = verdict_on(execution)
         if verdict == Approval.Status.REJECTED:
             # Who it was is nothing for the vendor.
             return Result.of_text(_REJECTED, is_error=True)
@@ -328,8 +328,3 @@ def _claim(text: str, most: int) -> str:
     """A text of the vendor as it may be recorded; "" for one that may not."""
     is_recordable = len(text) <= most and is_storable(text) and text.isprintable()
     return text if is_recordable else ""
-
-
-def _verdict_on(execution: Execution) -> str:
-    found = Approval.objects.filter(execution=execution.pk)
-    return found.values_list("status", flat=True).first() or ""
