@@ -142,7 +142,7 @@ class Calls:
         may approve what the agent does not wait for. Raises NotCarriedOut."""
         close_old_connections()
         try:
-            waiting = Execution.objects.filter(api_key=self._place.key_id, finished_at=None)
+            waiting = executions_of(None).filter(api_key=self._place.key_id, finished_at=None)
             if call_ids is None:
                 waiting = waiting.filter(
                     conversation=self._agent.id, idempotency_key__startswith=ASKED

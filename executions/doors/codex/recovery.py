@@ -23,7 +23,6 @@ from executions.runs.event_log import STREAMS, EventLog, RunEvent
 from executions.runs.models import Execution
 from executions.runs.results import executions_of, may_have_missed
 from executions.sessions.background_commands import Follower
-from executions.sessions.models import Session
 from executions.sessions.queries import sessions_of
 from executions.sessions.waiting_commands import Asked, asked_for
 from executions.tenants.models import ApiKey
@@ -86,7 +85,7 @@ class Found:
 
 def take_over(session_id: UUID, mark: UUID) -> UUID | None:
     """Note where a session's client is now. Return where it was before."""
-    rows = Session.objects.filter(pk=session_id)
+    rows = sessions_of(None).filter(pk=session_id)
     former = rows.values_list("attachment", flat=True).first()
     rows.update(attachment=mark)
     return former
@@ -94,7 +93,7 @@ def take_over(session_id: UUID, mark: UUID) -> UUID | None:
 
 def is_latest(session_id: UUID, mark: UUID) -> bool:
     """Whether the session's client was nowhere else since."""
-    return Session.objects.filter(pk=session_id, attachment=mark).exists()
+    return sessions_of(None).filter(pk=session_id, attachment=mark).exists()
 
 
 def resumable(key: ApiKey, session_id: UUID) -> bool:
