@@ -68,11 +68,6 @@ def ask_for(execution: Execution, request: ExecutionRequest, findings: list[Any]
     webhooks.tell_waiting(execution.pk)
 
 
-def asks_always(execution: Execution) -> bool:
-    """Whether it may run only once a person has approved it, whatever the policy says."""
-    return (execution.idempotency_key or "").startswith(ASKED)
-
-
 def verdict_on(execution: Execution) -> str:
     """Return the status of its approval; "" where none was asked for."""
     found = Approval.objects.filter(execution=execution.pk)

@@ -28,7 +28,7 @@ from executions.capabilities.policies.analysis import (
     UNPARSED,
     Finding,
 )
-from executions.capabilities.policies.approvals import approved, ask_for, asks_always
+from executions.capabilities.policies.approvals import ASKED, approved, ask_for
 from executions.capabilities.policies.models import Policy
 from executions.kernel.background import Executor
 from executions.kernel.coroutines import wait_for
@@ -265,7 +265,7 @@ class PolicyCheck(RunPart):
             if rules.blocks and found:
                 self.warnings = []
                 raise BlockedByPolicy(_in_words(found), field="code")
-        if not asks_always(execution) and (rules is None or not _is_asked(rules, found)):
+        if not _asks_always(execution) and (rules is None or not _is_asked(rules, found)):
             return
         self.approval = approved(execution, request)
         if self.approval is None:
@@ -420,6 +420,11 @@ def _networked(provider_id: str) -> BlockedByPolicy:
     )
 
 
+def _asks_always(execution: Execution) -> bool:
+    """Whether it may run only once a person has approved it, whatever the policy says."""
+    return (execution.idempotency_key or "").startswith(ASKED)
+
+
 class Policies(Extension):
     pages = ("executions.capabilities.policies.admin",)
 
@@ -448,7 +453,7 @@ class Policies(Extension):
         self, execution: Execution, request: ExecutionRequest, log: EventLog | None
     ) -> RunPart | None:
         rules = rules_of(execution)
-        is_needed = rules is not None or asks_always(execution)
+        is_needed = rules is not None or _asks_always(execution)
         return PolicyCheck(rules, execution.tenant_slug) if is_needed else None
 
     def begin_session(
