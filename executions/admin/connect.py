@@ -131,7 +131,8 @@ class Connect:
             form.add_error(field, visible(error.message))
             return ""
         if has_token:
-            self.model_admin.log_change(
+            # As one more who made the key: who has a token of it may not approve what it asks for.
+            self.model_admin.log_addition(
                 request, api_key, "Showed the configuration of Codex, with a token of this key."
             )
         return block

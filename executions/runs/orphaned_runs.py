@@ -189,7 +189,8 @@ class UnattendedRuns:
             return 0
         now, closed = self._now(), 0
         open_rows = Execution.objects.filter(process_id=lease, finished_at=None)
-        starting = Q(background=True, created_at__gt=Now() - _STARTING)
+        # Not since when it was asked for: a person may have approved it long after that.
+        starting = Q(background=True, started_at__gt=Now() - _STARTING)
         mine = set(open_rows.exclude(starting).values_list("pk", flat=True))
         # What waits in the journal is recorded from there, as soon as anything can be written.
         found = mine - {run.execution_id for run in active_runs.runs()} - waiting_ids()

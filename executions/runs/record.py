@@ -580,7 +580,8 @@ def _until_now(execution: Execution) -> dict[str, Any]:
     # One without a number was not started, or is being ended by who has just started it.
     if not execution.background or execution.pid is None:
         return {}
-    ran = timezone.now() - execution.created_at
+    # It may have waited for an approval before.
+    ran = timezone.now() - (execution.started_at or execution.created_at)
     milliseconds = round(ran.total_seconds() * 1000, 3)
     timings = {"start_ms": 0.0, "run_ms": milliseconds}
     more = extensions.end_values(execution.provider, timings)

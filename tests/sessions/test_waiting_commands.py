@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ from django.utils import timezone
 
 from executions.kernel.coroutines import run_sync
 from executions.runs import payloads
+from executions.runs.heartbeat import Heartbeat
 from executions.runs.models import Approval, Execution
+from executions.runs.orphaned_runs import UnattendedRuns
 from executions.runs.queue import claim, claim_next, queue_state
 from executions.runs.requests import Caller as Asker
 from executions.runs.requests import Conflict, ExecutionRequest
@@ -24,7 +27,10 @@ from executions.sessions.waiting_commands import (
     withdraw,
 )
 from providers.errors import RateLimited, SandboxError
+from providers.sandbox import Process
+from providers.values import Command
 from tests.conftest import Caller
+from tests.support import kept_here
 from tests.support.approvals import decided, signed_in
 from tests.support.policies import in_force
 from tests.support.sessions import opened, row, wait_for
@@ -154,6 +160,33 @@ def test_those_that_wait_count_for_the_queue_of_the_tenant(alice: Caller) -> Non
     asked(alice, session)
     with pytest.raises(RateLimited):
         asked(alice, session)
+
+
+def test_one_that_waited_for_long_has_as_long_to_start_and_costs_no_more(
+    alice: Caller, lease: Heartbeat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened(alice)
+    found = asked(alice, session)
+    approve(found)
+    rows = Execution.objects.filter(pk=found.execution.pk)
+    rows.update(created_at=timezone.now() - timedelta(hours=20))
+    (sandbox,) = kept_here.sandboxes()
+    begin = sandbox.processes.start
+    closed: list[int] = []
+
+    def look(wanted: Command) -> Process:
+        assert rows.get().process_id == lease.mine()
+        closed.append(UnattendedRuns().close(lease.mine(), seconds=0))
+        return begin(wanted)
+
+    monkeypatch.setattr(sandbox.processes, "start", look)
+    start(alice, session, found)
+    assert closed == [0]
+    wait_for(lambda: rows.get().finished_at is not None)
+    record = rows.get()
+    assert record.exit_code == 3
+    assert record.run_ms is not None
+    assert record.run_ms < 3_600_000
 
 
 @pytest.mark.parametrize("how", ["approve", "reject"])

@@ -58,14 +58,12 @@ class Attachment:
             return mark is not None and recovery.is_latest(self.session_id, mark)
 
         try:
-            is_ours = mark is None or await self._call(is_latest)
+            if mark is None or await self._call(is_latest):
+                await self.processes.end(self.on_session)
+                return
         except Exception:
             logger.exception("processes of session %s continue", self.session_id)
-            return
-        if is_ours:
-            await self.processes.end(self.on_session)
-        else:
-            self.processes.mute()
+        self.processes.mute()
 
     async def _notify(self, method: str, params: Mapping[str, Any]) -> None:
         if self.holder is not None:

@@ -72,7 +72,7 @@ class HttpRequest(Params):
     request_id: str = Field(max_length=256)
     headers: Annotated[list[Header], Members(100)] = Field(default_factory=list)
     body_base64: str | None = None
-    timeout_ms: int | None = Field(default=None, gt=0)
+    timeout_ms: int | None = Field(default=None, gt=0, lt=2**64)
     redirect_policy: str = "follow"
     stream_response: bool = False
 

@@ -25,6 +25,8 @@ NOBODY = -1
 MOST_PATH = 4096
 
 T = TypeVar("T", bound=BaseModel)
+# As large as clients can have it: one of thousands of digits is no seconds, and cannot be sent.
+Amount = Annotated[int, Field(ge=0, lt=2**64)]
 Variables = Annotated[dict[str, str], Members(MAX_ENVIRONMENT)]
 
 
@@ -77,9 +79,9 @@ class Start(Params):
 
 class Read(Params):
     process_id: str
-    after_seq: int | None = Field(default=None, ge=0)
-    max_bytes: int | None = Field(default=None, ge=0)
-    wait_ms: int | None = Field(default=None, ge=0)
+    after_seq: Amount | None = None
+    max_bytes: Amount | None = None
+    wait_ms: Amount | None = None
 
 
 class Write(Params):
@@ -113,7 +115,7 @@ class Open(OnePath):
 class ReadBlock(Params):
     handle_id: str
     offset: int = Field(ge=0, lt=2**53)
-    len: int = Field(ge=0)
+    len: Amount
 
 
 class Close(Params):
@@ -136,9 +138,9 @@ class Copy(Params):
 
 
 class WalkOptions(Params):
-    max_depth: int = Field(ge=0)
-    max_directories: int = Field(ge=0)
-    max_entries: int = Field(ge=0)
+    max_depth: Amount
+    max_directories: Amount
+    max_entries: Amount
 
 
 class Walk(OnePath):

@@ -20,6 +20,8 @@ from providers.sandbox import below_workspace
 
 # Of the output of one, for who asks again; the record has more.
 KEPT_BYTES = 256 * 1024
+# Each piece takes more memory than its bytes, and a process may put out one byte at a time.
+MOST_PIECES = 8192
 MOST_WAIT_SECONDS = 60.0
 # Writes that are known again when a client repeats one after a broken connection.
 MOST_WRITES = 256
@@ -75,7 +77,7 @@ class Process:
         self.execution_id: UUID | None = None
         # Whether it waits for its approval, and what was written to it meanwhile.
         self.is_waiting = False
-        self.held: list[bytes] = []
+        self.held = bytearray()
         self.pid: int | None = None
         self.exit_code: int | None = None
         self.failure: str | None = None
@@ -112,13 +114,13 @@ class Process:
 
     def hold(self, data: bytes) -> None:
         """Keep input for when it starts. Raises Failure beyond the bound."""
-        if sum(map(len, self.held)) + len(data) > MOST_HELD_BYTES:
+        if len(self.held) + len(data) > MOST_HELD_BYTES:
             raise Failure(
                 INVALID_REQUEST,
                 f"process {self.id} waits for an approval: at most {MOST_HELD_BYTES} bytes of "
                 "input are kept until then",
             )
-        self.held.append(data)
+        self.held += data
 
     def next_seq(self) -> int:
         self._seq += 1
@@ -136,7 +138,7 @@ class Process:
         seq = self.next_seq()
         self._chunks.append((seq, name, data))
         self._kept += len(data)
-        while self._kept > KEPT_BYTES:
+        while self._kept > KEPT_BYTES or len(self._chunks) > MOST_PIECES:
             self._kept -= len(self._chunks.popleft()[2])
         return {"processId": self.id, **_chunk(seq, name, data)}
 

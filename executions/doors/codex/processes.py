@@ -16,6 +16,8 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
+from django.db import Error as DatabaseFailure
+
 from executions.doors.codex.messages import (
     INVALID_REQUEST,
     Failure,
@@ -44,7 +46,7 @@ from executions.sessions.background_commands import record_if_ended
 from executions.sessions.models import Session
 from executions.sessions.waiting_commands import Asked, decision_on, withdraw
 from providers import draining
-from providers.errors import SandboxError
+from providers.errors import RateLimited, SandboxError
 from providers.slices import decoded
 
 logger = logging.getLogger(__name__)
@@ -152,7 +154,9 @@ class Processes:
                 self._carry_on(self._wait(process, execution.pk, begin, on_session))
             else:
                 process.pid = execution.pid
-                self._carry_on(self._find_started(process, found, on_session))
+                # Until it has a number it can only be withdrawn.
+                process.is_waiting = execution.pid is None
+                self._carry_on(self._find_started(process, found, begin, on_session))
 
     def _adopt_end(self, process: Process, found: Found) -> None:
         execution = found.execution
@@ -171,11 +175,17 @@ class Processes:
         process.next_seq()
         asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget, process)
 
-    async def _find_started(self, process: Process, found: Found, on_session: OnSession) -> None:
+    async def _find_started(
+        self, process: Process, found: Found, begin: Begin, on_session: OnSession
+    ) -> None:
         """Follow one that another process has started, or is just starting."""
         while found.execution.pid is None and found.execution.finished_at is None:
             await asyncio.sleep(_LOOK_SECONDS)
-            found = await self._call(partial(_again, found.execution.pk, process.name))
+            found = await self._ask(partial(_again, found.execution.pk, process.name))
+            if found.execution.status == Execution.Status.QUEUED:
+                # The process that was starting it has ended, and nothing of it ran.
+                await self._wait(process, found.execution.pk, begin, on_session)
+                return
         if found.execution.pid is None:
             await self._refuse(process, found.execution.error_message or "It has ended.")
             return
@@ -207,6 +217,9 @@ class Processes:
     def mute(self) -> None:
         """Tell nothing more, and start nothing: another process has told its client since."""
         self._is_muted = True
+        # What is being started goes on to its end.
+        for task in list(self._following):
+            task.cancel()
 
     def _make_room(self) -> None:
         """Forget the one that has ended first. Raises Failure where all run."""
@@ -245,16 +258,16 @@ class Processes:
             if reason := await self._wait_for_decision(execution_id):
                 await self._refuse(process, reason)
                 return
-            if self._is_muted or draining.is_draining():
-                # It waits on in its record, and another process finds it there.
+            if self._is_muted or self._has_ended or draining.is_draining():
+                # It waits on in its record, where another process finds it or it is withdrawn.
                 return
             begun = await begin(execution_id)
         except Moved:
             return
         except Conflict:
             # Where its client was before, it was started in this moment, or it was withdrawn.
-            found = await self._call(partial(_again, execution_id, process.name))
-            await self._find_started(process, found, on_session)
+            found = await self._ask(partial(_again, execution_id, process.name))
+            await self._find_started(process, found, begin, on_session)
             return
         except Exception as error:
             failure = failure_of(error)
@@ -268,9 +281,20 @@ class Processes:
             await self._begin(process, begun, on_session)
             await self._write_held(process, on_session)
 
+    async def _ask(self, work: Callable[[], Coroutine[T]]) -> T:
+        """Have done what may be done twice, until the database answers and there is a thread."""
+        while True:
+            try:
+                return await self._call(work)
+            except (DatabaseFailure, RateLimited) as error:
+                if draining.is_draining():
+                    raise
+                logger.info("processes of Codex wait for the database: %s", error)
+            await asyncio.sleep(_LOOK_SECONDS)
+
     async def _withdraw(self, execution_id: UUID, by: str) -> None:
         try:
-            await self._call(lambda: withdraw(execution_id, by))
+            await self._ask(lambda: withdraw(execution_id, by))
         except Exception:
             # It stays in the queue until its time is over: only who asked for it starts it.
             logger.exception("execution %s cannot be withdrawn", execution_id)
@@ -282,14 +306,14 @@ class Processes:
                 await asyncio.wrap_future(decided)
             if draining.is_draining():
                 return ""
-            is_waiting, reason = await self._call(lambda: _standing(execution_id))
+            is_waiting, reason = await self._ask(lambda: _standing(execution_id))
             if not is_waiting:
                 return reason
             # The database was away for long.
             await asyncio.sleep(_LOOK_SECONDS)
 
     async def _write_held(self, process: Process, on_session: OnSession) -> None:
-        data, process.held = b"".join(process.held), []
+        data, process.held = bytes(process.held), bytearray()
         if not data:
             return
         try:
@@ -304,7 +328,6 @@ class Processes:
 
     async def _refuse(self, process: Process, reason: str) -> None:
         """Tell that one that waited does not run."""
-        process.is_waiting, process.held = False, []
         await self._put(process, "stderr", _refusal(reason))
         await self._end(process, _NOT_STARTED)
 
@@ -396,6 +419,7 @@ class Processes:
     async def _end(self, process: Process, exit_code: int) -> None:
         """Tell that it has ended, and forget it after a while."""
         process.exit_code = exit_code
+        process.is_waiting, process.held = False, bytearray()
         ended = {"processId": process.id, "seq": process.next_seq(), "exitCode": process.exit_code}
         await self._tell("process/exited", {**ended, "sandboxDenied": False})
         process.is_closed = True

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from uuid import UUID, uuid4
 
-from django.db.models import Q
+from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from executions.doors.codex.messages import Start, plain
@@ -86,9 +86,11 @@ class Found:
 def take_over(session_id: UUID, mark: UUID) -> UUID | None:
     """Note where a session's client is now. Return where it was before."""
     rows = sessions_of(None).filter(pk=session_id)
-    former = rows.values_list("attachment", flat=True).first()
-    rows.update(attachment=mark)
-    return former
+    while True:
+        former = rows.values_list("attachment", flat=True).first()
+        # Two that come at once are told of each other.
+        if rows.filter(attachment=former).update(attachment=mark) or not rows.exists():
+            return former
 
 
 def is_latest(session_id: UUID, mark: UUID) -> bool:
@@ -108,8 +110,10 @@ def find(session_id: UUID) -> list[Found]:
     rows = executions_of(None).select_related("session")
     mine = rows.filter(session=session_id, background=True, idempotency_key__startswith=_PREFIX)
     lately = mine.filter(Q(finished_at=None) | Q(finished_at__gte=Now() - ENDED))
-    newest = list(lately.order_by("-pk")[:MOST_FOUND])
-    named = [(each, Name.of_key(each.idempotency_key or "")) for each in reversed(newest)]
+    # However much has ended lately: who is not told of what runs cannot end it.
+    first = list(lately.order_by(F("finished_at").desc(nulls_first=True), "-pk")[:MOST_FOUND])
+    first.sort(key=lambda each: each.pk)
+    named = [(each, Name.of_key(each.idempotency_key or "")) for each in first]
     return [_found(each, name) for each, name in named if name is not None]
 
 
@@ -139,8 +143,10 @@ def _found(execution: Execution, name: Name) -> Found:
 
 def follow(found: Found) -> tuple[Execution, EventLog]:
     """Take the output of one that runs, behind what is known of it."""
-    if found.log is not None:
-        return found.execution, found.log
+    # It may be followed here since it was found.
+    log = found.log or event_log.log_of(found.execution.pk)
+    if log is not None:
+        return found.execution, log
     execution, session = found.execution, found.execution.session
     if session is None:
         raise ValueError("a process of no session")

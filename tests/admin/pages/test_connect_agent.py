@@ -19,6 +19,7 @@ from django.core.management import call_command
 from django.test import Client
 from django.utils import timezone
 
+from executions.capabilities.policies.approvals import AskedBySame, ensure_not_requester
 from executions.doors.codex.connection import admit
 from executions.doors.codex.credentials import capability_of
 from executions.tenants.keys import create_api_key
@@ -26,6 +27,7 @@ from executions.tenants.models import ApiKey
 from executions.tenants.service import ADMINISTRATOR, AUDITOR, OPERATOR
 from tests.admin.pages.key_pages import KEYS
 from tests.conftest import Caller
+from tests.support.execution_rows import make_rows
 from tests.support.roles import member
 
 pytestmark = pytest.mark.django_db
@@ -92,6 +94,17 @@ def test_the_secret_comes_by_post_alone_is_not_kept_and_is_noted(
     assert token not in entry.change_message
     assert token not in caplog.text
     assert token not in str([*client.cookies.values()])
+
+
+def test_who_was_shown_a_token_approves_nothing_that_is_asked_with_it(key: ApiKey) -> None:
+    asked = make_rows(1, api_key_prefix=key.prefix)[0].pk
+    client = member(OPERATOR)
+    person = get_user_model().objects.get(username="operator")
+    client.get(at(key))
+    ensure_not_requester(asked, person)
+    assert client.post(at(key), {}).status_code == 200
+    with pytest.raises(AskedBySame, match="key"):
+        ensure_not_requester(asked, person)
 
 
 def test_the_blocks_for_claude_code_are_read_by_their_own_parsers(key: ApiKey) -> None:
