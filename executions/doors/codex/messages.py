@@ -182,7 +182,7 @@ class Paths:
 
     def to_path(self, uri: str, field: str = "path") -> str:
         """Return the absolute path in the sandbox that a file: URI names. Raises Failure."""
-        if not uri.startswith("file:///"):
+        if not uri.startswith("file:///") or not is_storable(uri):
             raise Failure(INVALID_PARAMS, f"{field}: Must be a URI such as file://{WORKSPACE}.")
         text = unquote_to_bytes(uri.removeprefix("file://")).decode("utf-8", "surrogateescape")
         if "?" in uri or "#" in uri or "\0" in text or len(text) > MOST_PATH:
