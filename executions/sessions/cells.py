@@ -6,11 +6,12 @@ import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 from uuid import UUID
 
+from django.db import Error as DatabaseFailure
 from django.db import transaction
 from django.db.models import Q
 from django.utils import timezone
@@ -50,6 +51,7 @@ from executions.sessions.session_sandbox import (
     MOST_PID,
     SHARING,
     SandboxRunner,
+    call_sandbox,
     check_pid,
     check_processes,
     lender_of,
@@ -263,7 +265,14 @@ async def launch(
         # From now on it is no process's of ours.
         "process_id": None,
     }
-    if not _has_number(session, execution, facts):
+    try:
+        has_number = _has_number(session, execution, facts)
+    except DatabaseFailure:
+        # Nobody could end what has no number, or say of it that it runs.
+        with suppress(SandboxError):
+            await call_sandbox(session, _signal(pid, "SIGKILL"), bool)
+        raise
+    if not has_number:
         await _kill_unrecorded(session, execution, pid)
     for name, value in facts.items():
         setattr(execution, name, value)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 from django.utils import timezone
 
 from executions.kernel.coroutines import run_sync
@@ -187,6 +188,24 @@ def test_one_that_waited_for_long_has_as_long_to_start_and_costs_no_more(
     assert record.exit_code == 3
     assert record.run_ms is not None
     assert record.run_ms < 3_600_000
+
+
+def test_what_the_database_has_no_number_of_does_not_run_on(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened(alice)
+    found = asked(alice, session, shell="sleep 600")
+    approve(found)
+
+    def fail(*given: object) -> bool:
+        raise OperationalError("away")
+
+    monkeypatch.setattr("executions.sessions.cells._has_number", fail)
+    with pytest.raises(OperationalError):
+        start(alice, session, found)
+    (sandbox,) = kept_here.sandboxes()
+    wait_for(lambda: [each.exit_code for each in sandbox.processes.list()] == [137])
+    assert Execution.objects.get().pid is None
 
 
 @pytest.mark.parametrize("how", ["approve", "reject"])

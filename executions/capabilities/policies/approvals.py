@@ -135,7 +135,8 @@ def ensure_not_requester(execution_id: UUID, person: Any) -> None:
         raise AskedBySame("You requested it yourself. Another person must approve it.")
     if is_one_of(key_creators(execution_id)):
         raise AskedBySame(
-            "It was sent with a key that you created or rotated. Another person must approve it."
+            "It was sent with a key that you created or rotated, or of which you were shown a "
+            "token. Another person must approve it."
         )
 
 

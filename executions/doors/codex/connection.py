@@ -24,6 +24,7 @@ from executions.doors.codex import credentials, filesystem, http_requests, recov
 from executions.doors.codex.attachments import Attachment, Attachments
 from executions.doors.codex.http_requests import HttpAnswer, HttpRequest
 from executions.doors.codex.messages import (
+    ALREADY_ATTACHED,
     INTERNAL,
     INVALID_REQUEST,
     METHOD_NOT_FOUND,
@@ -408,6 +409,10 @@ class Connection:
         call_id = plain(wanted.metadata.tool_call_id, 128) if wanted.metadata else ""
 
         async def run(session: Session, key: ApiKey) -> Started | Asked:
+            if session.attachment != attachment.mark:
+                # Whoever has it now would never be told of what is started here, nor end it.
+                message = f"session {session.pk} is attached to another connection now"
+                raise Failure(ALREADY_ATTACHED, message)
             if wanted.enforce_managed_network and session.network is not None:
                 raise Failure(
                     INVALID_REQUEST,

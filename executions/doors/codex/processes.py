@@ -43,10 +43,11 @@ from executions.runs.requests import Conflict
 from executions.runs.results import executions_of, may_have_missed
 from executions.sessions import cells
 from executions.sessions.background_commands import record_if_ended
+from executions.sessions.ending import mark_lost
 from executions.sessions.models import Session
 from executions.sessions.waiting_commands import Asked, decision_on, withdraw
 from providers import draining
-from providers.errors import RateLimited, SandboxError
+from providers.errors import KeptSandboxLost, RateLimited, SandboxError
 from providers.slices import decoded
 
 logger = logging.getLogger(__name__)
@@ -201,7 +202,7 @@ class Processes:
             await asyncio.wait_for(process.is_resumed.wait(), _RESUME_SECONDS)
         process.resume(0)
         try:
-            execution, log = await self._call(partial(_take_output, found))
+            execution, log = await self._ask(partial(_take_output, found))
         except SandboxError as error:
             process.failure = error.message
             await self._end(process, _KILLED)
@@ -395,7 +396,7 @@ class Processes:
             has_put_out = await self._tell_output(process, log, after) or has_put_out
             if execution.finished_at is None:
                 # It was not this process that has closed its record.
-                execution = await self._call(lambda: _end_of(execution.pk))
+                execution = await self._ask(lambda: _end_of(execution.pk))
         except Exception:
             logger.exception("the end of execution %s cannot be sent", execution.pk)
             process.failure = "The end of the command could not be read."
@@ -512,8 +513,15 @@ async def _end_of(execution_id: UUID) -> Execution:
             return execution
         await event_stream.wait_for_end(execution_id, _LOOK_SECONDS)
         session = execution.session
-        if session is not None and session.is_living:
+        if session is None or not session.is_living:
+            continue
+        try:
             await record_if_ended(session, execution)
+        except KeptSandboxLost as error:
+            mark_lost(session, error.message)
+        except SandboxError as error:
+            # What is out of reach may run on. It ends with its session at the latest.
+            logger.info("execution %s cannot be asked for: %s", execution_id, error.message)
 
 
 def _rest_of(

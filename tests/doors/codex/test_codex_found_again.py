@@ -10,11 +10,13 @@ import pytest
 from django.db import connection
 from django.utils import timezone
 
-from executions.doors.codex import recovery
+from executions.doors.codex import processes, recovery
 from executions.doors.codex.recovery import MOST_FOUND, Name
+from executions.kernel.coroutines import run_sync
 from executions.kernel.text import uuid7
 from executions.runs.models import Execution
 from executions.sessions.models import Session
+from providers.errors import KeptSandboxLost, ProviderUnavailable
 from tests.conftest import Caller
 from tests.support.agent_threads import session_of
 from tests.support.execution_rows import make_rows
@@ -76,3 +78,27 @@ def test_of_two_places_the_second_is_told_of_the_first(alice: Caller) -> None:
         assert recovery.take_over(session.pk, mine) == other
     assert recovery.is_latest(session.pk, mine)
     assert recovery.take_over(uuid4(), mine) is None
+
+
+def test_what_is_out_of_reach_is_told_to_have_ended_only_once_it_has(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_of(alice.tenant)
+    runs = process(session, "runs", status="running", finished_at=None, exit_code=None)
+    tried: list[Execution] = []
+
+    async def ask(session: Session, execution: Execution) -> bool:
+        tried.append(execution)
+        if len(tried) == 1:
+            raise ProviderUnavailable("The pool service does not answer.")
+        if len(tried) == 2:
+            raise KeptSandboxLost("The sandbox is gone.")
+        raise AssertionError("it has ended")
+
+    monkeypatch.setattr(processes, "record_if_ended", ask)
+    monkeypatch.setattr(processes, "_LOOK_SECONDS", 0.01)
+    ended = run_sync(processes._end_of(runs.pk))
+    assert (ended.status, ended.error_message) == ("cancelled", "Its session ended.")
+    assert len(tried) == 2
+    session.refresh_from_db()
+    assert session.state == Session.State.LOST

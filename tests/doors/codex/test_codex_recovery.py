@@ -97,7 +97,9 @@ def test_another_web_process_goes_on_where_the_first_stopped(site: Site, path: s
     told = [each["params"]["seq"] for each in other.told]
     assert told == list(range(last + 1, last + len(told) + 1))
     assert other.wait_for("process/exited", "reads")["exitCode"] == 7
-    # Where it was before, its client is missed, and nothing of it is ended.
+    # Where it was before, nothing more starts, its client is missed, and nothing of it is ended.
+    with pytest.raises(Refused, match="another connection"):
+        first.start("late", "true")
     first.close()
     assert other.run("more", "echo alive") == (0, "alive\n")
     other.close()
