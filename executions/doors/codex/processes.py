@@ -397,6 +397,9 @@ class Processes:
             if execution.finished_at is None:
                 # It was not this process that has closed its record.
                 execution = await self._ask(lambda: _end_of(execution.pk))
+            if execution.finished_at is None:
+                # The service stops. It goes on, and another process tells of its end.
+                return
         except Exception:
             logger.exception("the end of execution %s cannot be sent", execution.pk)
             process.failure = "The end of the command could not be read."

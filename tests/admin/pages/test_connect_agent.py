@@ -96,6 +96,20 @@ def test_the_secret_comes_by_post_alone_is_not_kept_and_is_noted(
     assert token not in str([*client.cookies.values()])
 
 
+def test_another_site_can_have_no_token_shown_and_hears_of_none(key: ApiKey) -> None:
+    client = Client(enforce_csrf_checks=True)
+    client.cookies = member(OPERATOR).cookies
+    answer = client.post(at(key), {})
+    assert answer.status_code == 403
+    assert capability_of(key) not in answer.content.decode()
+    assert not LogEntry.objects.exists()
+    page = client.get(at(key))
+    assert page.status_code == 200
+    assert page["X-Frame-Options"] == "DENY"
+    assert page["Referrer-Policy"] in ("same-origin", "no-referrer")
+    assert client.post(f"{at(key)}?folder=/a", {"template": "x" * 600}).status_code == 403
+
+
 def test_who_was_shown_a_token_approves_nothing_that_is_asked_with_it(key: ApiKey) -> None:
     asked = make_rows(1, api_key_prefix=key.prefix)[0].pk
     client = member(OPERATOR)

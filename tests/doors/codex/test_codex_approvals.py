@@ -164,7 +164,7 @@ def test_a_key_that_was_revoked_meanwhile_starts_nothing(streaming_site: Site, k
         pk = approval_of(other, "late")
         revoke = "from executions.tenants.keys import revoke\n"
         revoke += "from executions.tenants.models import ApiKey\n"
-        revoke += "revoke(ApiKey.objects.get(name='lost'))\n"
+        revoke += "revoke(ApiKey.objects.get(tenant__slug='asking', name='lost'))\n"
         # Past the page, which would refuse it: only what starts it is left to refuse.
         forced = "from executions.runs.models import Approval, Execution\n"
         forced += "from django.utils import timezone\n"

@@ -36,7 +36,7 @@ print(create_api_key(tenant, {name!r}, **{options!r})[1])
 _REVOKE = """
 from executions.tenants.keys import revoke
 from executions.tenants.models import ApiKey
-revoke(ApiKey.objects.get(name={name!r}))
+revoke(ApiKey.objects.get(tenant__slug={tenant!r}, name={name!r}))
 """
 
 
@@ -138,7 +138,7 @@ def test_who_loses_the_key_loses_the_connection(streaming_site: Site) -> None:
     path = capability_path(streaming_site, key="lost")
     with opened(streaming_site, path) as lost:
         assert lost.run("before", "echo yes") == (0, "yes\n")
-        manage(streaming_site, "shell", "-c", _REVOKE.format(name="lost"))
+        manage(streaming_site, "shell", "-c", _REVOKE.format(tenant="wonderland", name="lost"))
         with pytest.raises((Refused, Closed)) as problem:
             lost.run("after", "echo no")
         code = getattr(problem.value, "code", None)

@@ -20,7 +20,7 @@ from executions.doors.codex.messages import Read
 from executions.doors.codex.process import KEPT_BYTES, MOST_PIECES, Process
 from executions.doors.codex.processes import Processes, Started
 from executions.doors.codex.recovery import Found, Name
-from executions.runs.event_log import EventLog
+from executions.runs.event_log import EventLog, resolve
 from executions.runs.models import Execution
 from executions.runs.requests import Conflict, run_limits
 from executions.sessions.waiting_commands import Asked
@@ -206,6 +206,25 @@ def test_who_cannot_ask_where_its_client_is_starts_nothing() -> None:
         attachment.mark = uuid4()
         await attachment.end()
         assert attachment.processes._is_muted
+
+    asyncio.run(go())
+
+
+def test_what_goes_on_when_the_service_stops_is_not_told_to_have_ended(
+    records: Records, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def go() -> None:
+        found = of("running", pid=7)
+        log = EventLog(run_limits())
+        log.finish()
+        resolve([log.closed])
+        monkeypatch.setattr(module, "_end_of", records._next)
+        records.said = [found.execution]
+        made = adopted(records, replace(found, log=log))
+        made.find("p").resume(0)
+        await until(lambda: not made._following)
+        assert records.said == []
+        assert made.find("p").is_running
 
     asyncio.run(go())
 
