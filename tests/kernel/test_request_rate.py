@@ -101,6 +101,7 @@ def test_what_is_counted_here_counts_by_size_too() -> None:
     assert quotas._take_in_process(0, 10, 1).wait is not None
 
 
+@pytest.mark.usefixtures("no_lookup_grows_old")
 def test_a_flood_of_refusals_writes_nothing_and_asks_only_whose_key_it_is(alice: Caller) -> None:
     bounded(alice, max_requests_per_minute=1)
     assert alice.client.get(LIST).status_code == 200

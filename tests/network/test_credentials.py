@@ -166,6 +166,7 @@ def test_a_network_has_those_whose_hosts_the_lists_may_allow(alice: Caller) -> N
     assert len(outer.credentials) == 2
 
 
+@pytest.mark.usefixtures("no_lookup_grows_old")
 def test_the_lists_and_credentials_of_a_moment_cost_no_further_statement(
     alice: Caller, django_assert_num_queries: Any
 ) -> None:

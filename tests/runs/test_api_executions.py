@@ -265,6 +265,7 @@ def test_the_request_id_is_the_callers_or_a_new_one(scripted: object, alice: Cal
     assert len(hostile["X-Request-ID"]) == 32
 
 
+@pytest.mark.usefixtures("no_lookup_grows_old")
 def test_an_execution_costs_eight_statements(scripted: object, alice: Caller) -> None:
     run(alice, "pass")
 

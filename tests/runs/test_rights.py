@@ -195,6 +195,7 @@ def test_who_may_be_anybody_has_no_right_to_lose(answers: OpenAnswers) -> None:
     assert answers._tick() is not None
 
 
+@pytest.mark.usefixtures("no_lookup_grows_old")
 def test_one_check_serves_all_open_answers(
     alice: Caller, auditor: Client, path: str, answers: OpenAnswers
 ) -> None:

@@ -95,6 +95,7 @@ def test_nothing_is_saved_where_that_was_asked_for(alice: Caller) -> None:
     assert looked_at(alice, session)["files"]["unsaved_since"] is None
 
 
+@pytest.mark.usefixtures("no_lookup_grows_old")
 def test_saving_behind_the_answer_costs_the_cell_no_statement(alice: Caller) -> None:
     taken = {}
     for saves in ("never", "background"):

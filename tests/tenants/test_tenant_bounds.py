@@ -183,6 +183,7 @@ def test_two_hundred_requests_at_the_same_time_do_not_pass_a_bound_of_ten(alice:
     assert Execution.objects.count() == 10
 
 
+@pytest.mark.usefixtures("no_lookup_grows_old")
 @pytest.mark.django_db(transaction=True)
 def test_the_bounds_cost_an_execution_one_statement(alice: Caller) -> None:
     opened(alice)
@@ -195,6 +196,7 @@ def test_the_bounds_cost_an_execution_one_statement(alice: Caller) -> None:
     assert statements == ["BEGIN", "SELECT", "INSERT", "COMMIT"]
 
 
+@pytest.mark.usefixtures("no_lookup_grows_old")
 @pytest.mark.django_db(transaction=True)
 def test_a_flood_of_refusals_takes_no_lock(alice: Caller) -> None:
     bounded(alice, max_running=0)
@@ -249,6 +251,7 @@ UNSET = dict.fromkeys(
 )
 
 
+@pytest.mark.usefixtures("no_lookup_grows_old")
 def test_stored_bytes_are_counted_behind_what_else_a_new_record_enters(alice: Caller) -> None:
     """An end has the ledger before it counts: the other way round, each would wait for the other."""
     request = ExecutionRequest("pass", mode="async")
