@@ -49,7 +49,7 @@ MOST_OF_KEY, MOST_OF_TENANT, MOST = 16, 48, 256
 LOOK_SECONDS = 1.0
 # How long a peer has to answer that it closes, and to read what it was sent before.
 CLOSE_SECONDS = 6.0
-_POLICY, _GOING_AWAY, _UNSUPPORTED = 1008, 1001, 1003
+_POLICY, _GOING_AWAY, _NOT_TEXT = 1008, 1001, 1007
 
 
 def is_door(path: str) -> bool:
@@ -221,12 +221,20 @@ async def _listen(connection: Connection, receive: Receive, lost: Future[None]) 
             message, received = received.result(), None
             if message["type"] == "websocket.disconnect":
                 return 0
-            if (text := message.get("text")) is None:
-                return _UNSUPPORTED
+            try:
+                text = _text_of(message)
+            except UnicodeDecodeError:
+                return _NOT_TEXT
             await connection.take(text)
     finally:
         if received is not None:
             received.cancel()
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    """The text of a frame. Codex's forwarder sends it as binary. Raises UnicodeDecodeError."""
+    text: str | None = message.get("text")
+    return message["bytes"].decode() if text is None else text
 
 
 async def _deny(scope: dict[str, Any], send: Send, status: int) -> None:

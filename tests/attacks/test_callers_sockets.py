@@ -21,6 +21,7 @@ from tests.support.codex_door import (
     PONG,
     TEXT,
     Client,
+    Refused,
     Socket,
     capability_path,
     opened,
@@ -98,11 +99,21 @@ def test_what_is_no_frame_ends_it(peer: Socket, sent: bytes) -> None:
     assert peer.wait_until_closed() == 1002
 
 
-def test_bytes_and_text_that_is_none_end_it(streaming_site: Site, path: str) -> None:
-    for opcode, payload, code in ((BINARY, b"{}", 1003), (TEXT, b"\xff", 1007)):
+def test_a_message_that_is_no_text_ends_it(streaming_site: Site, path: str) -> None:
+    for opcode in (BINARY, TEXT):
         peer = Socket(streaming_site.service, path)
-        peer.send_frame(opcode, payload)
-        assert peer.wait_until_closed() == code
+        peer.send_frame(opcode, b"\xff")
+        assert peer.wait_until_closed() == 1007
+
+
+def test_text_in_a_binary_frame_is_a_message(streaming_site: Site, path: str) -> None:
+    """As Codex's forwarder sends it."""
+    client = Client(streaming_site.service, path)
+    client.socket.send_frame(BINARY, b'{"id": 1, "method": "environment/nothing"}')
+    with pytest.raises(Refused) as error:
+        client.answer_to(1)
+    assert error.value.code == -32601
+    client.close()
 
 
 def test_who_closes_is_answered(peer: Socket) -> None:

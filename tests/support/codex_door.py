@@ -21,6 +21,15 @@ from tests.support.site import Site
 TEXT, CLOSE, PING, PONG = 1, 8, 9, 10
 CWD = "file:///workspace"
 SECONDS = 60.0
+_MAKE = """
+from executions.models import Tenant
+from executions.tenants.keys import create_api_key
+from executions.capabilities.policies.models import Policy
+tenant = Tenant.objects.get_or_create(slug={tenant!r}, defaults={{"name": {tenant!r}}})[0]
+if {policy!r}:
+    Policy.objects.get_or_create(tenant_slug={tenant!r}, defaults={policy!r})
+print(create_api_key(tenant, {name!r}, **{options!r})[1])
+"""
 
 
 class Denied(Exception):
@@ -218,6 +227,15 @@ class Client:
         self.socket.close()
 
 
+def refused(client: Client, method: str, **params: object) -> Refused:
+    """The error that a call is answered with."""
+    try:
+        answer = client.call(method, **params)
+    except Refused as error:
+        return error
+    raise AssertionError(f"{method} was answered: {answer}")
+
+
 @contextmanager
 def opened(site: Site, path: str, **params: Any) -> Iterator[Client]:
     """A connection that has its session."""
@@ -235,6 +253,12 @@ def capability_path(site: Site, tenant: str = "wonderland", key: str = "attack")
     found = re.search('url = "ws://127.0.0.1:[0-9]+(/codex/[^"]+)"', done)
     assert found is not None, done
     return found[1]
+
+
+def make_key(site: Site, tenant: str, name: str, policy: object = None, **options: str) -> str:
+    """A key's text."""
+    code = _MAKE.format(tenant=tenant, name=name, policy=policy, options=options)
+    return manage(site, "shell", "-c", code).split()[-1]
 
 
 def manage(site: Site, *command: str, **extra: str) -> str:

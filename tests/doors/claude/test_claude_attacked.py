@@ -18,10 +18,9 @@ from tests.doors.claude.test_claude_worker import (
     said,
     session,
 )
-from tests.doors.codex.test_codex_attacked import make_key
 from tests.support.claude_queue import KEY
 from tests.support.claude_worker import SECONDS, Workplace, text_of
-from tests.support.codex_door import manage
+from tests.support.codex_door import make_key, manage
 from tests.support.waiting import wait_until
 
 __all__ = ["authority", "key", "own", "place", "session"]

@@ -11,11 +11,10 @@ from uuid import UUID
 
 import pytest
 
-from tests.doors.codex.test_codex_attacked import make_key
 from tests.support.certificates import Authority
 from tests.support.claude_queue import KEY, Queue, queue_over_tls
 from tests.support.claude_worker import SECONDS, Workplace, text_of, workplace
-from tests.support.codex_door import manage
+from tests.support.codex_door import make_key, manage
 from tests.support.raw_http import ask
 from tests.support.site import EXECUTIONS, Site
 from tests.support.waiting import wait_until

@@ -13,11 +13,9 @@ from typing import Any
 
 import pytest
 
-from tests.doors.codex.test_codex_attacked import make_key
-from tests.doors.codex.test_codex_client import make_home, run_codex
-from tests.doors.codex.test_codex_protocol import refused
-from tests.support.codex_door import Client, capability_path, manage, opened
+from tests.support.codex_door import Client, capability_path, make_key, manage, opened, refused
 from tests.support.codex_model import scripted
+from tests.support.codex_program import make_home, run_codex
 from tests.support.raw_http import ask
 from tests.support.site import EXECUTIONS, Site
 from tests.support.waiting import wait_until

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import socket
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
 
 import pytest
 
-from tests.doors.codex.test_codex_protocol import refused
 from tests.support.codex_door import (
     CWD,
     Client,
@@ -17,44 +15,20 @@ from tests.support.codex_door import (
     Refused,
     Socket,
     capability_path,
+    make_key,
     manage,
     opened,
+    refused,
 )
 from tests.support.raw_http import ask
 from tests.support.site import EXECUTIONS, Site
 from tests.support.waiting import wait_until
 
-_MAKE = """
-from executions.models import Tenant
-from executions.tenants.keys import create_api_key
-from executions.capabilities.policies.models import Policy
-tenant = Tenant.objects.get_or_create(slug={tenant!r}, defaults={{"name": {tenant!r}}})[0]
-if {policy!r}:
-    Policy.objects.get_or_create(tenant_slug={tenant!r}, defaults={policy!r})
-print(create_api_key(tenant, {name!r}, **{options!r})[1])
-"""
 _REVOKE = """
 from executions.tenants.keys import revoke
 from executions.tenants.models import ApiKey
 revoke(ApiKey.objects.get(tenant__slug={tenant!r}, name={name!r}))
 """
-
-
-def make_key(site: Site, tenant: str, name: str, policy: object = None, **options: str) -> str:
-    """A key's text."""
-    code = _MAKE.format(tenant=tenant, name=name, policy=policy, options=options)
-    return manage(site, "shell", "-c", code).split()[-1]
-
-
-@pytest.fixture(scope="module")
-def path(streaming_site: Site) -> str:
-    return capability_path(streaming_site)
-
-
-@pytest.fixture(scope="module")
-def client(streaming_site: Site, path: str) -> Iterator[Client]:
-    with opened(streaming_site, path) as made:
-        yield made
 
 
 def denied(site: Site, path: str, **headers: str) -> int:

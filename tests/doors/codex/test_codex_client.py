@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import subprocess
 from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -13,69 +11,19 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.doors.codex.test_codex_attacked import make_key
-from tests.support.codex_door import manage
-from tests.support.codex_model import Model, scripted
+from tests.support.codex_door import make_key
+from tests.support.codex_model import scripted
+from tests.support.codex_program import make_home, run_codex
 from tests.support.cut_relay import relayed
 from tests.support.raw_http import ask
-from tests.support.required import missing
 from tests.support.site import EXECUTIONS, Site
 from tests.support.waiting import wait_until
-
-CODEX = Path("/usr/local/lib/cofferdam-codex/codex")
-_CONFIG = """\
-model = "scripted"
-model_provider = "scripted"
-approval_policy = "never"
-web_search = "disabled"
-
-[analytics]
-enabled = false
-
-[model_providers.scripted]
-name = "scripted"
-base_url = "{url}"
-wire_api = "responses"
-request_max_retries = 0
-stream_max_retries = 0
-"""
 
 
 @pytest.fixture
 def home(streaming_site: Site, tmp_path: Path) -> Path:
     """Codex's own folder, with the block that the command prints."""
     return make_home(streaming_site, tmp_path, streaming_site.service.port)
-
-
-def make_home(
-    site: Site, folder: Path, port: int, tenant: str = "wonderland", key: str = "attack"
-) -> Path:
-    if not CODEX.exists():
-        missing("Codex is not installed: .ci/install-codex")
-    found, work = folder / "home", folder / "work"
-    found.mkdir()
-    work.mkdir()
-    options = ("--tenant", tenant, "--key", key, "--url", f"ws://127.0.0.1:{port}")
-    block = manage(site, "codex_config", *options, "--folder", str(work))
-    (found / "environments.toml").write_text(block)
-    return found
-
-
-def run_codex(home: Path, model: Model, *options: str) -> str:
-    (home / "config.toml").write_text(_CONFIG.format(url=model.url))
-    environment = {"PATH": os.environ["PATH"], "HOME": str(home), "CODEX_HOME": str(home)}
-    done = subprocess.run(
-        [str(CODEX), "exec", "--skip-git-repo-check", *options, "Do it."],
-        cwd=home.parent / "work",
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        timeout=120,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout
-    return done.stdout
 
 
 def test_its_command_runs_in_a_sandbox_and_the_model_is_told(

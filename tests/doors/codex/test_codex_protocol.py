@@ -4,28 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 from base64 import b64decode, b64encode
-from collections.abc import Iterator
 from contextlib import closing
 from uuid import UUID
 
-import pytest
-
-from tests.support.codex_door import CWD, Client, Refused, capability_path, opened
+from tests.support.codex_door import CWD, Client, Refused, refused
 from tests.support.raw_http import ask
 from tests.support.site import EXECUTIONS, Site
 from tests.support.waiting import wait_until
-
-
-@pytest.fixture(scope="module")
-def path(streaming_site: Site) -> str:
-    return capability_path(streaming_site)
-
-
-@pytest.fixture(scope="module")
-def client(streaming_site: Site, path: str) -> Iterator[Client]:
-    """One that the tests of this module share."""
-    with opened(streaming_site, path) as made:
-        yield made
 
 
 def last_record(site: Site) -> dict[str, object]:
@@ -51,12 +36,6 @@ def write(client: Client, name: str, content: bytes) -> None:
 
 def content_of(client: Client, name: str) -> bytes:
     return b64decode(client.call("fs/readFile", path=path_of(name))["dataBase64"])
-
-
-def refused(client: Client, method: str, **params: object) -> Refused:
-    with pytest.raises(Refused) as error:
-        client.call(method, **params)
-    return error.value
 
 
 def test_a_process_is_an_execution_with_thread_and_tool_call(

@@ -15,10 +15,9 @@ import pytest
 
 from tests.conftest import require
 from tests.doors.codex.test_codex_approvals import approval_of, decide, stored_events
-from tests.doors.codex.test_codex_attacked import make_key
-from tests.doors.codex.test_codex_client import make_home, run_codex
-from tests.support.codex_door import Client, Refused, capability_path
+from tests.support.codex_door import Client, Refused, capability_path, make_key
 from tests.support.codex_model import scripted
+from tests.support.codex_program import make_home, run_codex
 from tests.support.raw_http import ask
 from tests.support.site import EXECUTIONS, Site, running_site
 from tests.support.waiting import wait_until
