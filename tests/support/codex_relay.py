@@ -39,6 +39,8 @@ class VendorSide:
         self._registration: dict[str, Any] = {}
         self._ends: dict[str, web.WebSocketResponse] = {}
         self._transports: list[asyncio.Transport] = []
+        # Set while an agent finds the forwarder connected.
+        self._is_reachable = asyncio.Event()
         self._loop = asyncio.new_event_loop()
         self._runner: web.AppRunner | None = None
         self._thread = threading.Thread(target=self._loop.run_forever)
@@ -57,6 +59,7 @@ class VendorSide:
         """Break off both connections behind what was sent."""
 
         async def close() -> None:
+            self._is_reachable.clear()
             for each in self._transports:
                 each.close()
 
@@ -109,6 +112,7 @@ class VendorSide:
 
     async def _connect(self, request: web.Request) -> web.Response:
         await self._read(request, AGENT_KEY)
+        await self._is_reachable.wait()
         return web.json_response(
             {
                 "environment_id": ENVIRONMENT,
@@ -136,6 +140,7 @@ class VendorSide:
             self._transports.append(request.transport)
         self.connections[end] += 1
         if end == "forwarder":
+            self._is_reachable.set()
             self.has_forwarder.set()
         async for message in mine:
             if message.type != WSMsgType.BINARY:
