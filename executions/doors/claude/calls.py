@@ -12,7 +12,6 @@ import json
 import posixpath
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from urllib.parse import urlencode
 
 from django.conf import settings
 from django.db import close_old_connections
@@ -30,7 +29,7 @@ from executions.doors.claude.tools import (
     result_of,
 )
 from executions.doors.claude.transcript import ToolCall
-from executions.doors.codex.connection import read_query
+from executions.doors.session_options import read_options
 from executions.kernel.coroutines import run_sync
 from executions.kernel.database import problem_of
 from executions.kernel.text import is_storable
@@ -81,13 +80,14 @@ class Place:
 
     def request(self) -> SessionRequest:
         """Return the session to open. Raises InvalidConfiguration."""
-        given = {
-            "template": self.template,
-            "network": self.network,
-            "idle_seconds": self.idle_seconds,
-            "language": "bash",
-        }
-        return read_query(urlencode({name: text for name, text in given.items() if text}))[0]
+        return read_options(
+            {
+                "template": self.template,
+                "network": self.network,
+                "idle_seconds": self.idle_seconds,
+                "language": "bash",
+            }
+        )
 
 
 def valid_key(place: Place) -> ApiKey:

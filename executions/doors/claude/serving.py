@@ -29,6 +29,7 @@ from executions.doors.claude.client import (
 from executions.doors.claude.environment import NoEnvironment
 from executions.doors.claude.tools import TOOLS, Result
 from executions.doors.claude.transcript import ToolCall, TooManyCalls, Transcript
+from executions.doors.unknown_names import log_unknown
 from executions.kernel.http import Budget
 from providers.threads import start_thread
 
@@ -45,9 +46,7 @@ _JOIN_SECONDS = 70.0
 _FAULT = "The call failed inside the service. Its log has the cause."
 _UNKNOWN = "The tool is not known here. The tools are: {}."
 _NOT_TAKEN = "The result was refused, so that it cannot be shown. The call has ended."
-# Tools that are not known are logged once each, so many of them.
-_MOST_LOGGED = 100
-_logged: set[str] = set()
+_UNKNOWN_TOOL = "an agent used a tool that is not known: %s"
 
 
 @dataclass(frozen=True)
@@ -266,7 +265,7 @@ class Serving:
 
     def _carry_out(self, calls: Calls, call: ToolCall) -> Result | None:
         if not self._transcript.is_ours(call):
-            _log_once(call.name)
+            log_unknown(logger, _UNKNOWN_TOOL, call.name)
             return Result.of_text(_UNKNOWN.format(", ".join(TOOLS)), is_error=True)
         try:
             return calls.carry_out(
@@ -368,9 +367,3 @@ class Serving:
                 self._client.stop(self._environment_id, self._work)
             except Refused as error:
                 logger.error("the item %s was not stopped: %s", self._work.id, error)
-
-
-def _log_once(name: str) -> None:
-    if name not in _logged and len(_logged) < _MOST_LOGGED:
-        _logged.add(name)
-        logger.warning("an agent used a tool that is not known: %s", name)

@@ -18,8 +18,6 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 from uuid import UUID, uuid4
 
-from django.conf import settings
-
 from executions.doors.codex import credentials, filesystem, http_requests, recovery
 from executions.doors.codex.attachments import Attachment, Attachments
 from executions.doors.codex.http_requests import HttpAnswer, HttpRequest
@@ -56,10 +54,11 @@ from executions.doors.codex.messages import (
 from executions.doors.codex.process import Process, command_of
 from executions.doors.codex.processes import Call, Started
 from executions.doors.codex.recovery import Found, Moved, Name
+from executions.doors.session_options import OPTIONS, read_options
+from executions.doors.unknown_names import log_unknown
 from executions.kernel.bodies import requests_of
 from executions.kernel.coroutines import Coroutine
 from executions.runs.event_log import EventLog
-from executions.runs.network import NetworkRequest
 from executions.runs.requests import Caller
 from executions.runs.rights import KeyRight
 from executions.runs.routing import COMMANDS, ensure_language
@@ -74,7 +73,6 @@ from executions.tenants.models import ApiKey, Scope
 from executions.tenants.quotas import take_request
 from providers.errors import InvalidConfiguration
 from providers.json_reading import Bounds, read_text
-from providers.network import PRESETS
 
 logger = logging.getLogger(__name__)
 
@@ -84,16 +82,12 @@ T = TypeVar("T")
 MOST_UNDER_WAY, MOST_BYTES = 32, 4 * 1024 * 1024
 # Of a message: more values would take many times the memory of its text.
 _BOUNDS = Bounds(MOST_BYTES, 10_000, depth=64)
-# Methods and notifications that are not known are logged once each, so many of them.
-MOST_LOGGED = 100
 _OPEN = (Scope.SESSIONS,)
 _RUN = (Scope.EXECUTE, Scope.SESSIONS)
 _FILES = (Scope.FILES,)
 # What the query of the address may name; the last is the client's own working directory.
-_QUERY = ("template", "language", "network", "idle_seconds", "provider", "folder")
-_MODES = ("none", "open")
-
-_logged: set[str] = set()
+_QUERY = (*OPTIONS, "folder")
+_UNKNOWN = "a client of Codex sent a method that is not supported: %s"
 
 
 @dataclass(frozen=True)
@@ -130,11 +124,7 @@ def _origin(meta: Mapping[str, Any]) -> str:
 
 def read_query(query: str, agent: str = "") -> tuple[SessionRequest, Paths]:
     """Return the session that a query asks for, and how its client names paths. Raises
-    InvalidConfiguration.
-
-    `agent` is what the client calls itself. `network` is none, open, a preset, or hosts with commas
-    between.
-    """
+    InvalidConfiguration. `agent` is what the client calls itself."""
     try:
         pairs = parse_qsl(query, keep_blank_values=True, max_num_fields=2 * len(_QUERY))
     except ValueError:
@@ -143,17 +133,8 @@ def read_query(query: str, agent: str = "") -> tuple[SessionRequest, Paths]:
     if len(given) != len(pairs) or not given.keys() <= set(_QUERY):
         known = ", ".join(_QUERY)
         raise InvalidConfiguration(f"query: May have each of {known} once.", field="query")
-    options: dict[str, Any] = {name: text for name, text in given.items() if text}
-    paths = _paths(options.pop("folder", ""))
-    if network := options.pop("network", ""):
-        options["network"] = _network(network)
-        options["offline"] = network == "none"
-    if "idle_seconds" in options:
-        text = str(options["idle_seconds"])
-        options["idle_seconds"] = int(text) if text.isascii() and text.isdigit() else text
-    metadata = {"client": agent} if agent else {}
-    longest = settings.SESSION_MAX_SECONDS
-    return SessionRequest(**options, metadata=metadata, max_seconds=longest), paths
+    paths = _paths(given.pop("folder", ""))
+    return read_options(given, agent), paths
 
 
 def _paths(folder: str) -> Paths:
@@ -165,19 +146,6 @@ def _paths(folder: str) -> Paths:
             "folder: Must be an absolute path, and not the root.", field="folder"
         )
     return Paths(path)
-
-
-def _network(text: str) -> NetworkRequest:
-    if text in _MODES:
-        asked: dict[str, Any] = {"mode": text}
-    elif text in PRESETS:
-        asked = {"preset": text}
-    else:
-        asked = {"allow": [each.strip() for each in text.split(",")]}
-    try:
-        return NetworkRequest(**asked)
-    except ValueError:
-        raise InvalidConfiguration("network: Is not a list of hosts.", field="network") from None
 
 
 class Connection:
@@ -261,7 +229,7 @@ class Connection:
         if method == "initialized" and self._attached is not None:
             self._is_initialized = True
             return
-        _log_once(method)
+        log_unknown(logger, _UNKNOWN, method)
         failure = Failure(INVALID_REQUEST, f"unexpected notification {method[:64]}")
         await self._refuse(NOBODY, failure)
 
@@ -269,7 +237,7 @@ class Connection:
         try:
             known = _METHODS.get(method)
             if known is None:
-                _log_once(method)
+                log_unknown(logger, _UNKNOWN, method)
                 raise Failure(METHOD_NOT_FOUND, f"the method {method[:64]} is not supported")
             model, handle = known
             if method != "initialize" and not self._is_initialized:
@@ -651,10 +619,3 @@ async def _resume(key: ApiKey, text: str) -> UUID:
 
 async def _found_in(session_id: UUID) -> list[Found]:
     return recovery.find(session_id)
-
-
-def _log_once(method: str) -> None:
-    name = plain(method, 64) or "?"
-    if name not in _logged and len(_logged) < MOST_LOGGED:
-        _logged.add(name)
-        logger.warning("a client of Codex sent a method that is not supported: %s", name)
