@@ -44,6 +44,11 @@ for slug in ("wonderland", "elsewhere"):
 """
 
 
+_LISTS = """
+from executions.capabilities.network.models import NetworkList
+NetworkList.objects.create(mode="allowlist", rules={rules!r})
+"""
+
 LOCAL = ("local", {"launcher": "bubblewrap", "pool_size": 2, "max_sandboxes": 64})
 
 
@@ -227,6 +232,18 @@ def serving(
 @contextmanager
 def running_site(tmp_path: Path, **extra: str) -> Iterator[Site]:
     with serving(prepare(tmp_path / "data"), tmp_path / "log", **extra) as site:
+        yield site
+
+
+@contextmanager
+def site_with_network(folder: Path, rules: str, **extra: str) -> Iterator[Site]:
+    """One whose sandboxes reach servers of this machine, where the rules have them."""
+    prepared = prepare(folder / "data")
+    command = [sys.executable, "manage.py", "shell", "-c", _LISTS.format(rules=rules)]
+    environment = clean_environment(prepared.data_dir)
+    subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=60)
+    extra = {"NETWORK_ALLOWED_ADDRESSES": "127.0.0.0/8", **extra}
+    with serving(prepared, folder / "log", **extra) as site:
         yield site
 
 

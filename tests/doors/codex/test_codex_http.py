@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 
@@ -11,16 +9,10 @@ import pytest
 
 from tests.providers.network.upstreams import LARGE, Upstream
 from tests.support.codex_door import Client, Refused, capability_path, opened
-from tests.support.processes import ROOT, clean_environment
 from tests.support.raw_http import ask
 from tests.support.required import require
-from tests.support.site import EXECUTIONS, Site, prepare, serving
+from tests.support.site import EXECUTIONS, Site, site_with_network
 from tests.support.waiting import wait_until
-
-LISTS = """
-from executions.capabilities.network.models import NetworkList
-NetworkList.objects.create(mode="allowlist", rules={rules!r})
-"""
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +25,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
 def site(server: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     require("bwrap")
     folder = tmp_path_factory.mktemp("site")
-    prepared = prepare(folder / "data")
-    script = LISTS.format(rules=f"{server.rule}\nelsewhere.example.com")
-    command = [sys.executable, "manage.py", "shell", "-c", script]
-    environment = clean_environment(prepared.data_dir)
-    subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=60)
-    with serving(prepared, folder / "log", NETWORK_ALLOWED_ADDRESSES="127.0.0.0/8") as running:
+    with site_with_network(folder, f"{server.rule}\nelsewhere.example.com") as running:
         yield running
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import Iterator
 from ipaddress import IPv4Address
 from random import randrange
@@ -15,15 +13,10 @@ from e2b_code_interpreter import AsyncSandbox, Sandbox
 
 from tests.providers.network.upstreams import Upstream
 from tests.support.e2b_door import opened
-from tests.support.processes import ROOT, clean_environment
 from tests.support.required import missing, require
-from tests.support.site import Site, prepare, serving
+from tests.support.site import Site, site_with_network
 
 ALL = "0.0.0.0/0"
-LISTS = """
-from executions.capabilities.network.models import NetworkList
-NetworkList.objects.create(mode="allowlist", rules={rules!r})
-"""
 
 
 @pytest.fixture(scope="module")
@@ -42,13 +35,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Upstream]:
 def site(server: Upstream, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     require("bwrap")
     folder = tmp_path_factory.mktemp("site")
-    prepared = prepare(folder / "data")
-    script = LISTS.format(rules=f"{server.rule}\nelsewhere.example.com")
-    command = [sys.executable, "manage.py", "shell", "-c", script]
-    environment = clean_environment(prepared.data_dir)
-    subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=60)
     with (
-        serving(prepared, folder / "log", NETWORK_ALLOWED_ADDRESSES="127.0.0.0/8") as running,
+        site_with_network(folder, f"{server.rule}\nelsewhere.example.com") as running,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("E2B_API_URL", running.service.url)

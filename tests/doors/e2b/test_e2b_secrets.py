@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from ipaddress import IPv4Address
 from random import randrange
@@ -22,15 +20,10 @@ from tests.conftest import Caller
 from tests.providers.network.upstreams import Upstream
 from tests.support.certificates import Authority
 from tests.support.networks import credential, listed
-from tests.support.processes import ROOT, clean_environment
 from tests.support.required import missing, require
-from tests.support.site import Site, prepare, serving
+from tests.support.site import Site, site_with_network
 
 VALUE = "sk-e2b-0123456789"
-LISTS = """
-from executions.capabilities.network.models import NetworkList
-NetworkList.objects.create(mode="allowlist", rules={rules!r})
-"""
 
 
 @pytest.fixture(scope="module")
@@ -53,17 +46,10 @@ def site(server: tuple[Upstream, str], tmp_path_factory: pytest.TempPathFactory)
     require("bwrap")
     folder = tmp_path_factory.mktemp("site")
     upstream, pem = server
-    (folder / "trusted.pem").write_text(pem)
-    prepared = prepare(folder / "data")
-    command = [sys.executable, "manage.py", "shell", "-c", LISTS.format(rules=upstream.rule)]
-    environment = clean_environment(prepared.data_dir)
-    subprocess.run(command, env=environment, cwd=ROOT, check=True, timeout=60)
-    options = {
-        "NETWORK_ALLOWED_ADDRESSES": "127.0.0.0/8",
-        "NETWORK_CA_FILE": str(folder / "trusted.pem"),
-    }
+    trusted = folder / "trusted.pem"
+    trusted.write_text(pem)
     with (
-        serving(prepared, folder / "log", **options) as running,
+        site_with_network(folder, upstream.rule, NETWORK_CA_FILE=str(trusted)) as running,
         pytest.MonkeyPatch.context() as patch,
     ):
         patch.setenv("E2B_API_URL", running.service.url)
