@@ -11,6 +11,7 @@ from uuid import UUID
 
 from django.db import connection
 
+from executions.kernel.background import Executor
 from executions.kernel.coroutines import run_sync
 from executions.runs import event_log
 from executions.runs.active_runs import canceller_of, message_for
@@ -71,6 +72,8 @@ class Output:
 FOLLOW_SECONDS = 10.0
 # How long, and how often, a process of a provider that is out of reach is asked for again.
 AWAY_SECONDS, AGAIN_SECONDS = 60.0, 1.0
+# A follower has let go of its connection to the database. These threads keep theirs for a while.
+_recorders = Executor("command-end", threads=8, of_one=4, idle_seconds=10.0)
 
 
 def record_unfollowed() -> int:
@@ -190,7 +193,10 @@ class Follower:
                 ended = self._wait_for_end(kept, pid)
             if event_log.has(self._execution.pk):
                 self._finish()
-                _close(self._execution, self._output, ended)
+                _recorders.submit(
+                    self._session.tenant_slug,
+                    lambda: _close(self._execution, self._output, ended),
+                ).result()
         except SandboxError as error:
             # Its sandbox is gone or out of reach: the session's end, or the schedule, closes it.
             logger.info(
