@@ -261,3 +261,14 @@ def charlie(db: None) -> Caller:
     """A stranger: another tenant."""
     tenant = Tenant.objects.create(slug="elsewhere", name="Elsewhere")
     return Caller(*create_api_key(tenant, "charlie"))
+
+
+@pytest.fixture
+def no_lookup_grows_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept for a second would be looked up once more on a slow machine."""
+    for name in (
+        "providers.services.settings_cache.KEPT_SECONDS",
+        "executions.runs.rights.CHECK_SECONDS",
+        "executions.runs.admission.DISK_LOOKED_AT_SECONDS",
+    ):
+        monkeypatch.setattr(name, 3600)

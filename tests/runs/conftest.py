@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from tests.support.execution_rows import auditor
-from tests.support.query_budgets import names, no_lookup_grows_old
+from tests.support.query_budgets import names
 
 __all__ = ("auditor", "names", "no_lookup_grows_old")

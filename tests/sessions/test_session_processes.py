@@ -7,12 +7,14 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from django.db import connection
 
 from executions.ledger.verification import verify
 from executions.runs import event_log
 from executions.runs.heartbeat import Heartbeat
 from executions.runs.models import Execution
 from executions.runs.orphaned_runs import UnattendedRuns
+from executions.sessions import background_commands
 from executions.sessions.capacity import suspend
 from executions.sessions.maintenance import maintain
 from executions.sessions.models import Session
@@ -106,6 +108,23 @@ def test_a_number_that_was_given_out_in_two_sandboxes_is_that_of_the_later_execu
     Execution.objects.filter(pk=former["execution"]).update(pid=later["pid"])
     (found,) = alice.client.get(f"{URL}/{session['id']}/processes").json()["results"]
     assert (found["execution"], found["state"]) == (later["execution"], "running")
+
+
+def test_the_ends_of_two_commands_are_recorded_on_one_connection(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, used = opened(alice), []
+    complete = background_commands.complete_externally
+
+    def note(*given: Any) -> bool:
+        connection.ensure_connection()
+        used.append(connection.connection)
+        return complete(*given)
+
+    monkeypatch.setattr(background_commands, "complete_externally", note)
+    for _ in "12":
+        ended(command(alice, session, shell="true", background=True))
+    assert used[0] is used[1] is not None
 
 
 def test_a_signal_ends_it_as_128_and_its_number(alice: Caller) -> None:

@@ -230,14 +230,3 @@ def names(
     manager.close()
     monkeypatch.undo()
     registry.refresh()
-
-
-@pytest.fixture
-def no_lookup_grows_old(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is kept for a second would be looked up once more on a slow machine."""
-    for name in (
-        "providers.services.settings_cache.KEPT_SECONDS",
-        "executions.runs.rights.CHECK_SECONDS",
-        "executions.runs.admission.DISK_LOOKED_AT_SECONDS",
-    ):
-        monkeypatch.setattr(name, 3600)
