@@ -5,4 +5,4 @@ from __future__ import annotations
 from tests.support.execution_rows import auditor
 from tests.support.query_budgets import names
 
-__all__ = ("auditor", "names", "no_lookup_grows_old")
+__all__ = ("auditor", "names")
