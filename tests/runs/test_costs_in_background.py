@@ -34,7 +34,8 @@ def started(caller: Caller, session: dict[str, Any]) -> Execution:
     answer = caller.client.post(f"{URL}/{session['id']}/processes", body)
     assert answer.status_code == 201, answer.content
     execution = Execution.objects.get(pk=answer.json()["execution"])
-    Execution.objects.filter(pk=execution.pk).update(created_at=timezone.now() - timedelta(hours=1))
+    begun = timezone.now() - timedelta(hours=1)
+    Execution.objects.filter(pk=execution.pk).update(created_at=begun, started_at=begun)
     return execution
 
 
