@@ -108,8 +108,8 @@ def test_who_waits_too_long_for_his_turn_is_told_and_nothing_of_his_runs(
     alice: Caller, settings: Any
 ) -> None:
     session = opened(alice)
-    code = "import time; open('begun', 'w').close(); time.sleep(200)"
-    thread = in_thread(lambda: cell(alice, session, code, timeout=240))
+    code = "import time; open('begun', 'w').close(); time.sleep(30)"
+    thread = in_thread(lambda: cell(alice, session, code, timeout=60))
     (sandbox,) = kept_here.sandboxes()
     # Before that an interrupt might come too early for it.
     wait_for((sandbox.folder / "begun").exists)
