@@ -50,7 +50,9 @@ def fetching(*urls: str) -> str:
 import urllib.request as u
 for url in {urls!r}:
     try:
-        print(u.urlopen(url).status)
+        with u.urlopen(url) as answer:
+            answer.read()
+            print(answer.status)
     except u.HTTPError as error:
         print(error.code)
     except u.URLError:

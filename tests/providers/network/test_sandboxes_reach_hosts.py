@@ -319,7 +319,9 @@ def test_what_is_not_allowed_is_refused_with_its_reason_and_the_run_goes_on(reac
         u.urlopen("http://elsewhere.example/")
     except u.HTTPError as error:
         print(error.code, error.read().decode())
-    print(u.urlopen("{reach.plain.url}/echo").status)
+    with u.urlopen("{reach.plain.url}/echo") as answer:
+        answer.read()
+        print(answer.status)
     """
     result = reach.run(code, reach.network())
     assert result.stdout.startswith("403"), (result.stdout, result.stderr)
@@ -404,7 +406,9 @@ def test_a_session_reaches_hosts_from_cells_and_commands_and_can_be_changed(reac
 import urllib.request as u
 def status():
     try:
-        return u.urlopen("{reach.plain.url}/echo").status
+        with u.urlopen("{reach.plain.url}/echo") as answer:
+            answer.read()
+            return answer.status
     except u.HTTPError as error:
         return error.code
     except OSError as error:
@@ -417,7 +421,8 @@ print(status())
         assert first.stdout == "200\n", (first.stdout, first.stderr)
         assert attempts_of(first) == [(ADDRESS, reach.plain.port, "allowed")]
 
-        program = f"import urllib.request as u; print(u.urlopen('{reach.plain.url}/echo').status)"
+        program = f"import urllib.request as u; answer = u.urlopen('{reach.plain.url}/echo')"
+        program += "; answer.read(); print(answer.status)"
         process = kept.processes.start(Command(["python3", "-c", program]))
         output: list[bytes] = []
         kept.processes.follow(process.pid, lambda event: output.append(event.data))
