@@ -122,19 +122,6 @@ def test_the_list_takes_as_many_queries_for_many_calls_and_threads(
     assert len(many) <= 16
 
 
-@pytest.mark.one_database
-def test_no_other_thread_is_read_for_one(alice: Caller) -> None:
-    """Also of a tenant that was removed, whose executions have its slug alone."""
-    one = call(alice.tenant, "t")
-    latest = Execution.objects.filter(service.HAS_THREAD, service.is_latest(), pk=one.pk)
-    assert latest.explain().count("execution_conversation (conversation=? AND tenant_id=? AND") == 2
-    for tenant_id in (one.tenant_id, None):
-        one.tenant_id = tenant_id
-        plan = service.calls_of(one).explain()
-        assert "execution_conversation (conversation=? AND tenant_id=?)" in plan
-        assert "TEMP B-TREE" not in plan
-
-
 def test_a_long_thread_hides_no_other_one(
     alice: Caller, auditor: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
