@@ -182,6 +182,14 @@ def _services_here() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _patient() -> Iterator[None]:
+    """A machine that stands still for a while is no pool service that does not answer."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_service, "STATS_SECONDS", 120.0)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _emptied_quickly() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TransactionTestCase, "_fixture_teardown", empty_database)

@@ -263,11 +263,11 @@ class LocalProvider(SandboxProvider):
             self.check_timeout(job)
         return loop.submit(service.run(connection, job, emit))
 
-    def end(self, connection: Connection) -> bool:
-        """End the connection's sandbox, with nobody waiting for it. False when we have none."""
-        if self._loop is None:
+    def end(self, connection: Connection, use: int) -> bool:
+        """End the sandbox of this use, with nobody waiting for it. False when we have none."""
+        if self._loop is None or self._service is None:
             return False
-        self._loop.start(_abort(connection))
+        self._loop.start(self._service.end(connection, use))
         return True
 
     def health_check(self) -> Health:
@@ -330,7 +330,7 @@ class LocalSandbox(Sandbox):
     ) -> None:
         self.ref, self.metadata = ref, metadata
         self._provider = provider
-        self._connection = connection
+        self._connection, self._use = connection, connection.uses
         self._lock = threading.Lock()
         self._is_used = self._has_ended = self._is_closed = False
 
@@ -354,7 +354,7 @@ class LocalSandbox(Sandbox):
             if isinstance(error, SandboxError) and error.nothing_ran:
                 self._is_used = False
             else:
-                # It ended with its run, and its connection may have another one now.
+                # It ended with its run.
                 self._has_ended = True
 
     def close(self) -> bool:
@@ -362,14 +362,11 @@ class LocalSandbox(Sandbox):
             if self._is_closed:
                 return False
             self._is_closed = True
-            return self._has_ended or self._provider.end(self._connection)
+            # The caller may know of the run's end before we do.
+            return self._has_ended or self._provider.end(self._connection, self._use)
 
     def submit_close(self) -> Future[bool]:
         return carried_out(self.close)
-
-
-async def _abort(connection: Connection) -> None:
-    connection.abort()
 
 
 def _pool_of(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -70,6 +70,8 @@ class Connection(asyncio.Protocol):
     """A connection to the service, for one request at a time."""
 
     def __init__(self, tell_full: Callable[[bool], None], forget: Callable[[Connection], None]):
+        # How often it was kept for another use.
+        self.uses = 0
         self._tell_full = tell_full
         self._forget = forget
         self._parser = wire.Parser(ANSWER_BYTES)
@@ -278,10 +280,16 @@ class LocalService:
 
     def keep(self, connection: Connection) -> None:
         """Use it again: it has nothing of the service any more, or gives it up with the next."""
+        connection.uses += 1
         if len(self._idle) >= MOST_IDLE:
             connection.abort()
         elif connection.is_open:
             self._idle.append(connection)
+
+    async def end(self, connection: Connection, use: int) -> None:
+        """End what the connection has of the service, unless it is kept for another use."""
+        if connection.uses == use:
+            connection.abort()
 
     async def close(self) -> None:
         """Give back all that we have of the service."""

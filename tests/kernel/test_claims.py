@@ -39,7 +39,7 @@ def test_of_many_claimants_one_wins() -> None:
     def run() -> None:
         try:
             connection.ensure_connection()
-            begin.wait(30)
+            begin.wait(60)
             if (found := claimed()) is not None:
                 won.append(found)
         finally:

@@ -148,7 +148,7 @@ def test_many_executions_with_random_faults(
     from providers.leases import close_all
 
     close_all()
-    assert eventually(lambda: not e2b_server.sandboxes and not aliyun_server.sandboxes, 15), (
+    assert eventually(lambda: not e2b_server.sandboxes and not aliyun_server.sandboxes, 60), (
         [sandbox.metadata for sandbox in e2b_server.sandboxes.values()],
         list(aliyun_server.sandboxes),
     )

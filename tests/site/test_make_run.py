@@ -78,7 +78,7 @@ def test_two_starts_and_two_ends(checkout: Path, tmp_path: Path) -> None:
         request = urllib.request.Request(
             f"{first.url}/api/v1/languages", headers={"X-API-Key": credentials["API_KEY"]}
         )
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             assert answer.status == 200
             json.load(answer)
         with urllib.request.urlopen(f"{first.url}/static/admin/css/base.css") as answer:

@@ -263,7 +263,7 @@ def test_owners_take_turns_for_new_jobs() -> None:
             handlers.submit("api", lambda: loop.call_soon_threadsafe(done.set), owner="greedy")
 
         handlers.submit("api", first)
-        await asyncio.wait_for(done.wait(), 20)
+        await asyncio.wait_for(done.wait(), 60)
 
     asyncio.run(play())
     assert order == ["greedy 0", "other", "greedy 1", "greedy 2"]

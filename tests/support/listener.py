@@ -45,7 +45,7 @@ class Listener:
     def settle(self) -> None:
         """Wait until a caller has come, and every one who came has been listened to."""
         with self._changed:
-            assert self._changed.wait_for(lambda: 0 < self.connections == self._ended, timeout=30)
+            assert self._changed.wait_for(lambda: 0 < self.connections == self._ended, timeout=60)
 
     def _serve(self) -> None:
         while True:

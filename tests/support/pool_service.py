@@ -77,7 +77,7 @@ class PoolService:
         return str(answer.body["instance_id"])
 
     def run(self, instance_id: str, code: str = CODE, **job: Any) -> Answer:
-        body = {"language": "python", "timeout": 10, "code": code, **job}
+        body = {"language": "python", "timeout": 60, "code": code, **job}
         return self.ask("POST", f"/v1/instances/{instance_id}/run", body)
 
     def ragflow(self, code: str, **body: Any) -> Answer:

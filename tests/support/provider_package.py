@@ -83,7 +83,7 @@ class Probe(SandboxProvider):
             raise ConnectionFailed("The probe cannot be reached.", field="endpoint")
         if config["behaviour"] == "crash":
             raise RuntimeError("no luck with " + config["token"])
-        if config["behaviour"] == "wait" and not gate.wait(20):
+        if config["behaviour"] == "wait" and not gate.wait(60):
             raise RuntimeError("nobody opened the gate")
         return config["behaviour"] != "no"
 

@@ -77,7 +77,9 @@ class Local:
         return result
 
     def stats(self) -> dict[str, Any]:
-        return self.provider.health_check().details
+        health = self.provider.health_check()
+        assert health.details, health.message
+        return health.details
 
     def assert_nothing_is_left(self) -> None:
         """Only the warm sandboxes may have processes."""

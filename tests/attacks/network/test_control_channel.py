@@ -68,7 +68,7 @@ async def exchange() -> bytes:
             message = wire.pack({"gate": 1, "op": "open", "owner": "a"}, [("network", network)])
             socket.send_fds(ours, [message[:1]], [listener.fileno()])
             ours.sendall(message[1:])
-            with socket.create_connection(listener.getsockname(), 30) as program:
+            with socket.create_connection(listener.getsockname(), 60) as program:
                 program.sendall(get("evil.example", 80))
                 answer = b""
                 while data := program.recv(1 << 16):
@@ -77,7 +77,7 @@ async def exchange() -> bytes:
         return answer
 
     answer = await loop.run_in_executor(None, talk)
-    await asyncio.wait_for(serving, 30)
+    await asyncio.wait_for(serving, 60)
     theirs.close()
     return answer
 
@@ -105,7 +105,7 @@ def test_a_change_that_cannot_be_read_closes_its_gate(network: bytes) -> None:
                 ours.sendall(wire.pack({"gate": 1, "op": "change"}, [("network", network)]))
                 ours.sendall(wire.pack({"gate": 1, "op": "sync"}, []))
                 assert b"synced" in ours.recv(1 << 16)
-                with socket.create_connection(listener.getsockname(), 30) as program:
+                with socket.create_connection(listener.getsockname(), 60) as program:
                     try:
                         program.sendall(get("good.example", 80))
                         return read_all(program)
@@ -113,7 +113,7 @@ def test_a_change_that_cannot_be_read_closes_its_gate(network: bytes) -> None:
                         return b""
 
         answer = await asyncio.get_running_loop().run_in_executor(None, talk)
-        await asyncio.wait_for(serving, 30)
+        await asyncio.wait_for(serving, 60)
         theirs.close()
         return answer
 
@@ -142,10 +142,10 @@ def test_a_look_has_what_a_program_has_just_been_answered() -> None:
         events: list[object] = []
         parser = wire.Parser(1 << 20)
         while len(events) < 2:
-            data = await asyncio.wait_for(loop.sock_recv(ours, 1 << 16), 30)
+            data = await asyncio.wait_for(loop.sock_recv(ours, 1 << 16), 60)
             events += [header["event"] for header, _ in parser.feed(data)]
         ours.close()
-        await asyncio.wait_for(serving, 30)
+        await asyncio.wait_for(serving, 60)
         theirs.close()
         return events
 
@@ -195,7 +195,7 @@ def test_a_frame_that_cannot_be_read_ends_the_process() -> None:
         with ours, theirs:
             serving = asyncio.create_task(Proxy(theirs, Dialer()).run())
             ours.sendall(b"\xff" * 64)
-            await asyncio.wait_for(serving, 30)
+            await asyncio.wait_for(serving, 60)
 
     asyncio.run(garble())
 
@@ -230,7 +230,7 @@ async def change(changes: bytes) -> dict[str, str]:
         for name in ("first", "second", "third"):
             whys = set()
             for each in listeners:
-                with socket.create_connection(each.getsockname(), 30) as program:
+                with socket.create_connection(each.getsockname(), 60) as program:
                     program.sendall(get(f"{name}.sandbox", 80))
                     whys.add(str(error_of(read_all(program))["reason"]))
             (found[name],) = whys
@@ -240,7 +240,7 @@ async def change(changes: bytes) -> dict[str, str]:
         return found
 
     found = await asyncio.get_running_loop().run_in_executor(None, talk)
-    await asyncio.wait_for(serving, 30)
+    await asyncio.wait_for(serving, 60)
     theirs.close()
     return found
 

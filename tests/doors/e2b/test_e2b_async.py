@@ -50,7 +50,7 @@ async def _together() -> None:
         told = await asyncio.gather(*waiting)
         assert [each.stdout for each in told] == [f"{n}\n" for n in range(8)]
         await sandbox.files.write("watched/go", "1")
-        event = await asyncio.wait_for(seen.get(), 30)
+        event = await asyncio.wait_for(seen.get(), 60)
         assert (event.name, event.type) == ("go", FilesystemEventType.CREATE)
         assert (await cell).error is None
         await watch.stop()

@@ -57,7 +57,7 @@ def test_a_lease_is_told_to_nobody(known: asyncio.Event) -> None:
 
 def test_a_call_of_a_tool_is_answered_for_nobody(known: asyncio.Event) -> None:
     async def script(kept: Kept, puppet: Puppet) -> Any:
-        job = Job("1", timeout=5, run="named", tools=["tool"])
+        job = Job("1", timeout=60, run="named", tools=["tool"])
         run = asyncio.create_task(kept.run(job, lambda _: None))
         await puppet.hear("run")
         await end(kept, puppet)
@@ -180,7 +180,7 @@ def test_one_that_cannot_be_ended_or_forgotten_keeps_no_other_from_its_end(
                 memory._path(over.container).mkdir(parents=True)
         reaping = asyncio.create_task(keeping.reap())
         try:
-            await until(lambda: len(manager.ended) == 2, 5)
+            await until(lambda: len(manager.ended) == 2, 60)
             assert not reaping.done()
         finally:
             reaping.cancel()

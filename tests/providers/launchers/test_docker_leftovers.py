@@ -80,7 +80,7 @@ def test_what_a_killed_pool_left_behind_is_removed_and_nothing_else(
         dead.wait()
         own = mine.start()
         expected = sorted([os.getpid(), sibling.pid, sibling.pid])
-        asyncio.run(eventually(lambda: sorted(map(_owner_pid, _reaped(mine))) == expected, 20))
+        asyncio.run(eventually(lambda: sorted(map(_owner_pid, _reaped(mine))) == expected, 60))
         assert mine.run_in(own, "print('alive')").stdout == "alive\n"
         mine.loop.call(own.destroy())
         assert len(stranger.present()) == 2
@@ -89,7 +89,7 @@ def test_what_a_killed_pool_left_behind_is_removed_and_nothing_else(
             process.kill()
             process.wait()
         for each in (mine, stranger):
-            asyncio.run(eventually(lambda each=each: _reaped(each) == [], 20))
+            asyncio.run(eventually(lambda each=each: _reaped(each) == [], 60))
             each.close()
 
 

@@ -22,7 +22,7 @@ for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"), (0
             connection.close()
         thread = threading.Thread(target=answer)
         thread.start()
-        with socket.create_connection((host, 5000), timeout=5) as client:
+        with socket.create_connection((host, 5000), timeout=60) as client:
             print(client.recv(100).decode())
         thread.join()
 """

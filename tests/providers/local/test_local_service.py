@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import pytest
 
 from providers.errors import ProviderUnavailable, RateLimited, SandboxError
 from providers.local import service as local_service
-from providers.local.provider import LocalProvider
+from providers.local.provider import LocalProvider, LocalSandbox
 from providers.local.service import start as start_process
 from providers.runtime.guest import wire
 from providers.runtime.service import operations
@@ -33,7 +34,7 @@ from providers.runtime.service.unix_socket import (
 )
 from providers.sandbox import Sandbox
 from providers.services.health import _look_at
-from providers.values import Event, Job, SandboxSpec
+from providers.values import Event, ExecutionResult, Job, SandboxSpec
 from tests.conftest import require
 from tests.support.processes import ROOT
 from tests.support.sandboxes import Local, wait_until_gone
@@ -95,6 +96,32 @@ def test_who_needs_it_first_starts_it_and_all_others_share_it(data_dir: Path) ->
         kept.close()
         lock = process_of(data_dir)
     assert lock.poll() is None
+
+
+def test_a_sandbox_that_is_closed_at_once_takes_nothing_from_the_next_run(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_closed = threading.Event()
+    note_the_end = LocalSandbox._end_run
+
+    def note_late(sandbox: LocalSandbox, result: Future[ExecutionResult]) -> None:
+        """The caller has the result before the sandbox knows of its end."""
+        assert is_closed.wait(60)
+        note_the_end(sandbox, result)
+
+    monkeypatch.setattr(LocalSandbox, "_end_run", note_late)
+    with opened() as provider:
+        assert provider._service is not None
+        pool = provider._service._holding
+        sandbox = take(provider)
+        assert sandbox.run(Job("print(1)")).stdout == "1\n"
+        following = provider.submit_open(SandboxSpec("python"), "bob")
+        assert sandbox.close()
+        is_closed.set()
+        with closing(following.result(60)) as other:
+            assert other.run(Job("print(2)")).stdout == "2\n"
+        assert provider._service._holding is pool
+        assert len(provider._service._open) == 2
 
 
 def test_one_that_was_killed_is_started_again_for_the_next_run(data_dir: Path) -> None:

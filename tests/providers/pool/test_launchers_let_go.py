@@ -97,11 +97,11 @@ def test_a_pool_says_why_it_is_not_there_and_opens_once_it_can(tmp_path: Path) -
         manager = PoolManager(choice_of(tmp_path, Held(unprepared=FULL), Held()), SETTINGS)
         manager.open()
         try:
-            await until(lambda: manager.problem() != "The pool is starting.", 10)
+            await until(lambda: manager.problem() != "The pool is starting.", 60)
             problem = manager.problem()
             with pytest.raises(ProviderUnavailable, match="No space left"):
                 await manager.current()
-            await until(lambda: not manager.problem(), 20)
+            await until(lambda: not manager.problem(), 60)
             return problem
         finally:
             await manager.close()

@@ -52,7 +52,7 @@ def test_what_was_used_is_replaced() -> None:
 
 def test_a_sandbox_that_has_answered_leaves_the_caller_time_to_answer() -> None:
     async def scenario() -> None:
-        async with pool_over(Impostor(rest_seconds=30), size=1) as pool:
+        async with pool_over(Impostor(rest_seconds=60), size=1) as pool:
             await until(idle(pool, 1))
             sandbox = await pool.acquire("python")
             await sandbox.run(REQUEST)
@@ -69,7 +69,7 @@ def test_a_sandbox_that_has_answered_leaves_the_caller_time_to_answer() -> None:
 
 def test_nobody_who_waits_is_made_to_wait_for_that() -> None:
     async def scenario() -> None:
-        async with pool_over(Impostor(rest_seconds=30), size=1, capacity=1) as pool:
+        async with pool_over(Impostor(rest_seconds=60), size=1, capacity=1) as pool:
             await until(idle(pool, 1))
             sandbox = await pool.acquire("python")
             await sandbox.run(REQUEST)
@@ -83,7 +83,7 @@ def test_nobody_who_waits_is_made_to_wait_for_that() -> None:
 
 def test_a_sandbox_that_has_not_answered_is_ended_at_once() -> None:
     async def scenario() -> None:
-        async with pool_over(Impostor(rest_seconds=30), size=1) as pool:
+        async with pool_over(Impostor(rest_seconds=60), size=1) as pool:
             await until(idle(pool, 1))
             sandbox = await pool.acquire("python")
             async with asyncio.timeout(20):
@@ -119,7 +119,7 @@ def test_a_launcher_that_fails_is_told_quickly_and_tried_ever_less_often() -> No
             assert launcher.attempts < 12
             assert pool.stats()["failed"] == launcher.attempts
             launcher.failing = ""
-            await until(idle(pool, 2), seconds=30)
+            await until(idle(pool, 2), seconds=60)
             await use(pool)
 
     asyncio.run(scenario())
@@ -143,7 +143,7 @@ def test_a_launcher_that_breaks_is_a_failed_creation_too(
                 with pytest.raises(raised):
                     await pool.acquire("python")
             launcher.broken = None
-            await until(idle(pool, 2), seconds=30)
+            await until(idle(pool, 2), seconds=60)
             await use(pool)
 
     asyncio.run(scenario())

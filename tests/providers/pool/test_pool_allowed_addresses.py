@@ -20,7 +20,7 @@ def said_to(url: str, source: str) -> bytes:
     """What the service sends to a client that connects from `source`, b"" when it breaks off."""
     place = urlsplit(url)
     with socket.create_connection(
-        (place.hostname, place.port), timeout=10, source_address=(source, 0)
+        (place.hostname, place.port), timeout=60, source_address=(source, 0)
     ) as client:
         try:
             client.sendall(b"GET /healthz HTTP/1.1\r\nHost: pool\r\nConnection: close\r\n\r\n")

@@ -173,7 +173,7 @@ def test_no_folder_is_left_of_a_sandbox_whose_end_a_caller_gives_up(
             folder = guest._state if isinstance(guest, GvisorGuest) else Path(guest._workspace)
             assert folder.exists()
             await give_up_ending(sandbox)
-            await until(lambda: not folder.exists(), 10)
+            await until(lambda: not folder.exists(), 60)
             await sandbox.destroy()
         finally:
             launcher.close()
