@@ -83,7 +83,7 @@ class WarmPool:
         code: str,
         *,
         entrypoint: Entrypoint = "auto",
-        timeout: float = 10,
+        timeout: float = 60,
         arguments: Mapping[str, Any] | None = None,
         files: tuple[InputFile, ...] = (),
         environment: Mapping[str, str] | None = None,

@@ -184,7 +184,7 @@ def test_a_single_run_imports_nothing_of_this(guests: Guests) -> None:
     guest = guests.warm()
     code = b"import sys; print([name for name in sys.modules if name.startswith('_cofferdam')])"
     limits = {"memory_bytes": 2**28, **guest.limits}
-    header = {"id": 1, "entrypoint": "script", "timeout": 10, "limits": limits}
+    header = {"id": 1, "entrypoint": "script", "timeout": 60, "limits": limits}
     guest.send(header, ("code", code))
 
     _, parts = guest.next()
