@@ -19,7 +19,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from providers.errors import InvalidConfiguration
 from providers.options import options
-from providers.schema import Schema
+from providers.schema import ConfigField, Schema, lines_of
 
 logger = logging.getLogger(__name__)
 
@@ -223,17 +223,25 @@ def entered_addresses(fields: Schema, config: Mapping[str, Any]) -> dict[str, st
     found = given_addresses(fields, config)
     own = given_addresses(fields, {})
     return {
-        key: text for key, text in found.items() if normalized(text) != normalized(own.get(key, ""))
+        key: text
+        for key, text in found.items()
+        if places_of(fields[key], text) != places_of(fields[key], own.get(key, ""))
     }
 
 
+def places_of(declared: ConfigField, value: object) -> frozenset[str]:
+    """Return where the addresses of a field lead, in the form of `normalized`."""
+    return frozenset(map(normalized, _each(declared, value)))
+
+
 def are_public(addresses: Iterable[str]) -> bool:
-    """Whether all of these lead out of this network."""
+    """Whether all of these, of fields with one address or several, lead out of this network."""
     nothing_else = Rules((), ())
     try:
-        for text in addresses:
-            _, host, port = _split(text)
-            nothing_else.resolve(host, port)
+        for address in addresses:
+            for text in lines_of(address):
+                _, host, port = _split(text)
+                nothing_else.resolve(host, port)
     except (OSError, ValueError):
         return False
     return True
@@ -245,10 +253,14 @@ def check_fields(fields: Schema, config: Mapping[str, Any]) -> None:
     for key, declared in fields.items():
         value = config.get(key)
         if value and _is_address(fields, key, value):
-            try:
-                rules([declared.from_environment]).check_url(str(value))
-            except ValueError as error:
-                errors[key] = str(error)
+            allowed = rules([declared.from_environment])
+            texts = _each(declared, value)
+            for text in texts:
+                try:
+                    allowed.check_url(text)
+                except ValueError as error:
+                    errors[key] = f"{text}: {error}" if len(texts) > 1 else str(error)
+                    break
     if errors:
         text = " ".join(f"{key}: {problem}" for key, problem in errors.items())
         raise InvalidConfiguration(text, field=next(iter(errors)), errors=errors)
@@ -263,14 +275,19 @@ def check_resolved(fields: Schema, config: Mapping[str, Any]) -> None:
     for key, text in given_addresses(fields, config).items():
         if not _is_address(fields, key, text):
             continue
-        _, host, port = _split(text)
-        try:
-            rules([fields[key].from_environment]).resolve(host, port)
-        except AddressRefused as error:
-            logger.warning("address refused: %s", error)
-            raise
-        except OSError:
-            continue
+        for each in _each(fields[key], text):
+            _, host, port = _split(each)
+            try:
+                rules([fields[key].from_environment]).resolve(host, port)
+            except AddressRefused as error:
+                logger.warning("address refused: %s", error)
+                raise
+            except OSError:
+                continue
+
+
+def _each(declared: ConfigField, value: object) -> list[str]:
+    return lines_of(value) if declared.several else [str(value)]
 
 
 def _is_address(fields: Schema, key: str, value: object) -> bool:

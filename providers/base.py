@@ -114,6 +114,10 @@ class SandboxProvider(ABC):
     # same, each of which would undo the other's. Empty: none does.
     alone_at: ClassVar[str] = ""
 
+    # Whether a sandbox in place of a kept one is opened by the configuration in force, and not by
+    # the version that had opened that.
+    wakes_in_force: ClassVar[bool] = False
+
     @abstractmethod
     def initialize(self, config: Mapping[str, Any]) -> bool:
         """Take a configuration that `check_config` has passed. True, or raises SandboxError."""
@@ -156,6 +160,14 @@ class SandboxProvider(ABC):
         Raises ProviderUnavailable when it is no longer there.
         """
         raise self.lacks(KEPT)
+
+    def standing_of(self, ref: str) -> Literal["stays", "moves", "gone"]:
+        """Whether a kept sandbox can stay, whichever version of the configuration has opened it.
+
+        `moves`: its host takes no new ones and is to be emptied; `gone`: its host is no longer in
+        the configuration. Answered from memory.
+        """
+        return "stays"
 
     # Sandboxes by name, for callers who cannot hold on to an object.
 

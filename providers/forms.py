@@ -145,12 +145,14 @@ def _form_field(declared: ConfigField, initial: Any) -> forms.Field:
             choices.insert(0, ("", "---------"))
         return forms.ChoiceField(**common, choices=choices, widget=UnfoldAdminSelectWidget())
     if declared.type == "string":
-        widget = UnfoldAdminTextareaWidget if declared.multiline else UnfoldAdminTextInputWidget
+        is_long = declared.multiline or declared.several
+        widget = UnfoldAdminTextareaWidget if is_long else UnfoldAdminTextInputWidget
+        rows = {"rows": "3"} if declared.several else {}
         return forms.CharField(
             **common,
             min_length=_whole(declared.min),
             max_length=_whole(declared.max),
-            widget=widget(attrs=hint),
+            widget=widget(attrs=hint | rows),
         )
     number = forms.IntegerField if declared.type == "integer" else forms.FloatField
     bounds: dict[str, Any] = {"min_value": declared.min, "max_value": declared.max}

@@ -11,8 +11,9 @@ from typing import Any
 from django.db import Error as DatabaseFailure
 from django.db.models import QuerySet
 
+from providers import registry
 from providers.base import SandboxProvider
-from providers.errors import NotInitialized, SandboxError
+from providers.errors import InvalidConfiguration, NotInitialized, SandboxError
 from providers.manager import Lease, ProviderManager, Slot, StillStarting, manager, start_provider
 from providers.models import ConfigVersion, ProviderConfig
 from providers.services.history import config_of
@@ -61,6 +62,31 @@ def lease_of_version(provider_id: str, version: int, *, wait: bool = True) -> It
             return
     with _pinned(provider_id, version).lease(wait=wait) as lease:
         yield lease
+
+
+@contextmanager
+def lease_to_wake(provider_id: str, version: int, *, wait: bool = True) -> Iterator[Lease]:
+    """The provider for a sandbox in place of one that a version of its configuration has opened.
+
+    It is of that version too, or of the one in force where the provider says so and has one. Raises
+    as `lease_of_version`.
+    """
+    if _wakes_in_force(provider_id):
+        chosen = lease_of(provider_id, wait=wait)
+    else:
+        chosen = lease_of_version(provider_id, version, wait=wait)
+    with chosen as lease:
+        yield lease
+
+
+def _wakes_in_force(provider_id: str) -> bool:
+    try:
+        if not registry.get(provider_id).wakes_in_force:
+            return False
+    except InvalidConfiguration:
+        # It is not installed any more, which is told when it is started.
+        return False
+    return ProviderConfig.objects.filter(provider_id=provider_id).exists()
 
 
 def close_all() -> None:

@@ -38,6 +38,7 @@ class ConfigField:
     receiver is known: when it changes, they are asked for anew. None leaves that open, and a text
     that may hold anything then counts as one. `environment` are the variables that stand in for an
     empty value, the first one that is set. `group` is the heading of the form that it stands under.
+    A text with `several` holds any number of values, one in each line (`lines_of`).
 
     A declaration that contradicts itself (a default outside its own options) raises ValueError
     when its module is imported, not when an admin saves.
@@ -54,6 +55,7 @@ class ConfigField:
     min: int | float | None = None
     max: int | float | None = None
     multiline: bool = False
+    several: bool = False
     address: bool | None = None
     environment: tuple[str, ...] = ()
     group: str = ""
@@ -115,6 +117,12 @@ class ConfigField:
 Schema = Mapping[str, ConfigField]
 
 
+def lines_of(text: object) -> list[str]:
+    """Return the values of a field with `several`, each once, in their order."""
+    lines = (line.strip() for line in str(text or "").splitlines())
+    return list(dict.fromkeys(line for line in lines if line))
+
+
 def _is_of(wanted: FieldType, value: Any) -> bool:
     return isinstance(value, _PYTHON_TYPES[wanted]) and (
         wanted == "boolean" or not isinstance(value, bool)
@@ -169,7 +177,7 @@ def describe(schema: Schema) -> dict[str, dict[str, Any]]:
             "description": declared.description or None,
             "default": declared.default,
             "options": list(declared.options) or None,
-            "multiline": declared.multiline or None,
+            "multiline": declared.multiline or declared.several or None,
             "min": declared.min,
             "max": declared.max,
         }

@@ -14,8 +14,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -39,6 +40,7 @@ from executions.sessions.ending import (
     close_if_due,
     end_leftovers,
     fail,
+    in_background,
     mark_lost,
     release,
     save_before_end,
@@ -55,7 +57,8 @@ from executions.sessions.session_sandbox import (
 from executions.sessions.storage import drafts
 from executions.sessions.storage.carry_over import clean_ended
 from executions.sessions.storage.file_saves import Saved, save
-from providers.errors import KeptSandboxLost, RateLimited, SandboxError
+from providers.errors import ConnectionFailed, KeptSandboxLost, RateLimited, SandboxError
+from providers.leases import lease_of
 from providers.sandbox import KeptSandbox
 from providers.threads import Loop
 from providers.waiting import within
@@ -241,6 +244,8 @@ SILENT_SECONDS = 10.0
 OPENING_SECONDS = 900
 # What is unsaved for so long is not being saved by who ran it; and how long is waited for saving.
 UNSAVED_SECONDS = 60
+# How long a session must have been unused to move from a host that is drained.
+MOVE_SECONDS = 60
 SAVING_SECONDS = 30.0
 
 
@@ -258,6 +263,7 @@ def maintain() -> int:
     release_ended()
     save_unsaved()
     suspend_unused()
+    move_from_drained()
     clean_ended()
     drafts.collect()
     return ended
@@ -312,6 +318,58 @@ def suspend_unused() -> int:
             ("sleep", session.pk), session.tenant_slug, lambda: _suspend_or_log(session)
         ),
     )
+
+
+def move_from_drained() -> int:
+    """Put to sleep what is unused at a host that is drained or was removed; it wakes at another.
+
+    How many. What is never saved stays until its own end, and so does what has a command in the
+    background until that ends.
+    """
+    leaving = [session.pk for session, standing in _standings() if standing != "stays"]
+    return _one_by_one(
+        Session.objects.filter(_MOVABLE, pk__in=leaving),
+        lambda session: background.submit_keyed(
+            ("sleep", session.pk), session.tenant_slug, lambda: _move_or_log(session)
+        ),
+    )
+
+
+_MOVABLE = (
+    Q(state=Session.State.OPEN, ref__isnull=False, tenant__isnull=False)
+    & ~Q(saves=Session.Saves.NEVER)
+    & Q(used_at__lt=Now() - timedelta(seconds=MOVE_SECONDS))
+)
+
+
+def _standings() -> Iterator[tuple[Session, str]]:
+    """The open sessions of providers whose sandboxes may have to move, each with how it stands by
+    the configuration in force."""
+    living = Session.objects.filter(state=Session.State.OPEN, ref__isnull=False)
+    for provider_id in living.order_by().values_list("provider", flat=True).distinct():
+        try:
+            with ExitStack() as held:
+                lease = held.enter_context(lease_of(provider_id))
+                if not lease.provider.wakes_in_force or not lease.config_version:
+                    continue
+                found = [
+                    (session, lease.provider.standing_of(str(session.ref)))
+                    for session in _each(living.filter(provider=provider_id).defer("env"))
+                ]
+        except SandboxError as error:
+            logger.warning("hosts of %s are not known: %s", provider_id, error.message)
+            continue
+        yield from found
+
+
+def _move_or_log(session: Session) -> bool:
+    try:
+        if in_background(session):
+            return False
+        return suspend(session.pk, "its host is drained", only_if=_MOVABLE)
+    except SandboxError as error:
+        logger.warning("session %s cannot move: %s", session.pk, error.message)
+        return False
 
 
 def _suspend_or_log(session: Session) -> bool:
@@ -397,6 +455,7 @@ def renew_living() -> int:
     lost = 0
     living = Session.objects.filter(state=Session.State.OPEN, ref__isnull=False)
     silent = _Silent()
+    gone = cache(lambda: {each.pk for each, standing in _standings() if standing == "gone"})
     for session in _each(living):
         if session in silent:
             continue
@@ -410,6 +469,12 @@ def renew_living() -> int:
         except KeptSandboxLost as error:
             mark_lost(session, error.message)
             lost += 1
+        except ConnectionFailed as error:
+            if session.pk in gone():
+                mark_lost(session, "its host was removed, and does not answer")
+                lost += 1
+            else:
+                logger.warning("session %s could not be renewed: %s", session.pk, error.message)
         except SandboxError as error:
             logger.warning("session %s could not be renewed: %s", session.pk, error.message)
     return lost

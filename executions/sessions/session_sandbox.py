@@ -33,7 +33,7 @@ from providers.errors import (
     SandboxError,
     before_the_code,
 )
-from providers.leases import lease_of_version
+from providers.leases import lease_of_version, lease_to_wake
 from providers.manager import Lease
 from providers.network import Attempts, Network
 from providers.sandbox import KeptSandbox, Process, Sandbox
@@ -368,6 +368,12 @@ def lender_of(session: Session) -> Any:
     """The route to the provider of a session, as its configuration was when it was opened."""
     provider_id, version = session.provider, session.config_version or 0
     return lambda *, wait=True: lease_of_version(provider_id, version, wait=wait)
+
+
+def waker_of(session: Session) -> Any:
+    """The route to the provider that opens the sandbox of a session that wakes."""
+    provider_id, version = session.provider, session.config_version or 0
+    return lambda *, wait=True: lease_to_wake(provider_id, version, wait=wait)
 
 
 def _ref(session: Session) -> str:

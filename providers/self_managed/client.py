@@ -60,11 +60,15 @@ _LONGEST_DELAY_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Handle:
-    """An instance of the service's: its id there, what isolates it, and whom it serves."""
+    """An instance of a service's: its id there, what isolates it, and whom it serves.
+
+    `host` is the key of its host, of several (see `hosts`).
+    """
 
     instance_id: str
     runtime: str
     sharing: str = ""
+    host: str = ""
 
 
 @dataclass
@@ -72,7 +76,8 @@ class PoolClient:
     """One service. Used from many threads at once.
 
     `apart`: instances are made by `config`, and it does not come into force for others. `socket` is
-    where the service of this installation listens, in place of `endpoint`.
+    where the service of this installation listens, in place of `endpoint`. Requests for a sandbox
+    are tried again `start_retries` times, as often as all others where that is None.
     """
 
     endpoint: str
@@ -85,6 +90,7 @@ class PoolClient:
     socket: Path | None = None
     # Where templates are brought from that the service does not have.
     store: TemplateStore | None = None
+    start_retries: int | None = None
 
     def __post_init__(self) -> None:
         if self.socket is not None:
@@ -132,9 +138,7 @@ class PoolClient:
             body["settings"] = dict(self.config)
         else:
             headers[messages.SETTINGS_HEADER] = self._digest
-        answer = self._retried(
-            "POST", "/v1/instances", body, seconds=self._longest_wait, headers=headers
-        )
+        answer = self._started("/v1/instances", body, headers)
         try:
             return Handle(
                 str(answer["instance_id"]),
@@ -162,7 +166,7 @@ class PoolClient:
             except NotSent:
                 if attempt == self.max_retries:
                     raise
-                _pause(attempt)
+                pause(attempt)
                 continue
             if answer.error is not None:
                 raise answer.error
@@ -221,9 +225,7 @@ class PoolClient:
         if spec.seconds is not None:
             body["seconds"] = spec.seconds
         headers = {} if pool else {messages.SETTINGS_HEADER: self._digest}
-        return self._retried(
-            "POST", "/v1/sandboxes", body, seconds=self._longest_wait, headers=headers
-        )
+        return self._started("/v1/sandboxes", body, headers)
 
     def _bring_template(self, digest: str) -> None:
         """Have the service hold the files of a template. Raises SandboxError."""
@@ -303,9 +305,10 @@ class PoolClient:
                 # Only this tells the service that nobody waits any more.
                 response.close()
 
-    def stats(self) -> dict[str, Any]:
-        """The service's figures now. Raises SandboxError."""
-        answer = self._ask_anew("GET", "/v1/stats")
+    def stats(self, seconds: float = SLACK_SECONDS) -> dict[str, Any]:
+        """The service's figures now. Raises SandboxError, where no answer came in so many seconds
+        twice."""
+        answer = self._ask_anew("GET", "/v1/stats", seconds=seconds)
         if answer.error is not None:
             raise answer.error
         if not isinstance(answer.body, dict):
@@ -315,6 +318,16 @@ class PoolClient:
     def close(self) -> None:
         self._pool.close()
 
+    def _started(self, path: str, body: Mapping[str, Any], headers: Mapping[str, str]) -> Any:
+        return self._retried(
+            "POST",
+            path,
+            body,
+            seconds=self._longest_wait,
+            headers=headers,
+            retries=self.start_retries,
+        )
+
     def _retried(
         self,
         method: str,
@@ -323,10 +336,12 @@ class PoolClient:
         *,
         seconds: float,
         headers: Mapping[str, str] | None = None,
+        retries: int | None = None,
     ) -> Any:
         """For requests that run no code: whatever may pass is tried again."""
         text = messages.dumps(body)
-        for attempt in range(self.max_retries + 1):
+        most = self.max_retries if retries is None else retries
+        for attempt in range(most + 1):
             try:
                 answer = self._ask(method, path, text, seconds=seconds, headers=headers)
                 if answer.status == messages.SETTINGS_UNKNOWN:
@@ -339,17 +354,19 @@ class PoolClient:
                 # The service has queued us as long as it may; more of us would not help.
                 raise
             except SandboxError as error:
-                if attempt == self.max_retries or not error.may_retry:
+                if attempt == most or not error.may_retry:
                     raise
-            _pause(attempt)
+            pause(attempt)
         raise AssertionError("unreachable")
 
-    def _ask_anew(self, method: str, path: str, body: bytes | None = None) -> Answer:
+    def _ask_anew(
+        self, method: str, path: str, body: bytes | None = None, seconds: float = SLACK_SECONDS
+    ) -> Answer:
         """A kept connection may be to a service that has ended; a second one tells the truth."""
         try:
-            return self._ask(method, path, body, seconds=SLACK_SECONDS)
+            return self._ask(method, path, body, seconds=seconds)
         except ProviderUnavailable:
-            return self._ask(method, path, body, seconds=SLACK_SECONDS)
+            return self._ask(method, path, body, seconds=seconds)
 
     def _ask(
         self,
@@ -402,8 +419,8 @@ def _network_of(spec: SandboxSpec) -> dict[str, Any]:
     return {"network": spec.network.to_json()} if spec.network else {}
 
 
-def _pause(attempt: int) -> None:
-    """Longer each time, and not in step with others who failed at the same moment."""
+def pause(attempt: int) -> None:
+    """Wait, longer each time, and not in step with others who failed at the same moment."""
     delay = min(_LONGEST_DELAY_SECONDS, _FIRST_DELAY_SECONDS * 2**attempt)
     time.sleep(delay * random.uniform(0.75, 1.25))  # noqa: S311  no secret
 

@@ -60,6 +60,12 @@ class InProcessPool:
     def stats(self) -> dict[str, Any]:
         return self._loop.call(_stats(self._manager))
 
+    @property
+    def is_full(self) -> bool:
+        """Whether a caller would have to wait."""
+        stats = self.stats()
+        return "capacity" in stats and stats["busy"] + stats["waiting"] >= stats["capacity"]
+
     def change_credentials(self, changes: Mapping[str, Credential | None]) -> None:
         self._loop.call(self._manager.network.change_credentials(changes))
 

@@ -46,16 +46,18 @@ from providers.values import Command, Emit, Event, ExecutionResult, Job
 class ServiceSandbox(KeptSandbox):
     """Lives in the service. This is only its name here, and any number of processes may have it."""
 
-    def __init__(self, client: PoolClient, described: Any) -> None:
-        """`described` is what the service says of it. Raises what it is no description of."""
-        self.ref = str(described["ref"])
+    def __init__(self, client: PoolClient, described: Any, host: str = "") -> None:
+        """`described` is what the service says of it, `host` is what stands before its name there
+        in its ref, of several. Raises what it is no description of."""
+        self.name = str(described["ref"])
+        self.ref = host + self.name
         runtime = str(described["runtime"])
         self.metadata = {
             "runtime": runtime,
             "isolation": of_runtime(runtime),
             "sharing": "session",
         }
-        self._line = SandboxConnection(client, self.ref)
+        self._line = SandboxConnection(client, self.name)
         self.contexts = ServiceContexts(self._line)
         self.processes = ServiceProcesses(self._line)
         self.files = ServiceFiles(self._line)
@@ -72,7 +74,7 @@ class ServiceSandbox(KeptSandbox):
 
     def close(self) -> bool:
         try:
-            self._line.client.ask_of("DELETE", self.ref)
+            self._line.client.ask_of("DELETE", self.name)
         except KeptSandboxLost:
             return False
         return True
@@ -97,10 +99,10 @@ class ServiceSandbox(KeptSandbox):
         self._line.ask("reset")
 
     def renew(self, seconds: float) -> None:
-        self._line.client.ask_of("PATCH", self.ref, {"seconds": seconds})
+        self._line.client.ask_of("PATCH", self.name, {"seconds": seconds})
 
     def state(self) -> SandboxState:
-        told = self._line.client.ask_of("GET", self.ref)
+        told = self._line.client.ask_of("GET", self.name)
         header, _ = self._line.ask("memory")
         used = header.get("cpu_seconds")
         return SandboxState(

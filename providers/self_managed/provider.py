@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 from urllib.parse import urlsplit
 
 from django.conf import settings
@@ -25,9 +24,9 @@ from providers.runtime.pool.requests import check_spec
 from providers.runtime.pool.settings import CONNECTION
 from providers.runtime.service.settings import FIELDS, ServiceSettings, check_config
 from providers.sandbox import KeptSandbox, Sandbox
-from providers.schema import ConfigField
-from providers.self_managed.client import Handle, PoolClient
-from providers.self_managed.kept import ServiceSandbox
+from providers.schema import ConfigField, lines_of
+from providers.self_managed.client import Handle, NotSent, PoolClient
+from providers.self_managed.hosts import Hosts, check_list
 from providers.templates.base import known_bases
 from providers.templates.store import TemplateStore
 from providers.values import Emit, ExecutionResult, Job, SandboxLimits, SandboxSpec
@@ -35,17 +34,18 @@ from providers.waiting import carried_out
 
 # Where `manage.py pool` listens unless it is told otherwise.
 DEFAULT_ENDPOINT = f"http://127.0.0.1:{settings.POOL_PORT}"
-LOOK_SECONDS = 0.25
 
 
 class Backend(Protocol):
-    """Where the containers are: a service, or a pool in this process."""
+    """Where the containers are: services, or a pool in this process."""
 
     def push(self) -> dict[str, Any]: ...
     def create(self, spec: SandboxSpec, owner: str) -> Handle: ...
     def run(self, handle: Handle, job: Job, emit: Emit | None = None) -> ExecutionResult: ...
     def destroy(self, handle: Handle) -> bool: ...
     def stats(self) -> dict[str, Any]: ...
+    @property
+    def is_full(self) -> bool: ...
     def change_credentials(self, changes: Mapping[str, Credential | None]) -> None: ...
     def close(self) -> None: ...
 
@@ -59,6 +59,7 @@ class SelfManagedProvider(SandboxProvider):
     capabilities = OF_OUR_GUEST
     workspace_bytes = SandboxLimits().workspace_bytes
     alone_at = "endpoint"
+    wakes_in_force = True
     config_fields = {
         "endpoint": ConfigField(
             "string",
@@ -66,9 +67,21 @@ class SelfManagedProvider(SandboxProvider):
             required=True,
             placeholder=DEFAULT_ENDPOINT,
             default=DEFAULT_ENDPOINT,
-            max=500,
+            max=5000,
+            several=True,
             address=True,
-            description="Address of the pool service (python manage.py pool).",
+            description="Address of the pool service (python manage.py pool). With several hosts, "
+            "one address in each line; all have the same token.",
+            group=CONNECTION,
+        ),
+        "drained": ConfigField(
+            "string",
+            "Drained hosts",
+            max=5000,
+            several=True,
+            address=False,
+            description="Those of the addresses that take no new sandboxes. Their idle sessions "
+            "move to the other hosts.",
             group=CONNECTION,
         ),
         "token": ConfigField(
@@ -113,23 +126,18 @@ class SelfManagedProvider(SandboxProvider):
         self._config: Mapping[str, Any] = {}
         self._languages: list[str] = []
         self._limits = SandboxLimits()
-        self._look_again = 0.0
         self._has_network = self._has_templates = False
         self._template_bases = frozenset[str]()
-        self._full = False
         self._reason = "not initialized"
 
     def validate_config(self, config: Mapping[str, Any]) -> tuple[bool, str | None]:
-        url = urlsplit(config["endpoint"])
-        try:
-            valid = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-        except ValueError:
-            valid = False
-        if not valid or url.query or url.fragment or "@" in url.netloc:
+        addresses = lines_of(config["endpoint"])
+        if not all(map(_is_url, addresses)):
             return False, f"endpoint: Must be an address such as {DEFAULT_ENDPOINT}."
+        check_list(config["endpoint"], config["drained"])
         if config["token"] and not config["token"].isascii():
             return False, "token: Must be ASCII."
-        receiver.check_trust(config, [config["endpoint"]])
+        receiver.check_trust(config, addresses)
         check_config(config)
         return True, None
 
@@ -163,16 +171,21 @@ class SelfManagedProvider(SandboxProvider):
         if not meets(NAMESPACES, settings.MINIMUM_ISOLATION):
             # The service has other clients too, such as RAGFlow's.
             pushed["require_gvisor"] = True
-        retries = config["max_retries"]
-        backend: Backend = PoolClient(
-            config["endpoint"].rstrip("/"),
-            config["token"] or "",
-            retries,
-            pushed,
-            apart,
-            receiver.Receiver.of(config),
-            store=TemplateStore(settings.DATA_DIR),
-        )
+        trusted, store = receiver.Receiver.of(config), TemplateStore(settings.DATA_DIR)
+
+        def connect(address: str, start_retries: int | None) -> PoolClient:
+            return PoolClient(
+                address,
+                config["token"] or "",
+                config["max_retries"],
+                pushed,
+                apart,
+                trusted,
+                store=store,
+                start_retries=start_retries,
+            )
+
+        backend: Backend = Hosts.of(config, connect)
         if config["without_service"] == "in_process" and not _is_docker_service(backend):
             from providers.self_managed.in_process import InProcessPool
 
@@ -202,21 +215,22 @@ class SelfManagedProvider(SandboxProvider):
         return float(self._config["timeout"]) if self._config else None
 
     def attach(self, ref: str) -> KeptSandbox:
-        client = self._service()
-        return ServiceSandbox(client, client.ask_of("GET", ref))
+        return self._service().attach(ref)
+
+    def standing_of(self, ref: str) -> Literal["stays", "moves", "gone"]:
+        return self._service().standing_of(ref)
 
     def _keep(self, spec: SandboxSpec, owner: str) -> KeptSandbox:
-        client = self._service()
-        sandbox = ServiceSandbox(client, client.keep(spec, owner, None))
+        sandbox = self._service().keep(spec, owner)
         if self._config["require_gvisor"] and sandbox.metadata["runtime"] != "gvisor":
             sandbox.close()
             raise _not_gvisor(sandbox.metadata["runtime"])
         return sandbox
 
-    def _service(self) -> PoolClient:
+    def _service(self) -> Hosts:
         """Raises InvalidConfiguration where sandboxes would end with this process."""
         backend = self.backend()
-        if not isinstance(backend, PoolClient) or backend.apart:
+        if not isinstance(backend, Hosts) or backend.apart:
             raise InvalidConfiguration(
                 "kept: Persistent sandboxes need the pool service. Start it, and clear "
                 "without_service.",
@@ -228,17 +242,8 @@ class SelfManagedProvider(SandboxProvider):
         self.backend().change_credentials(changes)
 
     def is_full(self) -> bool:
-        """As the service has it, a quarter of a second ago at most."""
-        now = time.monotonic()
-        if now >= self._look_again:
-            self._look_again = now + LOOK_SECONDS
-            try:
-                stats = self.backend().stats()
-                self._full = stats["busy"] + stats["waiting"] >= stats["capacity"]
-            except (KeyError, SandboxError):
-                # Getting a sandbox will tell what is wrong.
-                self._full = False
-        return self._full
+        """As the services have it, a quarter of a second ago at most."""
+        return self.backend().is_full
 
     def health_check(self) -> Health:
         if self._backend is None:
@@ -313,7 +318,7 @@ class PoolSandbox(Sandbox):
                 result = backend.run(self._handle, job, emit)
                 self._ended = True
                 return result
-            except ProviderUnavailable as error:
+            except (ProviderUnavailable, NotSent) as error:
                 # Where it may have begun to run, the service has ended it, or has itself ended.
                 self._ended = not error.nothing_ran
                 if not (error.nothing_ran and error.may_retry) or left == 0:
@@ -331,6 +336,15 @@ class PoolSandbox(Sandbox):
 
     def submit_close(self) -> Future[bool]:
         return carried_out(self.close) if self._ended or self._closed else super().submit_close()
+
+
+def _is_url(text: str) -> bool:
+    try:
+        url = urlsplit(text)
+        is_web = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
+    except ValueError:
+        return False
+    return is_web and not (url.query or url.fragment or "@" in url.netloc)
 
 
 def _not_gvisor(runtime: str) -> ProviderUnavailable:

@@ -15,7 +15,7 @@ from django.utils import timezone
 from django.views.decorators.debug import sensitive_variables
 
 from providers import registry
-from providers.addresses import normalized
+from providers.addresses import places_of
 from providers.base import SandboxProvider
 from providers.errors import InvalidConfiguration
 from providers.fields import DecryptionError
@@ -114,17 +114,15 @@ def _refuse_shared(
         if registry.class_id(row.provider_id) != registry.class_id(provider_id):
             continue
         other = stored_config(row) if is_readable(row) else None
-        if other is not None and _place(other.get(name)) == _place(config[name]):
+        declared = provider.config_fields[name]
+        both = other and places_of(declared, other.get(name)) & places_of(declared, config[name])
+        if both:
             raise InvalidConfiguration(
                 f"{name}: The configuration {row.provider_id!r} already uses this address, and its "
                 "service can have only one set of settings. Enter another one, or change that "
                 "configuration.",
                 field=name,
             )
-
-
-def _place(address: object) -> str:
-    return str(address).rstrip("/").lower()
 
 
 @sensitive_variables()
@@ -290,6 +288,8 @@ def _labels(schema: Schema, config: Mapping[str, Any], before: Mapping[str, Any]
 
 
 def _same(declared: ConfigField, value: Any, before: Any) -> bool:
-    """Whether both lead to one place. Nothing leads to where the environment says."""
+    """Whether both lead to one place, of several to none that is new. Nothing leads to where the
+    environment says."""
     own = declared.from_environment or declared.default or ""
-    return normalized(str(value or own)) == normalized(str(before or own))
+    now, former = places_of(declared, value or own), places_of(declared, before or own)
+    return now <= former if declared.several else now == former

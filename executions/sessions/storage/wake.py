@@ -39,9 +39,9 @@ from executions.sessions.requests import SavedFilesShape, SessionClosed, ensure_
 from executions.sessions.session_sandbox import (
     LEASE_SECONDS,
     extend_lease,
-    lender_of,
     parts_of,
     start_session,
+    waker_of,
 )
 from executions.sessions.storage.archives import Restored, archive_of, to_restore
 from executions.sessions.storage.file_saves import mark_of
@@ -155,7 +155,7 @@ async def _wake(session: Session, claimed_at: datetime, turn: int | None) -> Non
     workspace = Workspace.objects.filter(session=session.pk).first()
     members = to_restore(workspace) if workspace is not None else []
     with ExitStack() as held:
-        lease = await borrow_lease(Step(lender_of(session)), held)
+        lease = await borrow_lease(Step(waker_of(session)), held)
         floor = required_isolation_for(tenant, session.api_key, session.language)
         ensure_provider_isolation(lease, floor)
         sandbox = await open_evicting(lease, session)
@@ -163,7 +163,7 @@ async def _wake(session: Session, claimed_at: datetime, turn: int | None) -> Non
             isolation, _ = ensure_sandbox_isolation(lease, sandbox, floor)
             mark = await restore_files(session, lease, sandbox, members)
             await start_session(session, lease, sandbox, parts_of(session))
-            _put(session, sandbox, isolation, mark, claimed_at, turn)
+            _put(session, lease, sandbox, isolation, mark, claimed_at, turn)
             await extend_lease(lease, session, sandbox)
         except BaseException:
             sandbox.submit_close()
@@ -214,6 +214,7 @@ async def restore_files(
 
 def _put(
     session: Session,
+    lease: Lease,
     sandbox: KeptSandbox,
     isolation: str,
     mark: str,
@@ -229,6 +230,7 @@ def _put(
         won = mine.update(
             state=Session.State.OPEN,
             ref=sandbox.ref,
+            config_version=lease.config_version,
             runtime=storable(str(sandbox.metadata.get("runtime", "")))[:64],
             isolation=isolation,
             used_at=Now(),

@@ -17,7 +17,8 @@ from providers.errors import (
     ProviderUnavailable,
     RateLimited,
 )
-from providers.self_managed.provider import LOOK_SECONDS, SelfManagedProvider
+from providers.self_managed.hosts import LOOK_SECONDS
+from providers.self_managed.provider import SelfManagedProvider
 from providers.values import InputFile, Job, RunLimits, SandboxSpec
 from tests.support.pool_service import SLEEP, PoolService, provider_of, running
 from tests.support.processes import free_port

@@ -14,7 +14,7 @@ import pytest
 
 from providers.errors import ConnectionFailed, ProviderUnavailable, SandboxError
 from providers.isolation import IsolationUnmet
-from providers.self_managed.client import PoolClient
+from providers.self_managed.hosts import Hosts
 from tests.support.pool_service import provider_of
 from tests.support.processes import free_port
 
@@ -229,5 +229,5 @@ def test_the_service_is_asked_for_what_the_deployment_demands(
     settings.MINIMUM_ISOLATION = floor
     with Scripted(lambda _, request: PUSHED) as url, provider_of(url) as provider:
         backend = provider._backend
-        assert isinstance(backend, PoolClient)
-        assert backend.config["require_gvisor"] is asked
+        assert isinstance(backend, Hosts)
+        assert backend.all[0].client.config["require_gvisor"] is asked
