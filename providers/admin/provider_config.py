@@ -48,9 +48,10 @@ from providers.services.trial import Trial, try_provider
 Action = PendingChange.Action
 
 _WAITS = "Change submitted for approval (Pending changes)."
-_HEALTH = ("config_version", "healthy", "code", "message", "latency_ms", "checked_at")
+_HEALTH = ("config_version", "healthy", "code", "message", "latency_ms", "checked_at", "figures")
 _STATE = ("provider_name", "health", "in_service", "version", "updated_at")
 _SHOWN = (*_STATE, "enforced_by")
+_OF_A_HOST = ("sessions", "busy", "waiting", "capacity")
 
 
 def _provider_of(request: HttpRequest, row: ProviderConfig | None) -> type[SandboxProvider] | None:
@@ -86,10 +87,18 @@ def _sections(form: type[ProviderConfigForm]) -> list[tuple[str | None, dict[str
     return [(title, {"fields": names, "classes": ("columns",)}) for title, names in shown if names]
 
 
+def _hosts_of(row: ProviderConfig) -> list[dict[str, Any]]:
+    """What the last check found of each host of several, of this configuration."""
+    if getattr(row, "health_config_version", None) != row.version:
+        return []
+    found: list[dict[str, Any]] = (getattr(row, "health_figures", None) or {}).get("hosts") or []
+    return found
+
+
 @admin.register(ProviderConfig)
 class ProviderConfigAdmin(SaysWhatHappens, ProviderConfigModelAdmin):
     list_display = _STATE
-    readonly_fields = (*_SHOWN, "configuration")
+    readonly_fields = (*_SHOWN, "hosts", "configuration")
     actions = ("activate_selected",)
     compressed_fields = False
     warn_unsaved_form = True
@@ -141,6 +150,20 @@ class ProviderConfigAdmin(SaysWhatHappens, ProviderConfigModelAdmin):
         )
         return format_html('<table class="plain">{}</table>', rows)
 
+    @admin.display(description="Hosts")
+    def hosts(self, row: ProviderConfig) -> SafeString:
+        """Show each host with its figures, as the last check found them."""
+        numbers = [(each, *(each.get(name, "") for name in _OF_A_HOST)) for each in _hosts_of(row)]
+        rows = format_html_join(
+            "",
+            '<tr><th scope="row">{}</th><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>'
+            "<td>{}</td></tr>",
+            ((each["address"], each["state"], *rest, each["problem"]) for each, *rest in numbers),
+        )
+        heads = ("Address", "State", "Sessions", "Busy", "Queued", "Max", "Problem")
+        head = format_html_join("", '<th scope="col">{}</th>', ((each,) for each in heads))
+        return format_html('<table class="plain"><tr>{}</tr>{}</table>', head, rows)
+
     @admin.display(description="Configuration")
     def configuration(self, row: ProviderConfig) -> SafeString | str:
         """The stored values with masked secrets, for those who may only look."""
@@ -177,7 +200,8 @@ class ProviderConfigAdmin(SaysWhatHappens, ProviderConfigModelAdmin):
 
     def get_fieldsets(self, request: HttpRequest, obj: ProviderConfig | None = None) -> Any:
         provider = _provider_of(request, obj)
-        state = [("State", {"fields": _SHOWN, "classes": ("columns",)})] if obj else []
+        shown = (*_SHOWN, "hosts") if obj and _hosts_of(obj) else _SHOWN
+        state = [("State", {"fields": shown, "classes": ("columns",)})] if obj else []
         if provider is None or not self._may_edit(request, obj):
             return [*state, (None, {"fields": ("configuration",)})]
         form = self.get_form(request, obj, change=obj is not None)

@@ -50,6 +50,7 @@ FIRST_BACKOFF_SECONDS, LONGEST_BACKOFF_SECONDS = 0.5, 15.0
 # How long the others are waited for once one host has answered.
 OTHERS_SECONDS = 2.0
 
+_NO_ANSWER = "It does not answer, or is no pool service. The log has the reason."
 # What a sandbox's ref has between the key of its host and its name there.
 _MARK = "."
 _KEY_CHARACTERS = 16
@@ -199,7 +200,8 @@ class Host:
             longest = FIRST_BACKOFF_SECONDS * 2 ** min(self._failures - 1, 16)
             seconds = min(LONGEST_BACKOFF_SECONDS, longest) * random.uniform(0.75, 1.25)  # noqa: S311  no secret
             self._not_before = time.monotonic() + seconds
-            self.problem = error.message
+            # What else may be there is told to nobody who can enter an address.
+            self.problem = error.message if error.answered == "proof" else _NO_ANSWER
             if error.answered != "proof":
                 self._stats = None
 
@@ -322,12 +324,12 @@ class Hosts:
         """What the first host that can hands out. Raises SandboxError; nothing has run then."""
         if not self.are_several:
             return self.all[0], start(self.all[0].client)
+        began = time.monotonic()
         for attempt in range(self._retries + 1):
             refused: SandboxError | None = None
             full: RateLimited | None = None
             for host in self._order():
                 if full is not None and not (host.is_free or isinstance(full, KeptFull)):
-                    # The caller has waited in one queue.
                     continue
                 host.note_start()
                 try:
@@ -336,6 +338,9 @@ class Hosts:
                     full = error
                     if not isinstance(error, KeptFull):
                         host.note_full()
+                        if time.monotonic() - began > LATE_SECONDS:
+                            # It was waited for in one queue: nobody waits in all of them in turn.
+                            raise
                 except InvalidConfiguration:
                     raise
                 except SandboxError as error:

@@ -9,7 +9,7 @@ import logging
 import math
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -231,22 +231,37 @@ NUMBERS = (
     *("capacity", "busy", "idle", "kept", "creating", "ending", "waiting"),
     *("started", "failed", "restarts", "refused", "creation_ms"),
 )
+# Of each host of several: texts, and how much of them.
+MOST_HOSTS = 100
+_OF_A_HOST = {"address": 500, "state": 40, "problem": 300}
 _RUNTIME = re.compile(r"[A-Za-z0-9._ -]{1,32}")
 _REGION = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 
 def figures_of(details: Mapping[str, Any]) -> dict[str, Any]:
     """Of `Health.details`; empty for what keeps no pool."""
+    found = _known(details, NUMBERS)
+    hosts = details.get("hosts")
+    if isinstance(hosts, list):
+        found["hosts"] = [_host(each) for each in hosts[:MOST_HOSTS] if isinstance(each, Mapping)]
+    return found if "capacity" in found else {}
+
+
+def _host(said: Mapping[str, Any]) -> dict[str, Any]:
+    texts = {name: str(said.get(name, ""))[:most] for name, most in _OF_A_HOST.items()}
+    return {**texts, **_known(said, (*NUMBERS, "sessions"))}
+
+
+def _known(said: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Those of these numbers that are some, and the runtime."""
     found: dict[str, Any] = {}
-    for name in NUMBERS:
-        value = details.get(name)
+    for name in names:
+        value = said.get(name)
         if isinstance(value, int | float) and not isinstance(value, bool):
             number = float(value)
             if math.isfinite(number) and 0 <= number < 2**53:
                 found[name] = value
-    if "capacity" not in found:
-        return {}
-    runtime = details.get("runtime")
+    runtime = said.get("runtime")
     if isinstance(runtime, str) and _RUNTIME.fullmatch(runtime):
         found["runtime"] = runtime
     return found

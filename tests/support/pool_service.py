@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from providers.sandbox import KeptSandbox
 from providers.self_managed.provider import SelfManagedProvider
 from tests.conftest import require
 from tests.support.processes import ROOT, Service, clean_environment, free_port, started
@@ -200,6 +201,11 @@ def provider_of(endpoint: str, **config: Any) -> Iterator[SelfManagedProvider]:
         yield provider
     finally:
         provider.close()
+
+
+def name_of(sandbox: KeptSandbox) -> str:
+    """What its service calls a kept sandbox, without its host."""
+    return sandbox.ref.rpartition(".")[2]
 
 
 def disconnected_run(pool: PoolService, instance_id: str, code: str) -> socket.socket:

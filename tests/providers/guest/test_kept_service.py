@@ -24,7 +24,7 @@ from providers.schema import validate
 from providers.self_managed.client import PoolClient, SandboxConnection
 from providers.self_managed.provider import SelfManagedProvider
 from providers.values import Event, Job, SandboxLimits, SandboxSpec
-from tests.support.pool_service import PoolService, provider_of, running
+from tests.support.pool_service import PoolService, name_of, provider_of, running
 from tests.support.processes import free_port
 from tests.support.waiting import wait_until
 
@@ -108,7 +108,7 @@ def test_a_client_that_leaves_has_its_run_interrupted(
 ) -> None:
     sandbox = keep(provider)
     sandbox.run(Job("x = 42"))
-    leaving = RawRun(pool, sandbox.ref, LOOP)
+    leaving = RawRun(pool, name_of(sandbox), LOOP)
     leaving.wait_for_output()
     leaving.leave()
     # It waits for the end of the other, which has no end but this.
@@ -138,7 +138,7 @@ def test_a_detached_run_goes_on_without_its_client(
     pool: PoolService, provider: SelfManagedProvider
 ) -> None:
     sandbox = keep(provider)
-    leaving = RawRun(pool, sandbox.ref, f"{UNTIL_TOLD}\nx = 42", detach=True)
+    leaving = RawRun(pool, name_of(sandbox), f"{UNTIL_TOLD}\nx = 42", detach=True)
     leaving.wait_for_output()
     leaving.leave()
     sandbox.files.write("go", [b""])
@@ -149,11 +149,11 @@ def test_a_lease_that_nobody_renews_ends_the_sandbox_and_a_busy_one_is_left(
     pool: PoolService, provider: SelfManagedProvider
 ) -> None:
     idle, busy, renewed = keep(provider, seconds=0.01), keep(provider), keep(provider)
-    working = RawRun(pool, busy.ref, LOOP)
+    working = RawRun(pool, name_of(busy), LOOP)
     working.wait_for_output()
     busy.renew(0.01)
     wait_until(lambda: len(described(pool)) == 2, seconds=60)
-    assert {each["ref"] for each in described(pool)} == {busy.ref, renewed.ref}
+    assert {each["ref"] for each in described(pool)} == {name_of(busy), name_of(renewed)}
     with pytest.raises(KeptSandboxLost):
         idle.run(Job("1"))
     working.leave()
@@ -166,7 +166,7 @@ def test_kept_sandboxes_leave_room_for_single_runs(
     kept = [keep(provider, f"owner {number}") for number in range(3)]
     with pytest.raises(RateLimited, match="at most 3 can exist"):
         keep(provider, "another")
-    with pytest.raises(RateLimited, match=kept[0].ref):
+    with pytest.raises(RateLimited, match=name_of(kept[0])):
         keep(provider, "owner 0")
     single = provider.open(SandboxSpec(), "another")
     assert single.run(Job("print(1)")).stdout == "1\n"
@@ -192,8 +192,8 @@ def test_a_sandbox_is_not_anothers(pool: PoolService, provider: SelfManagedProvi
     one.run(Job("open('secret', 'w').write('x')"))
     assert other.files.stat("secret") is None
     owners = {each["ref"]: each["owner"] for each in described(pool)}
-    assert owners == {one.ref: "alice", other.ref: "bob"}
-    assert len(one.ref) > 25
+    assert owners == {name_of(one): "alice", name_of(other): "bob"}
+    assert len(name_of(one)) > 25
 
 
 def test_a_program_that_takes_all_memory_is_told_and_the_next_one_is_not_blamed(
@@ -231,7 +231,7 @@ def test_a_bad_request_is_refused_and_the_sandbox_stays(
     pool: PoolService, provider: SelfManagedProvider, body: bytes
 ) -> None:
     sandbox = keep(provider)
-    line = SandboxConnection(client_of(pool), sandbox.ref)
+    line = SandboxConnection(client_of(pool), name_of(sandbox))
     with pytest.raises(InvalidConfiguration), line.send(body) as frames:
         list(frames)
     assert sandbox.run(Job("print(1)")).stdout == "1\n"

@@ -29,6 +29,7 @@ from providers.runtime.guest import wire
 from providers.sandbox import KeptSandbox
 from providers.values import Command, Event, Job, SandboxSpec
 from tests.support.outlived import Place, opened_place
+from tests.support.pool_service import name_of
 from tests.support.required import missing
 from tests.support.waiting import wait_until
 
@@ -103,7 +104,7 @@ def test_what_a_sandbox_holds_is_there_after_its_pool(place: Place, number: sign
 
     place.restart(number)
 
-    assert [each["ref"] for each in place.described()] == [sandbox.ref]
+    assert [each["ref"] for each in place.described()] == [name_of(sandbox)]
     assert sandbox.run(Job("print(x + 1, os.environ['SECRET'])")).stdout == "42 sesame\n"
     assert sandbox.run(Job("echo $y", language="bash", context="shell")).stdout == "7\n"
     assert b"".join(sandbox.files.read("kept.txt")) == b"content"
@@ -177,7 +178,7 @@ def test_half_a_frame_of_the_former_pool_is_dropped(runc_place: Place) -> None:
     found = {}
     for number, (name, sandbox) in enumerate(kept.items()):
         sandbox.run(Job(f"x = {number}"))
-        ref = {each.ref: each.container for each in place.memory.all()}[sandbox.ref]
+        ref = {each.ref: each.container for each in place.memory.all()}[name_of(sandbox)]
         found[name] = place.engine.containers.get(ref)
     place.stop(signal.SIGKILL)
     for half in HALVES.values():
@@ -200,10 +201,10 @@ def test_what_was_changed_or_is_a_strangers_is_not_taken_over(runc_place: Place)
     by_ref = {each.ref: each for each in place.memory.all()}
     containers = {ref: place.engine.containers.get(each.container) for ref, each in by_ref.items()}
     place.stop(signal.SIGKILL)
-    containers[changed.ref].update(mem_limit="1g", memswap_limit="1g")
-    containers[ended.ref].kill()
+    containers[name_of(changed)].update(mem_limit="1g", memswap_limit="1g")
+    containers[name_of(ended)].kill()
     # The same labels, and the name of one that is kept: nothing that a label says makes it ours.
-    model = containers[replaced.ref]
+    model = containers[name_of(replaced)]
     name = model.name
     model.remove(force=True)
     stranger = place.engine.containers.run(
@@ -217,7 +218,7 @@ def test_what_was_changed_or_is_a_strangers_is_not_taken_over(runc_place: Place)
         network_mode="none",
     )
     # Not even where what is remembered is said to be of it.
-    forged = replace(by_ref[replaced.ref], container=stranger.id)
+    forged = replace(by_ref[name_of(replaced)], container=stranger.id)
     place.memory.save(forged)
     place.start()
 
@@ -227,7 +228,7 @@ def test_what_was_changed_or_is_a_strangers_is_not_taken_over(runc_place: Place)
         with pytest.raises(KeptSandboxLost, match="was restarted"):
             lost.run(Job("print(1)"))
     wait_until(lambda: len(place.kept_containers()) == 1, seconds=60)
-    assert [each.ref for each in place.memory.all()] == [fine.ref]
+    assert [each.ref for each in place.memory.all()] == [name_of(fine)]
 
 
 def test_a_lease_goes_on_while_there_is_no_pool(runc_place: Place) -> None:
@@ -235,7 +236,7 @@ def test_a_lease_goes_on_while_there_is_no_pool(runc_place: Place) -> None:
     short, long = place.keep("alice"), place.keep("bob")
     short.renew(3)
     long.renew(500)
-    left = {sandbox.ref: sandbox for sandbox in (short, long)}
+    left = {name_of(sandbox): sandbox for sandbox in (short, long)}
     wait_until(lambda: {round(each.seconds, -1) for each in place.memory.all()} == {0, 500}, 60)
     place.stop(signal.SIGKILL)
     stopped = time.monotonic()
@@ -243,12 +244,12 @@ def test_a_lease_goes_on_while_there_is_no_pool(runc_place: Place) -> None:
     place.start()
 
     (described,) = place.described()
-    assert described["ref"] == long.ref
+    assert described["ref"] == name_of(long)
     assert described["expires_in"] < 500 - (time.monotonic() - stopped) + 1
     with pytest.raises(KeptSandboxLost):
-        left[short.ref].run(Job("1"))
+        left[name_of(short)].run(Job("1"))
     wait_until(lambda: len(place.kept_containers()) == 1, seconds=60)
-    assert [each.ref for each in place.memory.all()] == [long.ref]
+    assert [each.ref for each in place.memory.all()] == [name_of(long)]
 
 
 def test_of_two_pools_one_takes_over_and_the_other_says_try_again(runc_place: Place) -> None:
@@ -318,7 +319,7 @@ def test_a_pool_that_stops_leaves_what_is_kept_and_nothing_else(runc_place: Plac
 
     (container,) = place.kept_containers()
     (remembered,) = place.memory.all()
-    assert (remembered.ref, remembered.container) == (kept.ref, container.id)
+    assert (remembered.ref, remembered.container) == (name_of(kept), container.id)
     with pytest.raises(SandboxError):
         single.run(Job("1"))
     # A busy engine may not have ended the others in time; the next pool does.
@@ -333,7 +334,7 @@ def test_what_was_found_counts_under_the_settings_that_come_later(runc_place: Pl
     with place.another_client(runtime="auto", max_sandboxes=4, max_memory="128m") as provider:
         first = provider.open(SandboxSpec(kept=True), "alice")
         place.restart(signal.SIGKILL)
-        assert [each["ref"] for each in place.described()] == [first.ref]
+        assert [each["ref"] for each in place.described()] == [name_of(first)]
         assert place.pool.stats()["capacity"] != 4
         second = provider.open(SandboxSpec(kept=True), "alice")
         assert place.pool.stats()["capacity"] == 4
