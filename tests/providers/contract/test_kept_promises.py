@@ -19,25 +19,25 @@ from tests.providers.contract.verdicts import is_told_as_not_offered
 from tests.support.agentrun_server import AgentRunServer
 from tests.support.e2b_server import E2BServer
 from tests.support.kept_service import sessions_service
-from tests.support.pool_service import PoolService, over_docker, provider_of
+from tests.support.pool_service import PoolService, over_docker, provider_of, running
 from tests.support.processes import free_port
 from tests.support.remote_providers import open_aliyun, open_e2b
 
 pytest_plugins = ["tests.support.pool_fixtures"]
 
-OURS = ("over_bubblewrap", "over_the_engine", "in_place", "in_place_gvisor")
+OURS = ("over_bubblewrap", "over_two_hosts", "over_the_engine", "in_place", "in_place_gvisor")
 # The services that stand in for these keep the state of Python alone.
 SERVICES = ("e2b", "aliyun")
 
 # The same guest by the same means as over_bubblewrap, but for the way to the service.
-SAME_GUEST = "in_place"
+SAME_GUEST = ("in_place", "over_two_hosts")
 WAITS = ("that does not stop", "a deadline ends", "within their time")
 
 
 def marks(provider: str, check: Check, language: str) -> list[pytest.MarkDecorator]:
     """What is waited for, and other languages, once for each guest."""
     is_long = language != "python" or any(each in check.name for each in WAITS)
-    return [pytest.mark.slow] if provider == SAME_GUEST and is_long else []
+    return [pytest.mark.slow] if provider in SAME_GUEST and is_long else []
 
 
 CASES = [
@@ -58,6 +58,17 @@ CASES = [
 @pytest.fixture(scope="module")
 def over_bubblewrap(pool: PoolService) -> Iterator[SandboxProvider]:
     with provider_of(pool.url) as provider:
+        yield provider
+
+
+@pytest.fixture(scope="module")
+def over_two_hosts(
+    pool: PoolService, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[SandboxProvider]:
+    with (
+        running(tmp_path_factory.mktemp("second") / "log") as second,
+        provider_of(f"{pool.url}\n{second.url}") as provider,
+    ):
         yield provider
 
 

@@ -18,11 +18,11 @@ from providers.session_conformance import KEPT_CHECKS
 from tests.providers.contract.verdicts import is_told_as_not_offered
 from tests.support.agentrun_server import AgentRunServer
 from tests.support.e2b_server import E2BServer
-from tests.support.pool_service import over_docker
+from tests.support.pool_service import over_docker, provider_of, running
 from tests.support.processes import free_port
 from tests.support.remote_providers import e2b_config, open_aliyun, open_e2b
 
-PROVIDERS = ("local", "self_managed", "e2b", "aliyun_codeinterpreter")
+PROVIDERS = ("local", "self_managed", "self_managed_hosts", "e2b", "aliyun_codeinterpreter")
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +36,20 @@ def self_managed(
         provider.initialize(SelfManagedProvider.check_config(config))
         yield provider
         provider.close()
+
+
+@pytest.fixture(scope="module")
+def self_managed_hosts(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[SelfManagedProvider]:
+    """Two services."""
+    first, second = (tmp_path_factory.mktemp(name) / "log" for name in ("first", "second"))
+    with (
+        running(first) as one,
+        running(second) as other,
+        provider_of(f"{one.url}\n{other.url}") as provider,
+    ):
+        yield provider
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +80,7 @@ def provider(request: pytest.FixtureRequest) -> SandboxProvider:
 
 # What a language other than Python differs in is the guest's, which `local` has from the same files
 # as the containers of a service.
-SAME_GUEST = "self_managed"
+SAME_GUEST = ("self_managed", "self_managed_hosts")
 
 CASES = [
     pytest.param(
@@ -74,7 +88,7 @@ CASES = [
         check,
         language,
         id=f"{check.name}-{language}-{provider}",
-        marks=[pytest.mark.slow] if provider == SAME_GUEST and language != "python" else [],
+        marks=[pytest.mark.slow] if provider in SAME_GUEST and language != "python" else [],
     )
     for check in CHECKS
     if check not in KEPT_CHECKS  # test_kept_promises.py
