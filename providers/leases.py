@@ -71,7 +71,7 @@ def lease_to_wake(provider_id: str, version: int, *, wait: bool = True) -> Itera
     It is of that version too, or of the one in force where the provider says so and has one. Raises
     as `lease_of_version`.
     """
-    if _wakes_in_force(provider_id):
+    if wakes_in_force(provider_id):
         chosen = lease_of(provider_id, wait=wait)
     else:
         chosen = lease_of_version(provider_id, version, wait=wait)
@@ -79,7 +79,8 @@ def lease_to_wake(provider_id: str, version: int, *, wait: bool = True) -> Itera
         yield lease
 
 
-def _wakes_in_force(provider_id: str) -> bool:
+def wakes_in_force(provider_id: str) -> bool:
+    """Whether its kept sandboxes may have to move by the configuration in force, and it has one."""
     try:
         if not registry.get(provider_id).wakes_in_force:
             return False

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -58,7 +58,7 @@ from executions.sessions.storage import drafts
 from executions.sessions.storage.carry_over import clean_ended
 from executions.sessions.storage.file_saves import Saved, save
 from providers.errors import ConnectionFailed, KeptSandboxLost, RateLimited, SandboxError
-from providers.leases import lease_of
+from providers.leases import lease_of, wakes_in_force
 from providers.sandbox import KeptSandbox
 from providers.threads import Loop
 from providers.waiting import within
@@ -347,11 +347,10 @@ def _standings() -> Iterator[tuple[Session, str]]:
     the configuration in force."""
     living = Session.objects.filter(state=Session.State.OPEN, ref__isnull=False)
     for provider_id in living.order_by().values_list("provider", flat=True).distinct():
+        if not wakes_in_force(provider_id):
+            continue
         try:
-            with ExitStack() as held:
-                lease = held.enter_context(lease_of(provider_id))
-                if not lease.provider.wakes_in_force or not lease.config_version:
-                    continue
+            with lease_of(provider_id) as lease:
                 found = [
                     (session, lease.provider.standing_of(str(session.ref)))
                     for session in _each(living.filter(provider=provider_id).defer("env"))
