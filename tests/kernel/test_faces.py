@@ -66,7 +66,7 @@ FACES = {
         "secret service templates"
     ),
     "providers.local": "node_packages packages",
-    "providers.self_managed": "client hosts images images.build kept",
+    "providers.self_managed": "client images images.build kept",
     "providers.e2b": "",
     "providers.aliyun_codeinterpreter": "",
     "providers.runtime.pool": (
