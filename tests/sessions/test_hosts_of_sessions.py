@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from executions.kernel import background
+from executions.kernel.coroutines import run_sync
 from executions.ledger.verification import verify
 from executions.runs.models import Execution
+from executions.sessions.ending import close
 from executions.sessions.maintenance import MOVE_SECONDS, maintain
 from executions.sessions.models import Session
 from providers.leases import close_all
@@ -41,10 +43,10 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pools]:
 
 
 @pytest.fixture(autouse=True)
-def _ended(transactional_db: None, pools: Pools, alice: Caller) -> Iterator[None]:
+def _ended(transactional_db: None, pools: Pools) -> Iterator[None]:
     yield
-    for pk in Session.objects.filter(closed_at=None).values_list("pk", flat=True):
-        alice.client.delete(f"{URL}/{pk}")
+    for session in Session.objects.filter(closed_at=None):
+        run_sync(close(session, "a test"))
     assert background.wait_for_keyed_work()
     close_all()
     manager.close()
@@ -53,7 +55,7 @@ def _ended(transactional_db: None, pools: Pools, alice: Caller) -> Iterator[None
             pool.ask("DELETE", f"/v1/sandboxes/{each['ref']}")
 
 
-def configure(*pools: PoolService | str, drained: PoolService | str = "") -> None:
+def configure(*pools: PoolService | str, drained: PoolService | str = "", **settings: int) -> None:
     """The hosts of the provider, from now on."""
 
     def url(pool: PoolService | str) -> str:
@@ -64,6 +66,7 @@ def configure(*pools: PoolService | str, drained: PoolService | str = "") -> Non
         "drained": url(drained),
         "pool_size": 1,
         "max_sandboxes": 10,
+        **settings,
     }
     save_config("self_managed", config)
     if not ProviderConfig.objects.filter(is_active=True).exists():
@@ -233,3 +236,39 @@ def test_a_dead_host_is_waited_for_until_it_is_removed(
     assert cell(alice, there, "print(x)").json()["stdout"] == "1\n"
     assert background.wait_for_keyed_work()
     assert [str(finding) for finding in verify().findings] == []
+
+
+def test_the_only_host_of_its_list_dies_and_is_replaced(
+    pools: Pools, alice: Caller, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With no host of its list left, its version of the configuration cannot even be started."""
+    monkeypatch.setattr("providers.self_managed.client.WAIT_SECONDS", 0.0)
+    _, second = pools
+    with running(tmp_path / "log") as dying:
+        configure(dying)
+        session = opened(alice, saves="answer")
+        cell(alice, session, write("f", "kept"))
+        dying.service.process.kill()
+        dying.service.process.wait(60)
+    maintain()
+    assert state_of(session) == "open"
+    configure(second)
+    close_all()
+    maintain()
+    assert state_of(session) == "asleep"
+    assert cell(alice, session, "print(open('f').read())").json()["stdout"] == "kept\n"
+    assert is_at(session, second)
+
+
+def test_two_tenants_share_two_hosts(pools: Pools, alice: Caller, charlie: Caller) -> None:
+    """Beyond its own share a tenant's next session takes the place of one of its own, and of nobody
+    else's."""
+    configure(*pools, max_sandboxes=6, max_kept=3)
+    theirs = [opened(charlie) for _ in range(2)]
+    own = [opened(alice) for _ in range(6)]
+    assert {state_of(session) for session in theirs} == {"open"}
+    states = [state_of(session) for session in own]
+    assert states.count("open") == 4
+    assert states[-1] == "open"
+    for session in theirs:
+        assert cell(charlie, session, "print(1)").json()["stdout"] == "1\n"

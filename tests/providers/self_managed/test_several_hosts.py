@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from providers.errors import (
 )
 from providers.sandbox import KeptSandbox
 from providers.self_managed import hosts
-from providers.self_managed.client import Handle
+from providers.self_managed.client import Handle, PoolClient
 from providers.self_managed.hosts import Host, Hosts, key_of
 from providers.self_managed.provider import PoolSandbox, SelfManagedProvider
 from providers.services.health import figures_of
@@ -314,6 +315,48 @@ def test_a_silent_one_is_passed_over_until_it_answers(
         for _ in range(5):
             assert _run(provider, "print(1)") == "1\n"
         assert silent.count(b"POST") == asked
+
+
+def test_nobody_waits_for_figures_that_are_looked_at(
+    pools: Pools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with over(*pools) as provider:
+        wait_until_unused(*pools)
+        look(provider)
+        goes_on, looks = Event(), Event()
+        host = host_at(provider, pools[0])
+        stats = host.client.stats
+
+        def slow(seconds: float) -> dict[str, Any]:
+            looks.set()
+            assert goes_on.wait(60)
+            return stats(seconds)
+
+        monkeypatch.setattr(host.client, "stats", slow)
+        monkeypatch.setattr(hosts, "LOOK_SECONDS", 0.0)
+        taken(provider)
+        assert looks.wait(60)
+        taken(provider, "bob")
+        assert not goes_on.is_set()
+        goes_on.set()
+    wait_until_unused(*pools)
+
+
+def test_of_many_two_are_compared_and_the_rest_is_left_to_chance() -> None:
+    """Whoever always takes the emptiest of all sends every caller there at once."""
+    several = Hosts([_known(f"http://10.0.0.{n}", busy=n) for n in range(1, 6)], 0)
+    chosen = Counter(several._order()[0].address for _ in range(2000))
+    # One that has four emptier ones is never better than the other; the emptiest one is 2 of 5.
+    assert set(chosen) == {f"http://10.0.0.{n}" for n in range(1, 5)}
+    assert 600 < chosen["http://10.0.0.1"] < 1000
+
+
+def _known(address: str, busy: int) -> Host:
+    config = SelfManagedProvider.check_config({})
+    host = Host(address, PoolClient(address, "", 0, config))
+    host.ask(lambda: {"healthy": True, "capacity": 10, "busy": busy, "waiting": 0})
+    host._told_at += 60
+    return host
 
 
 def test_one_that_is_asked_and_has_not_answered_yet_is_passed_over(
