@@ -22,10 +22,10 @@ from executions.runs.orphaned_runs import log_once
 from executions.runs.record import complete_externally, log_execution
 from executions.sessions import cell_order
 from executions.sessions.models import Session, Workspace
-from executions.sessions.session_sandbox import call_sandbox, collect_attempts, forget
+from executions.sessions.session_sandbox import call_sandbox, collect_attempts, forget, is_gone
 from executions.sessions.storage.carry_over import clean, give_back
 from executions.sessions.storage.file_saves import save
-from providers.errors import KeptSandboxLost, SandboxError
+from providers.errors import ConnectionFailed, KeptSandboxLost, SandboxError
 from providers.sandbox import KeptSandbox
 from providers.waiting import within
 
@@ -238,9 +238,10 @@ async def release(session: Session) -> None:
             # Gone already.
             pass
         except SandboxError as error:
-            logger.warning("the sandbox of session %s is still there: %s", session.pk, error)
-            cell_order.notify(session.pk)
-            return
+            if not isinstance(error, ConnectionFailed) or not is_gone(session, wait=False):
+                logger.warning("the sandbox of session %s is still there: %s", session.pk, error)
+                cell_order.notify(session.pk)
+                return
     forget(session)
     Session.objects.filter(pk=session.pk, released_at=None).update(released_at=Now())
     cell_order.notify(session.pk)

@@ -10,13 +10,13 @@ undone when it dies is in the database, and the schedule takes it up.
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import cache
 from typing import Any
 from uuid import UUID
 
@@ -53,6 +53,7 @@ from executions.sessions.session_sandbox import (
     apply_network,
     call_sandbox,
     collect_attempts,
+    is_gone,
 )
 from executions.sessions.storage import drafts
 from executions.sessions.storage.carry_over import clean_ended
@@ -326,9 +327,11 @@ def move_from_drained() -> int:
     How many. What is never saved stays until its own end, and so does what has a command in the
     background until that ends.
     """
-    leaving = [session.pk for session, standing in _standings() if standing != "stays"]
+    leaving = _leaving()
     return _one_by_one(
-        Session.objects.filter(_MOVABLE, pk__in=leaving),
+        Session.objects.filter(
+            _MOVABLE, pk__in=random.sample(leaving, min(len(leaving), _AT_ONCE))
+        ),
         lambda session: background.submit_keyed(
             ("sleep", session.pk), session.tenant_slug, lambda: _move_or_log(session)
         ),
@@ -342,23 +345,23 @@ _MOVABLE = (
 )
 
 
-def _standings() -> Iterator[tuple[Session, str]]:
-    """The open sessions of providers whose sandboxes may have to move, each with how it stands by
-    the configuration in force."""
-    living = Session.objects.filter(state=Session.State.OPEN, ref__isnull=False)
+def _leaving() -> list[UUID]:
+    """Those of the movable sessions that cannot stay, by the configurations in force."""
+    found: list[UUID] = []
+    living = Session.objects.filter(_MOVABLE)
     for provider_id in living.order_by().values_list("provider", flat=True).distinct():
         if not wakes_in_force(provider_id):
             continue
         try:
             with lease_of(provider_id) as lease:
-                found = [
-                    (session, lease.provider.standing_of(str(session.ref)))
+                found += [
+                    session.pk
                     for session in _each(living.filter(provider=provider_id).defer("env"))
+                    if lease.provider.standing_of(str(session.ref)) != "stays"
                 ]
         except SandboxError as error:
-            logger.warning("hosts of %s are not known: %s", provider_id, error.message)
-            continue
-        yield from found
+            logger.warning("the hosts of %s are not known: %s", provider_id, error.message)
+    return found
 
 
 def _move_or_log(session: Session) -> bool:
@@ -454,7 +457,6 @@ def renew_living() -> int:
     lost = 0
     living = Session.objects.filter(state=Session.State.OPEN, ref__isnull=False)
     silent = _Silent()
-    gone = cache(lambda: {each.pk for each, standing in _standings() if standing == "gone"})
     for session in _each(living):
         if session in silent:
             continue
@@ -469,7 +471,7 @@ def renew_living() -> int:
             mark_lost(session, error.message)
             lost += 1
         except ConnectionFailed as error:
-            if session.pk in gone():
+            if is_gone(session, wait=True):
                 mark_lost(session, "its host was removed, and does not answer")
                 lost += 1
             else:

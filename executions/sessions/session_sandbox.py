@@ -33,7 +33,7 @@ from providers.errors import (
     SandboxError,
     before_the_code,
 )
-from providers.leases import lease_of_version, lease_to_wake
+from providers.leases import lease_of, lease_of_version, lease_to_wake, wakes_in_force
 from providers.manager import Lease
 from providers.network import Attempts, Network
 from providers.sandbox import KeptSandbox, Process, Sandbox
@@ -374,6 +374,19 @@ def waker_of(session: Session) -> Any:
     """The route to the provider that opens the sandbox of a session that wakes."""
     provider_id, version = session.provider, session.config_version or 0
     return lambda *, wait=True: lease_to_wake(provider_id, version, wait=wait)
+
+
+def is_gone(session: Session, *, wait: bool) -> bool:
+    """Whether the host of its sandbox was removed from the configuration; False where that is not
+    known. With `wait` a provider that is still starting is waited for."""
+    try:
+        if not wakes_in_force(session.provider):
+            return False
+        with lease_of(session.provider, wait=wait) as lease:
+            return lease.provider.standing_of(_ref(session)) == "gone"
+    except SandboxError as error:
+        logger.warning("the hosts of %s are not known: %s", session.provider, error.message)
+        return False
 
 
 def _ref(session: Session) -> str:

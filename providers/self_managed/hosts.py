@@ -117,9 +117,13 @@ class Host:
     @property
     def is_alive(self) -> bool:
         """Whether it answers, as far as is known, and is not left alone for what it refused."""
-        now = time.monotonic()
-        is_late = self._asked_at is not None and now - self._asked_at > LATE_SECONDS
-        return self._stats is not None and now >= self._not_before and not is_late
+        return self._answers and time.monotonic() >= self._not_before
+
+    @property
+    def _answers(self) -> bool:
+        asked_at = self._asked_at
+        is_late = asked_at is not None and time.monotonic() - asked_at > LATE_SECONDS
+        return self._stats is not None and not is_late
 
     @property
     def load(self) -> float:
@@ -207,11 +211,13 @@ class Host:
 
     def described(self) -> dict[str, Any]:
         """Its address, its state, and its figures, for who configures it."""
-        state = "drained" if self.is_drained else "full" if self.is_full else "ready"
-        if not self.is_alive:
-            state = "drained, not answering" if self.is_drained else "not answering"
-        elif self.stats.get("healthy") is not True and not self.is_drained:
+        state = "full" if self.is_full else "ready"
+        if not self._answers:
+            state = "not answering"
+        elif not self.is_alive or self.stats.get("healthy") is not True:
             state = "unhealthy"
+        if self.is_drained:
+            state = "drained" if self._answers else "drained, not answering"
         figures = {name: self.stats[name] for name in _OF_EACH if name in self.stats}
         return {"address": self.address, "state": state, "problem": self.problem, **figures}
 
@@ -275,11 +281,12 @@ class Hosts:
 
     def standing_of(self, ref: str) -> Literal["stays", "moves", "gone"]:
         """As `SandboxProvider.standing_of`."""
-        try:
-            host, _ = self._place_of(ref)
-        except KeptSandboxLost:
-            return "gone"
-        return "moves" if host.is_drained else "stays"
+        key, mark, _ = ref.partition(_MARK)
+        if not mark:
+            # Of a release that had one host.
+            return "stays"
+        host = self._by_key.get(key)
+        return "gone" if host is None else "moves" if host.is_drained else "stays"
 
     def run(self, handle: Handle, job: Job, emit: Emit | None = None) -> ExecutionResult:
         """As `PoolClient.run`, at the host of the instance."""
@@ -421,7 +428,9 @@ class Hosts:
         """
         key, mark, name = ref.partition(_MARK)
         host = self._by_key.get(key)
-        if host is None or not mark:
+        if not mark and not self.are_several:
+            host, name = self.all[0], ref
+        if host is None:
             with before_the_code():
                 raise KeptSandboxLost(
                     "The sandbox does not exist any more: its host was removed from the "

@@ -214,16 +214,19 @@ def test_a_dead_host_is_waited_for_until_it_is_removed(
         configure(dying, second)
         saved = opened_at(alice, dying, saves="answer")
         bare = opened_at(alice, dying, saves="never")
+        closed = opened_at(alice, dying, saves="never")
         there = opened_at(alice, second)
         cell(alice, saved, write("f", "kept"))
         cell(alice, there, "x = 1")
         dying.service.process.kill()
         dying.service.process.wait(60)
 
+    assert alice.client.delete(f"{URL}/{closed['id']}").status_code == 204
     refused = cell(alice, saved, "1")
     assert (refused.status_code, refused.json()["error"]["code"]) == (502, "SB003")
     maintain()
     assert (state_of(saved), state_of(bare)) == ("open", "open")
+    assert row(closed).released_at is None
     # Others do not notice.
     assert cell(alice, there, "print(x)").json()["stdout"] == "1\n"
     assert is_at(opened(alice), second)
@@ -231,6 +234,8 @@ def test_a_dead_host_is_waited_for_until_it_is_removed(
     configure(second)
     maintain()
     assert (state_of(saved), state_of(bare)) == ("asleep", "lost")
+    # There is nothing left of it to be ended.
+    assert row(closed).released_at is not None
     assert cell(alice, saved, "print(open('f').read())").json()["stdout"] == "kept\n"
     assert is_at(saved, second)
     assert cell(alice, there, "print(x)").json()["stdout"] == "1\n"

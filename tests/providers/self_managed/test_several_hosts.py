@@ -113,6 +113,19 @@ def wait_until_unused(*pools: PoolService) -> None:
 Pools = tuple[PoolService, PoolService]
 
 
+def test_a_ref_of_a_release_that_had_one_host_is_of_the_only_one(pools: Pools) -> None:
+    with over(pools[0]) as provider:
+        sandbox = kept(provider)
+        sandbox.run(Job("x = 41"))
+        former = sandbox.ref.partition(".")[2]
+        assert provider.standing_of(former) == "stays"
+        attached = provider.attach(former)
+        assert attached.ref == sandbox.ref
+        assert attached.run(Job("print(x + 1)")).stdout == "42\n"
+        assert attached.close()
+    wait_until_unused(*pools)
+
+
 def test_sandboxes_are_at_both_and_each_runs_where_it_is(pools: Pools) -> None:
     with over(*pools) as provider:
         wait_until_unused(*pools)
@@ -435,7 +448,7 @@ def test_a_ref_leads_to_no_address_that_is_not_configured(pools: Pools) -> None:
             "",
             f"{pools[0].url}.{name}",
         ):
-            assert provider.standing_of(forged) == "gone"
+            assert provider.standing_of(forged) == ("gone" if "." in forged else "stays")
             with pytest.raises(KeptSandboxLost):
                 provider.attach(forged)
         # What follows the host is a name at its service, whatever it looks like.
