@@ -6,6 +6,7 @@ import json
 import math
 import re
 import subprocess
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,15 @@ def test_only_what_the_service_runs_reaches_a_layer() -> None:
     }
 
 
+def test_no_health_check_is_one_that_compose_cannot_wait_for(compose: dict[str, Any]) -> None:
+    """`up --wait` of some versions fails at a check that is disabled, and counts one left out as passed."""
+    checks = {name: service.get("healthcheck") for name, service in compose["services"].items()}
+    assert all(check is None or check.get("test") for check in checks.values())
+    for service in compose["services"].values():
+        for other, needed in service.get("depends_on", {}).items():
+            assert needed["condition"] != "service_healthy" or checks[other], other
+
+
 def test_every_setting_is_one_that_there_is(compose: dict[str, Any]) -> None:
     named = {
         name for service in compose["services"].values() for name in service.get("environment", {})
@@ -154,6 +164,8 @@ def test_the_proxy_waits_longer_than_any_answer_and_is_the_one_that_is_trusted(
     # The longest wait for a sandbox, the longest start, the longest run.
     assert read > 300 + 120 + settings.SANDBOX_MAX_TIMEOUT_SEC
     assert "non_idempotent" not in re.sub(r"#.*", "", proxy)
+    # A form is refused whose origin has a port that the Host does not have.
+    assert set(re.findall(r"proxy_set_header Host (\S+);", proxy)) == {"$http_host"}
     size = int(re.search(r"client_max_body_size (\d+)m;", proxy)[1])  # type: ignore[index]
     assert size * 2**20 > settings.SANDBOX_MAX_BODY_BYTES
     for path in (DEPLOY / "nginx").glob("upstream-*.conf"):
@@ -162,6 +174,41 @@ def test_the_proxy_waits_longer_than_any_answer_and_is_the_one_that_is_trusted(
     address = compose["services"]["proxy"]["networks"]["edge"]["ipv4_address"]
     for name in ("web", "worker", "setup"):
         assert compose["services"][name]["environment"]["TRUSTED_PROXIES"] == address
+
+
+def test_no_container_can_take_the_address_that_is_trusted(compose: dict[str, Any]) -> None:
+    (pool,) = compose["networks"]["edge"]["ipam"]["config"]
+    subnet, given_out = ip_network(pool["subnet"]), ip_network(pool["ip_range"])
+    assert given_out.subnet_of(subnet)
+    fixed = {
+        name: ip_address(service["networks"]["edge"]["ipv4_address"])
+        for name, service in compose["services"].items()
+        if isinstance(service["networks"], dict)
+    }
+    # The proxy looks web's name up once, at its start.
+    assert fixed.keys() == {"web", "proxy"}
+    assert len(set(fixed.values())) == len(fixed)
+    for address in fixed.values():
+        assert address in subnet
+        assert address not in given_out
+        # The first one is the bridge's.
+        assert address != next(subnet.hosts())
+
+
+def test_only_the_network_of_the_proxy_has_a_way_out(compose: dict[str, Any]) -> None:
+    networks = compose["networks"]
+    assert {name for name, network in networks.items() if not network.get("internal")} == {"edge"}
+    members = {
+        network: {
+            name for name, service in compose["services"].items() if network in service["networks"]
+        }
+        for network in networks
+    }
+    assert members == {
+        "edge": {"web", "worker", "proxy"},
+        "data": {"setup", "web", "worker", "postgres", "redis", "storage", "bucket"},
+        "pool": {"setup", "web", "worker", "pool"},
+    }
 
 
 def _exposure(*units: Path) -> float:
