@@ -89,7 +89,9 @@ def test_every_variable_that_is_named_is_one_of_the_project() -> None:
         "bundle",
     ):
         sources += [
-            path for path in (ROOT / folder).rglob("*") if path.suffix in ("", ".py", ".sh")
+            path
+            for path in (ROOT / folder).rglob("*")
+            if path.suffix in ("", ".py", ".sh", ".yaml")
         ]
     known = FOREIGN | {f"SANDBOX_KEEP_{data.upper()}_DAYS" for data in settings.SANDBOX_KEEP_DAYS}
     for path in sources:

@@ -6,7 +6,7 @@ import json
 import math
 import re
 import subprocess
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -178,10 +178,10 @@ def test_the_proxy_waits_longer_than_any_answer_and_is_the_one_that_is_trusted(
 
 def test_no_container_can_take_the_address_that_is_trusted(compose: dict[str, Any]) -> None:
     (pool,) = compose["networks"]["edge"]["ipam"]["config"]
-    subnet, given_out = ip_network(pool["subnet"]), ip_network(pool["ip_range"])
+    subnet, given_out = IPv4Network(pool["subnet"]), IPv4Network(pool["ip_range"])
     assert given_out.subnet_of(subnet)
     fixed = {
-        name: ip_address(service["networks"]["edge"]["ipv4_address"])
+        name: IPv4Address(service["networks"]["edge"]["ipv4_address"])
         for name, service in compose["services"].items()
         if isinstance(service["networks"], dict)
     }
