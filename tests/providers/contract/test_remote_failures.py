@@ -114,7 +114,7 @@ def test_a_failure_has_its_code_and_shows_no_secret_and_leaves_no_sandbox(
     service.fail(operation, fault)
     with monkeypatch.context() as patch:
         if fault == "hang":
-            patch.setattr("providers.remote.service.REQUEST_SECONDS", 0.5)
+            patch.setattr("providers.remote.service.REQUEST_SECONDS", 2.0)
         with pytest.raises(SandboxError) as caught:
             if operation == "shell":
                 run(service.provider, "echo 1", "bash")
