@@ -18,11 +18,12 @@ from django.db import connection
 from django.test import TransactionTestCase
 from rest_framework.test import APIClient
 
-from executions.kernel import background
+from executions.kernel import background, presentation
 from executions.ledger import entry
 from executions.runs import heartbeat
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import ApiKey, Tenant
+from providers import admin_lists
 from providers.local import service as local_service
 from providers.runtime.launchers import images
 from providers.services import probing, trial
@@ -183,9 +184,12 @@ def _services_here() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def _patient() -> Iterator[None]:
-    """A machine that stands still for a while is no pool service that does not answer."""
+    """A busy machine has time for what a page or a pool service does in a moment elsewhere."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(local_service, "STATS_SECONDS", 120.0)
+        patch.setattr(admin_lists, "SECONDS", 60.0)
+        patch.setattr(presentation, "PATIENCE_SECONDS", 60.0)
+        patch.setattr(presentation._pool, "wall_seconds", 60.0)
         yield
 
 
