@@ -36,6 +36,9 @@ def with_files(caller: Caller, code: str = write("f", "kept")) -> dict[str, Any]
 
 
 def total_is_right(caller: Caller) -> StoredTotal:
+    # What was refused is collected behind the answer.
+    assert background.wait_for_keyed_work(60)
+    assert background.wait_until_idle(60)
     total = StoredTotal.objects.get(tenant=caller.tenant)
     assert total.files == WorkspaceFile.objects.filter(workspace__tenant=caller.tenant).count()
     sizes = Blob.objects.filter(tenant=caller.tenant).values_list("size", flat=True)
