@@ -43,6 +43,9 @@ def looked_at(caller: Caller, session: dict[str, Any]) -> dict[str, Any]:
 
 
 def counts_are_right(session: dict[str, Any]) -> None:
+    # What was cut off or refused is collected behind the answer.
+    assert background.wait_for_keyed_work(60)
+    assert background.wait_until_idle(60)
     workspace = Workspace.objects.get(session=session["id"])
     rows = workspace.rows.all()
     assert workspace.files == rows.count()
