@@ -356,7 +356,7 @@ def _leaving() -> list[UUID]:
             with lease_of(provider_id) as lease:
                 found += [
                     session.pk
-                    for session in _each(living.filter(provider=provider_id).defer("env"))
+                    for session in _each(living.filter(provider=provider_id).only("ref"))
                     if lease.provider.standing_of(str(session.ref)) != "stays"
                 ]
         except SandboxError as error:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from django.test import Client
@@ -16,6 +17,7 @@ from executions.runs import extensions
 from executions.runs.advice import MOST_ADVICE, Missed, importable, missed_by
 from executions.runs.extensions import Extension
 from executions.runs.models import Execution
+from providers.templates.resolve import NPM as REGISTRY
 from providers.values import Packages
 from tests.conftest import Caller
 from tests.support.lying_provider import Liar
@@ -26,7 +28,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("lists_forgotten")]
 
 NO_MODULE = "Traceback (most recent call last):\nModuleNotFoundError: No module named 'polars'\n"
 NO_VERSION = "ERROR: No matching distribution found for polars\n"
-NPM = "npm error request to https://registry.npmjs.org/left-pad failed, reason: EAI_AGAIN\n"
+NPM = f"npm error request to {REGISTRY}/left-pad failed, reason: EAI_AGAIN\n"
 RULES = "pypi.org and files.pythonhosted.org"
 PACKAGES = {"pandas": "3.0", "numpy": "2.4", "et_xmlfile": "2.0"}
 
@@ -100,8 +102,9 @@ def test_a_run_that_asked_for_no_network_is_told_to(liar: Liar, alice: Caller) -
     liar.answers(stderr=NPM, exit_code=1)
     listed()
     [told] = advised(alice)
+    host = urlsplit(REGISTRY).hostname
     assert told == (
-        "npm reaches no registry: this run has no network for it. Allow registry.npmjs.org with "
+        f"npm reaches no registry: this run has no network for it. Allow {host} with "
         "the field network."
     )
 
