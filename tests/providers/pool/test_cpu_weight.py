@@ -31,7 +31,10 @@ def weight(group: Path) -> int:
     return int((group / "cpu.weight").read_text())
 
 
-def test_a_group_yields_until_it_is_told_not_to_and_theirs_has_the_sum(tmp_path: Path) -> None:
+def test_a_group_yields_until_it_is_told_not_to_and_theirs_has_the_sum(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2))
     weights, (first, second) = weigh(tmp_path, "1", "2")
     assert (weight(first), weight(second), weight(tmp_path)) == (SMALL, SMALL, 2 * SMALL)
     weights.set(first, yields=False)
@@ -40,6 +43,18 @@ def test_a_group_yields_until_it_is_told_not_to_and_theirs_has_the_sum(tmp_path:
     # What was forgotten is not weighed again, whoever still tells of it.
     weights.set(first, yields=True)
     assert (weight(first), weight(tmp_path)) == (FULL, SMALL)
+
+
+def test_many_sandboxes_weigh_no_more_than_a_process_per_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle ones leave their weight to the busy one, which would starve the service."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2))
+    weights, groups = weigh(tmp_path, *map(str, range(50)))
+    for group in groups:
+        weights.set(group, yields=False)
+    assert {weight(group) for group in groups} == {FULL}
+    assert weight(tmp_path) == 2 * FULL
 
 
 def test_nothing_yields_while_somebody_waits_for_it(tmp_path: Path) -> None:
