@@ -9,9 +9,11 @@ Without the right to any, the guest supervisor watches the memory itself.
 
 The weights are the kernel's own: every sandbox's group has a weight, which is small unless
 something of a caller's runs in it. The group above them has the sum of theirs, so that beside the
-service a sandbox counts like one process, and at most the weight of one process per processor: the
-kernel gives the whole weight to those that run, and a hundred idle sessions would let the program
-in one of them starve the service. Nothing is held back while a processor has nothing else to do.
+service a sandbox counts like one process. It has a bound: the kernel gives the whole weight to
+those that run, and a hundred idle sessions would let the program in one of them starve the service.
+On v1 the service's processes are weighed one by one, and the bound is that of one per processor. On
+v2 they are a group themselves, and the bound is the weight of a group. Nothing is held back while a
+processor has nothing else to do.
 """
 
 from __future__ import annotations
@@ -412,9 +414,9 @@ def _remove_unheld(path: Path) -> None:
         os.close(handle)
 
 
-# By version of cgroups: the file, the weight of one that runs (the kernel's default, and that of a
-# process), that of one that yields, and the largest that the kernel takes.
-_FILES = {1: ("cpu.shares", 1024, 128, 262_144), 2: ("cpu.weight", 100, 12, 10_000)}
+# By version of cgroups: the file, the weight of one that runs (the kernel's default, of a process
+# too), and that of one that yields.
+_FILES = {1: ("cpu.shares", 1024, 128), 2: ("cpu.weight", 100, 12)}
 
 
 class Weights:
@@ -423,8 +425,8 @@ class Weights:
     def __init__(self, parent: Path, version: int) -> None:
         """Raises OSError where the kernel weighs nothing there."""
         self.parent = parent
-        self._name, self._full, self._small, most = _FILES[version]
-        self._most = min(most, self._full * len(os.sched_getaffinity(0)))
+        self._name, self._full, self._small = _FILES[version]
+        self._most = self._full * (len(os.sched_getaffinity(0)) if version == 1 else 1)
         self._yields: dict[Path, bool] = {}
         # Until there is a pool, somebody waits for each: it is tried whether any can be made.
         self._hurried = True

@@ -17,8 +17,8 @@ from tests.support.warm_pools import WarmPool
 FULL, SMALL = 100, 12
 
 
-def weigh(folder: Path, *names: str) -> tuple[Weights, list[Path]]:
-    weights = Weights(folder, 2)
+def weigh(folder: Path, *names: str, version: int = 2) -> tuple[Weights, list[Path]]:
+    weights = Weights(folder, version)
     weights.hurry(is_wanted=False)
     groups = [folder / name for name in names]
     for group in groups:
@@ -27,34 +27,39 @@ def weigh(folder: Path, *names: str) -> tuple[Weights, list[Path]]:
     return weights, groups
 
 
-def weight(group: Path) -> int:
-    return int((group / "cpu.weight").read_text())
+def weight(group: Path, name: str = "cpu.weight") -> int:
+    return int((group / name).read_text())
 
 
-def test_a_group_yields_until_it_is_told_not_to_and_theirs_has_the_sum(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2))
+def test_a_group_yields_until_it_is_told_not_to_and_theirs_has_the_sum(tmp_path: Path) -> None:
     weights, (first, second) = weigh(tmp_path, "1", "2")
     assert (weight(first), weight(second), weight(tmp_path)) == (SMALL, SMALL, 2 * SMALL)
     weights.set(first, yields=False)
-    assert (weight(first), weight(second), weight(tmp_path)) == (FULL, SMALL, FULL + SMALL)
+    assert (weight(first), weight(second)) == (FULL, SMALL)
     weights.forget(first)
     # What was forgotten is not weighed again, whoever still tells of it.
     weights.set(first, yields=True)
     assert (weight(first), weight(tmp_path)) == (FULL, SMALL)
 
 
-def test_many_sandboxes_weigh_no_more_than_a_process_per_processor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("version", "name", "full", "most"),
+    [(1, "cpu.shares", 1024, 3 * 1024), (2, "cpu.weight", FULL, FULL)],
+)
+def test_idle_sandboxes_leave_a_busy_one_no_weight_that_starves_the_service(
+    version: int,
+    name: str,
+    full: int,
+    most: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Idle ones leave their weight to the busy one, which would starve the service."""
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(2))
-    weights, groups = weigh(tmp_path, *map(str, range(50)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(3))
+    weights, groups = weigh(tmp_path, *map(str, range(300)), version=version)
     for group in groups:
         weights.set(group, yields=False)
-    assert {weight(group) for group in groups} == {FULL}
-    assert weight(tmp_path) == 2 * FULL
+    assert {weight(group, name) for group in groups} == {full}
+    assert weight(tmp_path, name) == most
 
 
 def test_nothing_yields_while_somebody_waits_for_it(tmp_path: Path) -> None:
