@@ -116,7 +116,7 @@ TAKES_TOO_MUCH = {
 def test_without_root_nothing_goes_past_the_bound_of_memory(
     ordinary: LocalProcess, code: str
 ) -> None:
-    result = ordinary.run("import os, time\n" + textwrap.dedent(code), timeout=60)
+    result = ordinary.run("import os, time\n" + textwrap.dedent(code), timeout=240)
     assert (result["out_of_memory"], result["exit_code"]) == (True, None), result
     assert ordinary.run("print('undisturbed')")["stdout"] == "undisturbed\n"
 
@@ -211,5 +211,5 @@ UNDER_GVISOR = {
 def test_without_root_gvisor_bounds_all_memory_too(code: str) -> None:
     require("runsc")
     with without_root(launcher="gvisor", gvisor_platform="ptrace", pool_size=1) as process:
-        result = process.run("import os, time\n" + textwrap.dedent(code), timeout=60)
+        result = process.run("import os, time\n" + textwrap.dedent(code), timeout=240)
         assert (result["out_of_memory"], result["exit_code"]) == (True, None), result
