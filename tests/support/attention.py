@@ -24,6 +24,7 @@ def waiting(caller: Caller, **values: Any) -> Execution:
             "timeout": 1,
             "code_hash": "sha256:" + "0" * 64,
             "status": "queued",
+            "created_at": NOW,
             "deadline": NOW + timedelta(hours=1),
             **values,
         }
