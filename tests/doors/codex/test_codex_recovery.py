@@ -172,8 +172,12 @@ def web_processes(site: Site) -> list[int]:
 
 
 def described(pid: int) -> tuple[int, str]:
-    stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(stat[1]), Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+    """Its parent and its command; nothing where it has ended meanwhile."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return int(stat[1]), Path(f"/proc/{pid}/cmdline").read_bytes().decode()
+    except OSError:
+        return 0, ""
 
 
 def answers(site: Site) -> bool:
