@@ -23,6 +23,7 @@ from tests.support.processes import (
     STOP_SECONDS,
     Service,
     clean_environment,
+    command_line,
     free_port,
     started,
 )
@@ -99,13 +100,6 @@ def processes_by_kind(service: Service) -> Counter[str]:
         if interpreter == sys.executable:
             found[next((kind for kind in IDLE if kind in words), " ".join(words))] += 1
     return found
-
-
-def command_line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 def log_lines(service: Service) -> list[str]:

@@ -183,8 +183,13 @@ def _started(pid: int) -> str | None:
     return None if state == "Z" else fields[18]
 
 
-def _command_line(pid: int) -> str:
+def command_line(pid: int) -> bytes:
+    """The words of a process, a zero after each; nothing where it has ended meanwhile."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
-        return ""
+        return b""
+
+
+def _command_line(pid: int) -> str:
+    return command_line(pid).replace(b"\0", b" ").decode().strip()

@@ -18,6 +18,7 @@ from tests.doors.codex.test_codex_approvals import approval_of, decide, stored_e
 from tests.support.codex_door import Client, Refused, capability_path, make_key
 from tests.support.codex_model import scripted
 from tests.support.codex_program import make_home, run_codex
+from tests.support.processes import command_line
 from tests.support.raw_http import ask
 from tests.support.site import EXECUTIONS, Site, running_site
 from tests.support.waiting import wait_until
@@ -175,9 +176,9 @@ def described(pid: int) -> tuple[int, str]:
     """Its parent and its command; nothing where it has ended meanwhile."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        return int(stat[1]), Path(f"/proc/{pid}/cmdline").read_bytes().decode()
     except OSError:
         return 0, ""
+    return int(stat[1]), command_line(pid).decode()
 
 
 def answers(site: Site) -> bool:

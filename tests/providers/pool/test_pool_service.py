@@ -31,7 +31,14 @@ from tests.support.pool_service import (
     disconnected_run,
     running,
 )
-from tests.support.processes import ROOT, STOP_SECONDS, clean_environment, free_port, started
+from tests.support.processes import (
+    ROOT,
+    STOP_SECONDS,
+    clean_environment,
+    command_line,
+    free_port,
+    started,
+)
 
 pytest_plugins = ["tests.support.pool_fixtures"]
 
@@ -236,18 +243,11 @@ def test_a_warm_sandbox_that_is_killed_is_never_handed_out(pool: PoolService) ->
         assert pool.run(pool.create()).body["stdout"] == "ran\n"
 
 
-def command_line(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        # It has ended meanwhile.
-        return b""
-
-
 def parent(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()[1])
     except OSError:
+        # It has ended meanwhile.
         return 0
 
 
