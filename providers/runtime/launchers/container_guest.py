@@ -119,6 +119,12 @@ def probe_command() -> list[str]:
     return ["python3", "-I", "-c", text_of("probe.py"), json.dumps(names)]
 
 
+def probe_request(modules: Mapping[str, Any]) -> bytes:
+    """Return what a probe reads that is to compile these modules."""
+    request = json.dumps(modules).encode()
+    return len(request).to_bytes(4, "big") + request
+
+
 def read_probe(output: bytes) -> dict[str, Any]:
     """Return the answer of a probe. Raises CreationFailed."""
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import json
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -32,6 +31,7 @@ from providers.runtime.launchers.container_guest import (
     image_of,
     node_runner,
     probe_command,
+    probe_request,
     read_probe,
     sources,
 )
@@ -471,7 +471,7 @@ class DockerLauncher(Launcher):
         )
         name = self._reaper.new_name()
         try:
-            return read_probe(self._engine.run_once(name, recipe, json.dumps(sources).encode()))
+            return read_probe(self._engine.run_once(name, recipe, probe_request(sources)))
         finally:
             self._reaper.forget(name)
 

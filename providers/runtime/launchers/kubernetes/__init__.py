@@ -1,0 +1,1 @@
+"""Sandboxes in the Pods of a Kubernetes cluster, reached over the API server."""
