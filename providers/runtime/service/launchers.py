@@ -34,7 +34,8 @@ _complaints: dict[str, str] = {}
 
 @dataclass(frozen=True)
 class LauncherChoice:
-    """`kind` is one of `launcher_names.KINDS`. `auto` takes the first of `best_first` that starts a sandbox here.
+    """`kind` is one of `launcher_names.KINDS`. `auto` takes the first of `best_first` that starts a
+    sandbox here.
 
     `pool_id` tells the containers of this pool from those of others on the same engine, or in the
     same `namespace` of a cluster. What
@@ -173,8 +174,10 @@ class LauncherChoice:
 
     def _make_kubernetes(self, settings: ServiceSettings) -> Launcher:
         try:
-            from providers.runtime.launchers.kubernetes.launcher import KubernetesLauncher
-            from providers.runtime.launchers.kubernetes.settings import KubernetesSettings
+            from providers.runtime.launchers.kubernetes import (
+                KubernetesLauncher,
+                KubernetesSettings,
+            )
         except ModuleNotFoundError as error:
             if (error.name or "").partition(".")[0] not in ("kubernetes", "aiohttp_retry"):
                 raise

@@ -98,11 +98,15 @@ class Api:
         path = os.environ.get("KUBECONFIG", "")
         try:
             if path or not (_SERVICE_ACCOUNT / "token").exists():
-                await config.load_kube_config(client_configuration=settings)
-                _, active = config.list_kube_config_contexts()
+                await config.load_kube_config(  # type: ignore[no-untyped-call]
+                    client_configuration=settings
+                )
+                _, active = config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
                 found = active["context"].get("namespace", "default")
             else:
-                config.load_incluster_config(client_configuration=settings)
+                config.load_incluster_config(  # type: ignore[no-untyped-call]
+                    client_configuration=settings
+                )
                 found = (_SERVICE_ACCOUNT / "namespace").read_text().strip()
         except (config.ConfigException, OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidConfiguration(

@@ -34,7 +34,6 @@ from providers.runtime.launchers.container_guest import (
     read_probe,
     sources,
 )
-from providers.runtime.launchers.kubernetes import checks
 from providers.runtime.launchers.kubernetes.api import (
     MERGE,
     Api,
@@ -44,6 +43,12 @@ from providers.runtime.launchers.kubernetes.api import (
     error_of,
 )
 from providers.runtime.launchers.kubernetes.cache import PodCache
+from providers.runtime.launchers.kubernetes.checks import (
+    GVISOR_REMEDY,
+    find_runtime_class,
+    require_closed_network,
+    require_rights,
+)
 from providers.runtime.launchers.kubernetes.guest import (
     End,
     KubernetesGuest,
@@ -120,9 +125,9 @@ class KubernetesLauncher(Launcher):
         """
         await self._api.open()
         try:
-            await checks.require_rights(self._api)
-            await checks.require_closed_network(self._api, self._owner.labels)
-            self._runtime_class = await checks.find_runtime_class(
+            await require_rights(self._api)
+            await require_closed_network(self._api, self._owner.labels)
+            self._runtime_class = await find_runtime_class(
                 self._api, self._settings.runtime, require_gvisor=self._settings.require_gvisor
             )
             await self._cache.open()
@@ -454,7 +459,7 @@ class KubernetesLauncher(Launcher):
         if self._settings.require_gvisor and not is_gvisor:
             raise ProviderUnavailable(
                 f"require_gvisor is set, but Pods of the RuntimeClass "
-                f"{self._runtime_class or '(none)'} are not in gVisor. {checks.GVISOR_REMEDY}"
+                f"{self._runtime_class or '(none)'} are not in gVisor. {GVISOR_REMEDY}"
             )
         self.runtime = GVISOR if is_gvisor else RUNC
         self._hardening = Hardening.of(self.runtime)
