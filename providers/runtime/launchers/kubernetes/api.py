@@ -84,8 +84,10 @@ def error_of(failure: ApiFailure, what: str) -> SandboxError:
 class Api:
     """A connection to one API server, for one event loop."""
 
-    def __init__(self, wanted_namespace: str) -> None:
-        self.namespace = wanted_namespace
+    def __init__(self, namespace: str, kubeconfig: Path | None = None) -> None:
+        """Without a namespace it is that of the kubeconfig or of the service account."""
+        self.namespace = namespace
+        self._kubeconfig = kubeconfig
         self._client: client.ApiClient | None = None
 
     async def open(self) -> None:
@@ -95,13 +97,13 @@ class Api:
         settings = client.Configuration()
         # How calls are repeated is for their callers to say.
         settings.retries = None
-        path = os.environ.get("KUBECONFIG", "")
+        path = str(self._kubeconfig or os.environ.get("KUBECONFIG", ""))
         try:
             if path or not (_SERVICE_ACCOUNT / "token").exists():
                 await config.load_kube_config(  # type: ignore[no-untyped-call]
-                    client_configuration=settings
+                    config_file=path or None, client_configuration=settings
                 )
-                _, active = config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
+                _, active = config.list_kube_config_contexts(path or None)  # type: ignore[no-untyped-call]
                 found = active["context"].get("namespace", "default")
             else:
                 config.load_incluster_config(  # type: ignore[no-untyped-call]
@@ -122,15 +124,11 @@ class Api:
         parts = urlsplit(self._open.configuration.host)
         return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
-    def close(self) -> None:
-        """Close every connection, without an event loop that could wait."""
-        if self._client is None:
-            return
-        session = self._client.rest_client.pool_manager
-        if session is not None and (connector := session.connector) is not None:
-            session.detach()
-            connector.close()
-        self._client = None
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
 
     async def call(
         self,

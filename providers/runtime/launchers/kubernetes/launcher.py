@@ -102,7 +102,7 @@ class KubernetesLauncher(Launcher):
         self.rest_seconds = 0.06
         self.enforced_by: dict[str, str] = {}
         self._settings = settings
-        self._api = Api(settings.namespace)
+        self._api = Api(settings.namespace, settings.kubeconfig)
         self._cache = PodCache(self._api, f"{APP_LABEL}={APP}")
         self._owner = Owner(self._api, settings.pool, self._cache, settings.memory)
         self._hardening = Hardening.of(RUNC)
@@ -157,8 +157,7 @@ class KubernetesLauncher(Launcher):
     def close(self) -> None:
         self._owner.close()
         self._cache.close()
-        closing = asyncio.ensure_future(self._owner.release())
-        closing.add_done_callback(lambda _: self._api.close())
+        self._later(self._disconnect())
 
     async def start(self, template: Template) -> Guest:
         image = self._image(template.name, template.language)
@@ -418,6 +417,10 @@ class KubernetesLauncher(Launcher):
     async def _patch(self, name: str, metadata: Mapping[str, Any]) -> Object:
         path = f"{self._api.pods}/{name}"
         return await self._api.call("PATCH", path, {"metadata": metadata}, content_type=MERGE)
+
+    async def _disconnect(self) -> None:
+        await self._owner.release()
+        await self._api.close()
 
     def _later(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
