@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import json
 import logging
+import os
 import shutil
 import signal
 import ssl
@@ -293,6 +294,8 @@ def main() -> None:
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    # What is made here is for containers of any user to read.
+    os.umask(0o022)
     # The first process of a container loses its parent, and is to be ours.
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
