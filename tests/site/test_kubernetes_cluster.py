@@ -21,11 +21,7 @@ from tests.support.kubernetes import Cluster
 
 SECONDS = 60.0
 PROTOCOL = "v4.channel.k8s.io"
-COPY = [
-    "python3",
-    "-c",
-    "import shutil, sys; shutil.copyfileobj(sys.stdin.buffer.raw, sys.stdout.buffer.raw)",
-]
+COPY = ["cat"]
 
 
 class Pods:
