@@ -124,6 +124,10 @@ class NodePod:
         self._hurried = asyncio.Event()
         self._is_ending = False
         self._is_over = pod["status"].get("phase") in ("Succeeded", "Failed")
+        # Its containers were those of a node that was lost, which has come back without them.
+        self._was_lost = any(
+            each.get("containerID") for each in pod["status"].get("containerStatuses") or []
+        )
         self._kill_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -237,6 +241,11 @@ class NodePod:
 
     async def _live(self) -> None:
         """Run all containers until they are over. Returns early where the Pod is to end."""
+        if self._was_lost and self._spec.get("restartPolicy") == "Never":
+            for state in self._states:
+                state.now = {"terminated": {"exitCode": 255, "reason": "Unknown"}}
+                state.is_over = True
+            return
         tool = await self._find_tool()
         place = await self._make_place()
         if tool is None or place is None:
@@ -499,7 +508,7 @@ class NodePod:
                 return str(values.get(path.removeprefix(prefix).removesuffix("']"), ""))
         if path not in known:
             raise BadContainer("CreateContainerConfigError", f"the field {path} is not known here")
-        return known[path]
+        return str(known[path])
 
     @property
     def _address(self) -> str:

@@ -1,7 +1,7 @@
 """The port of a kubelet: `exec`, `attach` and logs of its containers.
 
 Streams are those of v4.channel.k8s.io over WebSocket: each message begins with the number of its
-stream. No stream can be ended by itself.
+stream. No stream can be ended by itself. SPDY is not spoken, which older kubectl's exec needs.
 """
 
 from __future__ import annotations

@@ -104,8 +104,10 @@ class Node:
 
     async def _report(self, ready: str, reason: str) -> None:
         when = now()
-        facts = ("machineID", "systemUUID", "bootID", "kernelVersion", "osImage")
-        facts += ("containerRuntimeVersion", "kubeletVersion", "kubeProxyVersion")
+        facts = (
+            *("machineID", "systemUUID", "bootID", "kernelVersion", "osImage"),
+            *("containerRuntimeVersion", "kubeletVersion", "kubeProxyVersion"),
+        )
         conditions = [
             {"type": kind, "status": "False" if ready == "True" else ready, "reason": reason}
             for kind in ("MemoryPressure", "DiskPressure", "PIDPressure")
@@ -226,6 +228,8 @@ class Kubelet:
         self._nodes: dict[str, Node] = {}
 
     async def add(self, name: str, capacity: dict[str, str]) -> None:
+        if name in self._nodes:
+            return
         node = Node(name, capacity, self._setup)
         self._nodes[name] = node
         await node.start()
