@@ -148,7 +148,7 @@ def over_kubernetes(
     environment = clean_environment(
         folder / "data",
         PORT=str(port),
-        KUBECONFIG=str(pool_account(cluster, folder, namespace)),
+        KUBECONFIG=str(pool_account(cluster, namespace)),
         KUBERNETES_NAMESPACE=namespace,
         SANDBOX_BASE_PYTHON_IMAGE="sandbox",
         SANDBOX_BASE_NODEJS_IMAGE="sandbox",
@@ -162,9 +162,9 @@ def over_kubernetes(
         yield pool
 
 
-def pool_account(cluster: Cluster, folder: Path, namespace: str) -> Path:
+def pool_account(cluster: Cluster, namespace: str) -> Path:
     """The kubeconfig of a service account with the rights of a pool service."""
-    path = folder / "pool-account"
+    path = cluster.folder / f"{namespace}-pool"
     if path.exists():
         return path
     account = {"metadata": {"name": "pool"}}
