@@ -127,7 +127,7 @@ class Api:
     async def close(self) -> None:
         """Close every connection."""
         if self._client is not None:
-            await self._client.close()
+            await self._client.close()  # type: ignore[no-untyped-call]
             self._client = None
 
     async def call(
