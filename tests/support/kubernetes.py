@@ -359,7 +359,7 @@ class Cluster:
             root_ca_file=self.folder / "ca.pem",
             node_monitor_period="1s",
             node_monitor_grace_period=f"{_GRACE_SECONDS}s",
-            # In what nobody here asks for, it would be another second before it is ready.
+            # What is for clouds has nothing to do here.
             controllers="*,-nodeipam,-cloud-node-lifecycle,-route,-service",
             **common,
         )
