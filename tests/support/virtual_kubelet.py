@@ -45,7 +45,7 @@ class Node:
 
     def __init__(self, name: str, capacity: dict[str, str], setup: Setup) -> None:
         self.name = name
-        self._capacity = capacity
+        self._capacity = {"ephemeral-storage": "100Gi", **capacity}
         self._setup = setup
         self._api = setup.api
         self._pods: Pods = {}
