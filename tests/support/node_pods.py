@@ -232,8 +232,6 @@ class NodePod:
         self.containers.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # Life.
-
     async def _run_containers(self) -> None:
         """Run all containers until they are over. Returns early where the Pod is to end."""
         if self._was_lost and self._spec.get("restartPolicy") == "Never":
@@ -430,8 +428,6 @@ class NodePod:
         except (OSError, aiohttp.ClientError, TimeoutError):
             return False
 
-    # What containers are given.
-
     async def _object(self, kind: str, name: str, is_optional: bool | None) -> dict[str, Any]:
         """Raises BadContainer where there is none."""
         path = f"/api/v1/namespaces/{self.namespace}/{kind}/{name}"
@@ -554,8 +550,6 @@ class NodePod:
             if group is not None:
                 shutil.chown(path, group=int(group))
                 path.chmod(path.stat().st_mode | 0o040)
-
-    # What is reported.
 
     def _phase(self) -> str:
         if self._failure:
