@@ -315,9 +315,9 @@ class NodePod:
             again = again or (policy != "Never" and state.code != 0)
             if self._is_ending or not again:
                 break
-            old = self.containers.pop(state.spec["name"], None)
-            if old:
+            if old := self.containers.get(state.spec["name"]):
                 await old[0].remove()
+                del self.containers[state.spec["name"]]
             state.last, state.restarts = state.now, state.restarts + 1
             if state.restarts > 1:
                 state.now = {"waiting": {"reason": "CrashLoopBackOff"}}
