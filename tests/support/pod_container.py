@@ -86,7 +86,13 @@ class Container:
                 read, write = os.pipe2(os.O_CLOEXEC)
                 theirs.append(write)
                 ours.append(read)
-            failed = await self._run(theirs)
+            work = asyncio.create_task(self._run(theirs))
+            try:
+                failed = await asyncio.shield(work)
+            except asyncio.CancelledError:
+                # What has begun has to be known, or it could not be removed.
+                await work
+                raise
         except BaseException:
             for fd in ours:
                 os.close(fd)
