@@ -14,7 +14,7 @@ import docker
 import httpx
 import pytest
 
-from providers.runtime.launchers import docker as docker_launcher
+from providers.runtime.launchers import container_guest
 from providers.runtime.launchers.container_guest import DEFAULT_IMAGES
 from providers.runtime.launchers.docker_engine import Engine
 from providers.runtime.pool.background import BackgroundLoop
@@ -37,7 +37,7 @@ INSTALLED = "/usr/bin/hello-of-a-test"
 @pytest.fixture(autouse=True)
 def long_wait_for_images(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for the image of a template as long as a busy machine takes to make it."""
-    monkeypatch.setattr(docker_launcher, "MAKING_SECONDS", 120.0)
+    monkeypatch.setattr(container_guest, "MAKING_SECONDS", 120.0)
 
 
 def make_deb(

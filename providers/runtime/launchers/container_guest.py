@@ -4,14 +4,16 @@ command of its first process, and what is known of its image.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
-from providers.errors import CreationFailed
-from providers.languages import TABLE
+from providers.errors import CreationFailed, InvalidConfiguration, RateLimited
+from providers.languages import TABLE, version_in
 from providers.runtime.launchers.guest_files import (
     INSIDE,
     PACKAGE,
@@ -25,6 +27,8 @@ ALONE_SECONDS = 25 * 3600.0
 
 DEFAULT_IMAGES = {each.name: each.image for each in TABLE if each.image}
 BUILD_COMMAND = "python manage.py build_images"
+# How long a caller waits for the image of a template. Shorter than callers wait for a sandbox.
+MAKING_SECONDS = 8.0
 _NODE_MODULES = "/usr/share/nodejs"
 
 
@@ -157,3 +161,73 @@ def environment_with(image: Image, environment: list[str]) -> list[str]:
         for each in environment
     ]
     return [*extended, f"NODE_PATH={image.folder}/node_modules:/node_modules:{_NODE_MODULES}"]
+
+
+class TemplateImages:
+    """Makes the images of templates, each once at a time. Used in one event loop.
+
+    `make` makes one of the usual image for the language, the template's digest and its folder.
+    """
+
+    def __init__(self, make: Callable[[Image | None, str, Path], Awaitable[Image]]) -> None:
+        self._make = make
+        # By digest and usual image.
+        self._making: dict[tuple[str, str], asyncio.Future[Image]] = {}
+
+    async def make(self, usual: Image | None, digest: str, folder: Path) -> Image:
+        """Return the image of a template. One that takes long is made meanwhile.
+
+        Raises RateLimited then, and what making it raises.
+        """
+        key = digest, usual.id if usual else ""
+        if key not in self._making:
+            self._making[key] = asyncio.ensure_future(self._make(usual, digest, folder))
+        making = self._making[key]
+        try:
+            # It goes on where its caller has left.
+            return await asyncio.wait_for(asyncio.shield(making), MAKING_SECONDS)
+        except TimeoutError:
+            raise RateLimited(
+                "template: Its packages are being installed. Try again in a few seconds.",
+                field="template",
+                retry_after=MAKING_SECONDS / 2,
+            ) from None
+        finally:
+            # The first who asks after that learns how it ended.
+            if making.done():
+                self._making.pop(key, None)
+
+    def close(self) -> None:
+        """Give up those that are being made."""
+        for making in self._making.values():
+            making.cancel()
+        self._making.clear()
+
+
+def release_for(folder: Path, usual: Image) -> str:
+    """Return the release of Python that the packages in a template's folder are for, empty where it
+    has none. Raises InvalidConfiguration where the usual image has another one."""
+    releases = [path.name.removeprefix("python") for path in folder.glob("lib/python*")]
+    has = version_in("python", usual.versions.get("python", ""))
+    if releases and not has.startswith(f"python {releases[0]}."):
+        raise InvalidConfiguration(
+            f"template: It is for Python {releases[0]}, and the image has {has or 'none'}.",
+            field="template",
+        )
+    return releases[0] if releases else ""
+
+
+def place_of(digest: str) -> str:
+    """Return the folder of an image that has the files of a template, without the first slash."""
+    return f"opt/cofferdam/{digest}"
+
+
+def with_template(base: Image, name: str, digest: str, *, has_interpreter: bool) -> Image:
+    """Return the image `name`, which was made of `base` and of the files of a template.
+
+    With `has_interpreter` the files are an environment of the Python of the base.
+    """
+    programs = dict(base.interpreters)
+    if has_interpreter:
+        programs["python"] = f"/{place_of(digest)}/bin/python"
+    return replace(base, id=name, interpreters=programs, folder=f"/{place_of(digest)}")

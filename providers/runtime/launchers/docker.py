@@ -17,7 +17,6 @@ from providers.errors import (
     CreationFailed,
     InvalidConfiguration,
     ProviderUnavailable,
-    RateLimited,
     SandboxError,
 )
 from providers.languages import OURS, version_in
@@ -26,14 +25,18 @@ from providers.runtime.launchers.container_guest import (
     BUILD_COMMAND,
     DEFAULT_IMAGES,
     Image,
+    TemplateImages,
     environment_with,
     guest_command,
     image_of,
     node_runner,
+    place_of,
     probe_command,
     probe_request,
     read_probe,
+    release_for,
     sources,
+    with_template,
 )
 from providers.runtime.launchers.docker_engine import (
     GVISOR_REMEDY,
@@ -70,8 +73,6 @@ T = TypeVar("T")
 
 # The repository of images that have a template's files.
 _TEMPLATES = "cofferdam-template"
-# How long a caller waits for one that is made. Shorter than callers wait for a sandbox.
-MAKING_SECONDS = 8.0
 
 
 class DockerLauncher(Launcher):
@@ -93,8 +94,7 @@ class DockerLauncher(Launcher):
         self._images: dict[str, Image] = {}
         # Those that templates are based on, by id.
         self._bases: dict[str, Image] = {}
-        # Images of templates, by digest and usual image.
-        self._making: dict[tuple[str, str], asyncio.Future[Image]] = {}
+        self._making = TemplateImages(partial(self._in_thread, self._make_image))
         self._owner = Owner(settings.pool_id, settings.memory)
         self._threads = ThreadPoolExecutor(PARALLEL_CALLS, "docker")
         self._reaper = Reaper(self._engine, self._owner, self._threads)
@@ -136,29 +136,8 @@ class DockerLauncher(Launcher):
         if name not in self._images:
             language, _, _ = name.partition("@")
             usual = self._images.get(self._image_key(language, language))
-            self._images[name] = await self._made(usual, digest, folder)
+            self._images[name] = await self._making.make(usual, digest, folder)
         return True
-
-    async def _made(self, usual: Image | None, digest: str, folder: Path) -> Image:
-        """The image of a template. One that takes long is made meanwhile: raises RateLimited."""
-        key = digest, usual.id if usual else ""
-        if key not in self._making:
-            made = self._in_thread(self._make_image, usual, digest, folder)
-            self._making[key] = asyncio.ensure_future(made)
-        making = self._making[key]
-        try:
-            # It goes on where its caller has left.
-            return await asyncio.wait_for(asyncio.shield(making), MAKING_SECONDS)
-        except TimeoutError:
-            raise RateLimited(
-                "template: Its packages are being installed. Try again in a few seconds.",
-                field="template",
-                retry_after=MAKING_SECONDS / 2,
-            ) from None
-        finally:
-            # The first who asks after that learns how it ended.
-            if making.done():
-                self._making.pop(key, None)
 
     def _make_image(self, usual: Image | None, digest: str, folder: Path) -> Image:
         """Return the image of a template: its base and its files. Raises SandboxError."""
@@ -170,14 +149,7 @@ class DockerLauncher(Launcher):
             return self._add_template(image, digest, folder, interpreter=base.interpreter)
         if usual is None:
             raise CreationFailed("Docker: there is no image for the language.")
-        releases = [path.name.removeprefix("python") for path in folder.glob("lib/python*")]
-        has = version_in("python", usual.versions.get("python", ""))
-        if releases and not has.startswith(f"python {releases[0]}."):
-            raise InvalidConfiguration(
-                f"template: It is for Python {releases[0]}, and the image has {has or 'none'}.",
-                field="template",
-            )
-        return self._add_template(usual, digest, folder, releases[0] if releases else "")
+        return self._add_template(usual, digest, folder, release_for(folder, usual))
 
     def _find_base(self, base: Base) -> Image:
         """Return the image of the engine that a template is based on. Raises
@@ -205,22 +177,18 @@ class DockerLauncher(Launcher):
     def _add_template(
         self, base: Image, digest: str, folder: Path, release: str = "", interpreter: str = ""
     ) -> Image:
-        place = f"opt/cofferdam/{digest}"
         tag = f"{self._template_images}{digest[:24]}-{base.id.rpartition(':')[2][:12]}"
         known = self._engine.image(tag)
         if known is None:
             name = self._reaper.new_name()
-            archive = image_archive(folder, place, release, interpreter)
+            archive = image_archive(folder, place_of(digest), release, interpreter)
             try:
                 identifier = self._engine.add_files(base.id, archive, name, self._owner.labels, tag)
             finally:
                 self._reaper.forget(name)
         else:
             identifier = known["Id"]
-        programs = dict(base.interpreters)
-        if interpreter:
-            programs["python"] = f"/{place}/bin/python"
-        return replace(base, id=identifier, interpreters=programs, folder=f"/{place}")
+        return with_template(base, identifier, digest, has_interpreter=bool(interpreter))
 
     @property
     def _template_images(self) -> str:

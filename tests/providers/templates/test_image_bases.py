@@ -11,8 +11,7 @@ import docker
 import pytest
 
 from providers.errors import InvalidConfiguration, RateLimited
-from providers.runtime.launchers import docker as docker_launcher
-from providers.runtime.launchers import docker_packages
+from providers.runtime.launchers import container_guest, docker_packages
 from providers.templates.base import Base
 from providers.templates.lock import Lock
 from tests.support.package_index import PackageIndex, make_wheel, package_index
@@ -201,7 +200,7 @@ def test_a_caller_does_not_wait_for_packages_that_take_long(
     digest = based.build(
         add_deb(index, "slow", make_deb("slow", scripts=slow)), base, apt=("slow",)
     )
-    monkeypatch.setattr(docker_launcher, "MAKING_SECONDS", 0.05)
+    monkeypatch.setattr(container_guest, "MAKING_SECONDS", 0.05)
     with pytest.raises(RateLimited) as busy:
         based.run("print(1)", digest)
     assert (busy.value.field, busy.value.retry_after) == ("template", 0.025)
