@@ -195,6 +195,9 @@ class LauncherChoice:
                 require_gvisor=settings.require_gvisor,
                 filter_system_calls=settings.enable_seccomp,
                 pull_secret=settings.kubernetes_pull_secret,
+                registry=settings.kubernetes_registry,
+                registry_credential=settings.kubernetes_registry_credential,
+                data_dir=self.data_dir,
                 memory=self.memory,
             )
         )

@@ -94,7 +94,9 @@ def parse_span(text: str) -> float:
 
 def _setting(declared: PoolField) -> Any:
     return field(
-        default_factory=lambda: declared.read(declared.default), metadata={"declared": declared}
+        default_factory=lambda: declared.read(declared.default),
+        metadata={"declared": declared},
+        repr=not declared.secret,
     )
 
 
@@ -304,6 +306,32 @@ class ServiceSettings:
             group=IMAGES,
             renews="launcher",
             read=lambda name: name or "",
+        )
+    )
+    kubernetes_registry: str = _setting(
+        PoolField(
+            "string",
+            "Kubernetes template registry",
+            max=300,
+            address=True,
+            placeholder="registry.example/cofferdam-templates",
+            description="With POOL_LAUNCHER=kubernetes: the repository to which the pool pushes "
+            "the images of templates. The nodes pull from it.",
+            group=IMAGES,
+            renews="launcher",
+            read=lambda name: name or "",
+        )
+    )
+    kubernetes_registry_credential: str = _setting(
+        PoolField(
+            "string",
+            "Credential of that registry",
+            secret=True,
+            max=4000,
+            description="user:password of an account that may push to the repository.",
+            group=IMAGES,
+            renews="launcher",
+            read=lambda credential: credential or "",
         )
     )
     max_lifetime: float = _setting(

@@ -21,13 +21,15 @@ from providers.templates import base as bases
 from providers.templates.base import Base
 from providers.templates.store import TemplateStore
 
-WITH_TEMPLATES = ("bubblewrap", "gvisor", "runc", "crun", "docker", "none")
+WITH_TEMPLATES = ("bubblewrap", "gvisor", "runc", "crun", "docker", "kubernetes", "none")
 
 
 def bases_of(kind: str) -> list[str]:
     """Return what of `providers.templates.base.BASES` templates can have with a launcher."""
     if kind == "docker":
         return ["image", bases.APT]
+    if kind == "kubernetes":
+        return ["image"]
     if kind not in WITH_TEMPLATES:
         return []
     return ["interpreter", "image"] if kind in WITH_IMAGES else ["interpreter"]

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from providers.errors import (
@@ -68,6 +69,7 @@ from providers.runtime.launchers.kubernetes.manifest import (
 )
 from providers.runtime.launchers.kubernetes.owner import Owner, container_of
 from providers.runtime.launchers.kubernetes.settings import KubernetesSettings
+from providers.runtime.launchers.kubernetes.templates import PodTemplates
 from providers.runtime.launchers.seccomp import build_filter
 from providers.runtime.pool.hardening import GVISOR, RUNC, Hardening
 from providers.runtime.pool.launcher import Guest, Launcher
@@ -109,6 +111,7 @@ class KubernetesLauncher(Launcher):
         self._runtime_class = ""
         self._seccomp = b""
         self._images: dict[str, Image] = {}
+        self._templates = PodTemplates(settings, self._probe)
         # When the leases end that are noted at the Pods, by container.
         self._copied: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -153,6 +156,18 @@ class KubernetesLauncher(Launcher):
 
     def node_runner(self) -> list[str]:
         return node_runner()
+
+    async def hold_template(self, name: str, digest: str, folder: Path) -> bool:
+        if name not in self._images:
+            language, _, _ = name.partition("@")
+            usual = self._image(language, language)
+            self._images[name] = await self._templates.make(usual, digest, folder)
+        return True
+
+    async def drop_template(self, name: str) -> None:
+        image = self._images.pop(name, None)
+        if image and all(other.id != image.id for other in self._images.values()):
+            await self._templates.drop(image)
 
     def close(self) -> None:
         self._owner.close()
@@ -420,6 +435,7 @@ class KubernetesLauncher(Launcher):
 
     async def _disconnect(self) -> None:
         await self._owner.release()
+        await self._templates.close()
         await self._api.close()
 
     def _later(self, work: Any) -> None:
@@ -467,6 +483,7 @@ class KubernetesLauncher(Launcher):
         self.runtime = GVISOR if is_gvisor else RUNC
         self._hardening = Hardening.of(self.runtime)
         first, _ = next(iter(found.values()))
+        self._templates.know_machine(first["machine"])
         program = build_filter(
             first["machine"],
             shared_kernel=not is_gvisor,

@@ -21,6 +21,8 @@ class KubernetesSettings:
     `images` maps a language or a template's name to an image. `runtime` is the name of a
     RuntimeClass or of its handler; "auto" is one with gVisor's handler where there is one, and
     "runc" is none. `pull_secret` is the Secret with the credentials of the registry of images.
+    `registry` is the repository that images of templates are pushed to, with the `user:password` of
+    `registry_credential`; what is pushed lies in `data_dir` meanwhile.
     With a `memory` kept sandboxes outlive this process. Without `filter_system_calls` only the
     seccomp profile of the cluster's container runtime holds.
     """
@@ -33,4 +35,7 @@ class KubernetesSettings:
     require_gvisor: bool = False
     filter_system_calls: bool = True
     pull_secret: str = ""
+    registry: str = ""
+    registry_credential: str = field(default="", repr=False)
+    data_dir: Path | None = None
     memory: StateStore | None = None
