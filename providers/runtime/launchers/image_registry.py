@@ -445,7 +445,7 @@ class ImageRegistry:
         headers: Mapping[str, str] | None = None,
         body: Callable[[], AsyncIterator[bytes]] | None = None,
         size: int | None = None,
-        seconds: float = CALL_SECONDS,
+        seconds: float = 0.0,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Ask a registry as who we are there. `more` is another scope. Raises SandboxError."""
         actions = actions or ("pull,push" if repository == self.repository else "pull")
@@ -459,7 +459,7 @@ class ImageRegistry:
             if authorization:
                 sent["Authorization"] = authorization
             async with self._request(
-                method, repository, url, sent, body() if body else None, seconds
+                method, repository, url, sent, body() if body else None, seconds or CALL_SECONDS
             ) as answer:
                 if answer.status != 401 or is_last:
                     yield answer
