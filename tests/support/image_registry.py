@@ -89,22 +89,24 @@ def python_layer() -> bytes:
     return _without(small_root(), unwanted)
 
 
-def node_layer() -> bytes:
-    """This machine's Node.js, with what it needs beside the libraries of Python."""
-    node = os.path.realpath(require("node"))
-    listed = subprocess.run(["ldd", node], capture_output=True, text=True, check=True).stdout
+def program_layer(*names: str) -> bytes:
+    """Programs of this machine, in /usr/bin, with the libraries that they need."""
     found = BytesIO()
     with tarfile.open(fileobj=found, mode="w", dereference=True) as archive:
-        archive.add(node, arcname="usr/bin/node")
-        for library in sorted(set(re.findall(r"(/\S+)", listed))):
-            archive.add(library, arcname=library)
-        for name in ("acorn", "acorn-walk", "cjs-module-lexer", "undici"):
-            if (built_in := Path("/usr/share/nodejs", name)).exists():
+        for name in names:
+            program = os.path.realpath(require(name))
+            archive.add(program, arcname=f"usr/bin/{name}")
+            listed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True)
+            for library in sorted(set(re.findall(r"(/\S+)", listed.stdout))):
+                archive.add(library, arcname=library)
+        # What Debian's Node.js has outside its program.
+        for each in ("acorn", "acorn-walk", "cjs-module-lexer", "undici") * ("node" in names):
+            if (built_in := Path("/usr/share/nodejs", each)).exists():
                 archive.add(built_in, arcname=str(built_in))
     return found.getvalue()
 
 
-def link_layer() -> bytes:
+def upper_layer() -> bytes:
     """A last layer, with a file that hides one of a lower layer."""
     return layer((entry("etc/of-the-image"), b"upper\n"), (entry("etc/.wh.hidden"), b""))
 
@@ -249,8 +251,11 @@ class LyingRegistry:
     def _honest(self, request: Received) -> Answer:
         parts = request.path.partition("?")[0].split("/")
         if request.method in ("GET", "HEAD") and parts[-2] == "manifests":
-            kind = {"Content-Type": self.image.media_type}
-            return Answer(200, kind, self.image.manifest)
+            about = {
+                "Content-Type": self.image.media_type,
+                "Docker-Content-Digest": self.image.digest,
+            }
+            return Answer(200, about, self.image.manifest)
         if request.method in ("GET", "HEAD") and parts[-2] == "blobs":
             blob = self.image.blobs.get(parts[-1])
             return Answer(404) if blob is None else Answer(200, {}, blob)

@@ -33,6 +33,7 @@ from tests.support.pod_bundles import (
     write_bundle,
 )
 from tests.support.pod_container import Container, End, cgroup_path
+from tests.support.pulled_images import is_pulled, pull
 
 logger = logging.getLogger("virtual_kubelet")
 
@@ -69,6 +70,7 @@ class State:
     last: dict[str, Any] = field(default_factory=dict)
     restarts: int = 0
     number: int = 0
+    image_id: str = ""
     is_ready: bool = False
     is_over: bool = False
 
@@ -76,7 +78,7 @@ class State:
         return {
             "name": self.spec["name"],
             "image": self.spec["image"],
-            "imageID": f"virtual://{self.spec['image']}" if self.number else "",
+            "imageID": f"virtual://{self.image_id or self.spec['image']}" if self.number else "",
             "containerID": f"virtual://{self.number}" if self.number else "",
             "ready": self.is_ready,
             "started": "running" in self.now,
@@ -329,6 +331,8 @@ class NodePod:
         spec = state.spec
         try:
             environment = dict(place.variables) | await self._environment(spec)
+            if is_pulled(spec["image"]):
+                state.image_id = await self._pull(spec["image"])
             limits = (spec.get("resources") or {}).get("limits") or {}
             size = int(quantity(limits["memory"])) if "memory" in limits else _UNBOUND
             if tool != TOOLS[""]:
@@ -375,6 +379,12 @@ class NodePod:
         state.now = {"running": {"startedAt": timestamp()}}
         state.is_ready = not spec.get("readinessProbe")
         return container
+
+    async def _pull(self, image: str) -> str:
+        """Raises BadContainer."""
+        named = [each["name"] for each in self._spec.get("imagePullSecrets") or []]
+        secrets = [await self._data({"secretRef": {}}, name) for name in named]
+        return await asyncio.to_thread(pull, image, self._setup.images, secrets)
 
     async def _note_end(self, state: State, container: Container, end: End) -> None:
         state.is_ready = False

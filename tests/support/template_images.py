@@ -181,9 +181,9 @@ def docker_images() -> Iterator[DockerImages]:
 class BasedPool:
     """A pool of one launcher, and the store that it looks into."""
 
-    def __init__(self, kind: str, data_dir: Path, **settings: Any) -> None:
+    def __init__(self, kind: str, data_dir: Path, *, namespace: str = "", **settings: Any) -> None:
         self.store = TemplateStore(data_dir)
-        choice = LauncherChoice(kind, data_dir, new_pool_id(), "ptrace")
+        choice = LauncherChoice(kind, data_dir, new_pool_id(), "ptrace", namespace=namespace)
         wanted = {"pool_size": 1, "max_sandboxes": 4, "queue_timeout": 120, **settings}
         self.loop = BackgroundLoop("based-pool")
         try:

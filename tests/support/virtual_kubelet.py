@@ -2,7 +2,8 @@
 
 For the API server each is a kubelet of its own. Their Pods are containers of runc on this machine,
 or of runsc where the handler of their RuntimeClass says so. A Pod has a network of loopback alone,
-or the machine's with hostNetwork. There are no probes but readiness, and no images are pulled.
+or the machine's with hostNetwork. There are no probes but readiness. Images are pulled from
+registries on loopback alone.
 
 Commands come as lines of JSON on standard input; each is answered with a line "done".
 """

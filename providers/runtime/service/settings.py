@@ -38,6 +38,7 @@ _MOST_BY_MEMORY = 32
 _RUNTIME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 _IMAGE = re.compile(r"[\w][\w.:/@-]*", re.ASCII)
 _OBJECT = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", re.ASCII)
+_REPOSITORY = re.compile(r"(https?://)?[\w.:\[\]-]+(/[a-z0-9]+([._-]+[a-z0-9]+)*)+", re.ASCII)
 _TEMPLATE = re.compile(r"([a-z][a-z0-9_-]{0,31}):([a-z]+)=(.+)", re.ASCII)
 _SIZE = re.compile(r"([1-9]\d*)([bkmg])")
 _SIZE_UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -444,6 +445,12 @@ def check_config(config: Mapping[str, Any]) -> None:
             "kubernetes_pull_secret: Must be the name of a Secret: lower-case letters, digits, `-` "
             "and `.`.",
             field="kubernetes_pull_secret",
+        )
+    if config["kubernetes_registry"] and not _REPOSITORY.fullmatch(config["kubernetes_registry"]):
+        raise InvalidConfiguration(
+            "kubernetes_registry: Must be a repository of images, such as "
+            "registry.example/cofferdam-templates.",
+            field="kubernetes_registry",
         )
     for name in IMAGE_FIELDS.values():
         if config[name] and not _IMAGE.fullmatch(config[name]):
