@@ -68,18 +68,26 @@ class PackedImage:
         return digest_of(self.manifest)
 
 
-def packed(layers: Sequence[bytes], media_type: str = OCI_MANIFEST, **config: Any) -> PackedImage:
+def packed(
+    layers: Sequence[bytes],
+    media_type: str = OCI_MANIFEST,
+    *,
+    is_zipped: bool = True,
+    **config: Any,
+) -> PackedImage:
     """An image of these layers, which are tar archives."""
     of_config, of_layers = _KINDS[media_type]
     made = json.dumps(config_of(layers, **config)).encode()
-    zipped = [gzip.compress(each, 1, mtime=0) for each in layers]
+    written = [gzip.compress(each, 1, mtime=0) if is_zipped else each for each in layers]
+    if not is_zipped:
+        of_layers = of_layers.removesuffix("+gzip").removesuffix(".gzip")
     document = {
         "schemaVersion": 2,
         "mediaType": media_type,
         "config": described(of_config, made),
-        "layers": [described(of_layers, each) for each in zipped],
+        "layers": [described(of_layers, each) for each in written],
     }
-    blobs = {digest_of(each): each for each in (made, *zipped)}
+    blobs = {digest_of(each): each for each in (made, *written)}
     return PackedImage(media_type, json.dumps(document).encode(), blobs, document)
 
 

@@ -47,7 +47,8 @@ def pull(image: str, images: Path, secrets: list[dict[str, bytes]]) -> str:
         folder.chmod(0o711)
         with httpx.Client(base_url=f"http://{host}/v2/{name}", timeout=60) as client:
             try:
-                client.auth = _credential(host, secrets)
+                if credential := _credential(host, secrets):
+                    client.auth = httpx.BasicAuth(*credential)
                 manifest = client.get(
                     f"/manifests/{digest or tag or 'latest'}",
                     headers={"Accept": ", ".join(_KINDS)},

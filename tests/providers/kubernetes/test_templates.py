@@ -197,7 +197,7 @@ def test_node_finds_npm_packages_of_a_template(
     kubeconfig: Path, images: Registry, namespace: str, index: PackageIndex, tmp_path: Path
 ) -> None:
     require("node")
-    images.push("node", packed([python_layer(), program_layer("node")]))
+    images.push("node", packed([python_layer(), program_layer("node")], is_zipped=False))
     with pool_of(images, tmp_path, namespace, base_nodejs_image=f"{images.host}/node:1") as pool:
         digest = pool.build(npm_lock(index, "gamma"), npm=("gamma",))
         result = pool.run("console.log(require('gamma'))", digest, "nodejs")
@@ -350,7 +350,7 @@ def test_a_session_has_its_packages_and_no_pod_or_log_a_credential(
     ) as service:
         store = TemplateStore(service.data_dir)
         built = store.build(Declaration(python=("alpha",)), lock, fetch, lambda line: None)
-        settings = settings_of(images, pool_size=1, queue_timeout=120)
+        settings = settings_of(images, queue_timeout=120, timeout=60)
         with provider_of(service.url, **settings) as provider:
             spec = SandboxSpec(kept=True, digest=built.digest, seconds=300)
             kept = provider.open(spec, "alice")

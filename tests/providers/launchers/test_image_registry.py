@@ -28,6 +28,7 @@ from tests.support.image_registry import (
     PASSWORD,
     USER,
     Answer,
+    Lie,
     LyingRegistry,
     PackedImage,
     Received,
@@ -333,7 +334,7 @@ def test_a_registry_that_lies_is_refused(
 ) -> None:
     part, answer, reason = LIES[lie]
     has_layers = Answer(404)
-    false = _for(part, answer)(image)
+    false: Lie = _for(part, answer)(image)
 
     def answers(request: Received) -> Answer | None:
         if request.method == "HEAD":
