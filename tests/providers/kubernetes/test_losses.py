@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
-from providers.errors import ProviderUnavailable, RateLimited, SandboxError
+from providers.errors import ConnectionFailed, ProviderUnavailable, RateLimited, SandboxError
 from providers.runtime.pool.sandbox import Sandbox
 from providers.values import Event, ExecutionResult, Job
+from tests.providers.kubernetes.conftest import NamedPool
 from tests.support.kubernetes import Cluster
 from tests.support.kubernetes_pods import Pods, pods_of
 from tests.support.waiting import wait_until
@@ -180,3 +182,53 @@ def test_a_pod_that_waits_for_a_node_is_no_failure(cluster: Cluster, tmp_path: P
         sandbox = starting.result(120)
         assert pods.run_in(sandbox, "print('on')").stdout == "on\n"
         pods.loop.call(sandbox.destroy())
+
+
+def test_a_session_goes_on_after_the_api_server_was_gone(named_pool: NamedPool) -> None:
+    sandbox = named_pool.keep()
+    sandbox.run(Job("x = 41"))
+    before = named_pool.pod_of(sandbox)["metadata"]["uid"]
+
+    named_pool.cluster.stop_api()
+    named_pool.cluster.start_api()
+
+    def goes_on() -> bool:
+        try:
+            return sandbox.run(Job("print(x + 1)")).stdout == "42\n"
+        except ConnectionFailed:
+            return False  # to be tried again, as it says
+
+    wait_until(goes_on, seconds=90)
+    assert named_pool.pod_of(sandbox)["metadata"]["uid"] == before
+
+
+def test_a_cell_under_way_is_lost_with_the_api_server_and_its_session_goes_on(
+    named_pool: NamedPool,
+) -> None:
+    sandbox = named_pool.keep()
+    sandbox.run(Job("x = 41"))
+    begun = threading.Event()
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            sandbox.run(Job(LONG, timeout=300), lambda _: begun.set())
+        except SandboxError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert begun.wait(60)
+    named_pool.cluster.stop_api()
+    thread.join(120)
+    named_pool.cluster.start_api()
+
+    assert [getattr(error, "started", None) for error in raised] == [True]
+
+    def goes_on() -> bool:
+        try:
+            return sandbox.run(Job("print(x + 1)")).stdout == "42\n"
+        except ConnectionFailed:
+            return False
+
+    wait_until(goes_on, seconds=90)
