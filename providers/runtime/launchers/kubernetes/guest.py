@@ -127,8 +127,9 @@ class KubernetesGuest(Guest):
     def is_cut(self) -> bool:  # type: ignore[override]
         """Whether the connection has ended, and the Pod is not known to have."""
         channel = self._channel
-        is_closed = channel is not None and channel.closed.done()
-        return is_closed and not self._end.lost and self._end.exit_code is None
+        if channel is None or not (channel.ending or channel.closed.done()):
+            return False
+        return not self._end.lost and self._end.exit_code is None
 
     def watch(self, is_running: bool) -> None:
         """Nothing of a Pod is gone at its end that could be seen before."""
