@@ -1,0 +1,108 @@
+"""deploy/kubernetes as kubectl builds it, and as the API server of the tests takes it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.processes import ROOT
+from tests.support.required import require
+
+MANIFESTS = ROOT / "deploy" / "kubernetes"
+CONTROL = "cofferdam"
+SANDBOXES = "cofferdam-sandboxes"
+
+Object = dict[str, Any]
+
+
+def build(folder: Path = MANIFESTS) -> list[Object]:
+    """The objects of a kustomization, in the order in which they are applied."""
+    done = subprocess.run(
+        [require("kubectl"), "kustomize", str(folder)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return read(done.stdout)
+
+
+def read(text: str) -> list[Object]:
+    return [found for found in yaml.safe_load_all(text) if found]
+
+
+def written(objects: Iterable[Object]) -> str:
+    """The same as YAML, for kubectl."""
+    return yaml.safe_dump_all(objects, sort_keys=False)
+
+
+def for_version_1_20(objects: Iterable[Object]) -> list[Object]:
+    """The same for the API server of the tests: policy/v1 came with 1.21, and 1.25 has no v1beta1.
+    The fields are the same."""
+    return [
+        found | {"apiVersion": "policy/v1beta1"} if found["apiVersion"] == "policy/v1" else found
+        for found in objects
+    ]
+
+
+def find(objects: Iterable[Object], kind: str, name: str, namespace: str = CONTROL) -> Object:
+    """One object. A name that was generated is found by what it begins with."""
+    (found,) = (
+        each
+        for each in objects
+        if each["kind"] == kind
+        and each["metadata"].get("namespace", namespace) == namespace
+        and (each["metadata"]["name"] == name or _is_generated(each, name))
+    )
+    return found
+
+
+def _is_generated(found: Object, name: str) -> bool:
+    prefix, _, digest = found["metadata"]["name"].rpartition("-")
+    return found["kind"] == "ConfigMap" and prefix == name and len(digest) == 10
+
+
+def templates_of_pods(objects: Iterable[Object]) -> dict[str, Object]:
+    """What Pods are made from, by the name of the Deployment, StatefulSet or Job."""
+    return {
+        each["metadata"]["name"]: each["spec"]["template"]
+        for each in objects
+        if each["kind"] in ("Deployment", "StatefulSet", "Job")
+    }
+
+
+def containers_of(template: Mapping[str, Any]) -> Iterator[Object]:
+    yield from template["spec"].get("initContainers", [])
+    yield from template["spec"]["containers"]
+
+
+def breaks_of_restricted(spec: Mapping[str, Any]) -> list[str]:
+    """What the Pod security standard `restricted` refuses in a Pod's spec. The API server of the
+    tests is older than the standard's admission."""
+    found = []
+    pod = spec.get("securityContext", {})
+    for name in ("hostNetwork", "hostPID", "hostIPC"):
+        if spec.get(name):
+            found.append(name)
+    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"}
+    allowed |= {"persistentVolumeClaim", "projected", "secret"}
+    for volume in spec.get("volumes", []):
+        found += [f"volume {kind}" for kind in volume.keys() - {"name"} - allowed]
+    for container in [*spec.get("initContainers", []), *spec["containers"]]:
+        own = container.get("securityContext", {})
+        both = {**pod, **own}
+        name = container["name"]
+        if own.get("privileged") or own.get("allowPrivilegeEscalation") is not False:
+            found.append(f"{name}: allowPrivilegeEscalation")
+        if own.get("capabilities", {}).get("drop") != ["ALL"]:
+            found.append(f"{name}: capabilities.drop")
+        if set(own.get("capabilities", {}).get("add", [])) - {"NET_BIND_SERVICE"}:
+            found.append(f"{name}: capabilities.add")
+        if both.get("runAsNonRoot") is not True or both.get("runAsUser") == 0:
+            found.append(f"{name}: runAsNonRoot")
+        if both.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
+            found.append(f"{name}: seccompProfile")
+        if any("hostPort" in port for port in container.get("ports", [])):
+            found.append(f"{name}: hostPort")
+    return found
