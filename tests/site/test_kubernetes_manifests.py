@@ -211,9 +211,7 @@ def test_sandboxes_have_no_network(objects: list[Object]) -> None:
     assert _policy(objects, "nothing", CONTROL) == closed
     policies = [each for each in objects if each["kind"] == "NetworkPolicy"]
     assert [
-        each["metadata"]["name"]
-        for each in policies
-        if each["metadata"]["namespace"] == SANDBOXES
+        each["metadata"]["name"] for each in policies if each["metadata"]["namespace"] == SANDBOXES
     ] == ["nothing"]
 
 
