@@ -100,7 +100,8 @@ adapters: venv bubblewrap ## Run examples/adapters, each with its framework (ARG
 
 lock: venv ## Compile requirements*.in (ARGS="--upgrade" for newer versions)
 	@$(PY) -m pip install -qq uv
-	@for name in requirements requirements-otel requirements-dev deploy/pool-requirements providers/local/packages \
+	@for name in requirements requirements-otel requirements-kubernetes requirements-dev \
+			deploy/pool-requirements providers/local/packages \
 			$(basename $(wildcard examples/adapters/*/requirements.in)); do \
 		$(PY) -m uv pip compile $$name.in --output-file $$name.txt --quiet --universal \
 			$$( case $$name in requirements*) echo --override requirements-overrides.in ;; \

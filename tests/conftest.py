@@ -61,6 +61,7 @@ pytest_plugins = [
     "tests.support.bucket",
     "tests.support.streaming",
     "tests.support.e2b_door",
+    "tests.support.kubernetes",
 ]
 
 # What a test of each lane is found by, in this order: a folder, or a fixture that it uses. See

@@ -44,9 +44,21 @@ class Authority:
         )
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
         certificate = _builder(subject, self._name, key).add_extension(alternatives, critical=False)
+        return self._sign(certificate, key, folder)
+
+    def issue_identity(self, folder: Path, user: str, groups: Sequence[str] = ()) -> Issued:
+        """A new key with the certificate by which a client is `user`, of these groups."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = [x509.NameAttribute(NameOID.COMMON_NAME, user)]
+        names += [x509.NameAttribute(NameOID.ORGANIZATION_NAME, group) for group in groups]
+        return self._sign(_builder(x509.Name(names), self._name, key), key, folder)
+
+    def _sign(
+        self, certificate: x509.CertificateBuilder, key: ec.EllipticCurvePrivateKey, folder: Path
+    ) -> Issued:
         signed = certificate.sign(self._key, SHA256()).public_bytes(Encoding.PEM)
         private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
-        path = folder / f"{id(key)}.pem"
+        path = folder / f"{x509.random_serial_number():x}.pem"
         path.write_bytes(private + signed)
         return Issued(path, key)
 

@@ -1,0 +1,262 @@
+"""A container of a Pod: a process of runc or runsc with its streams, held until it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from providers.runtime.pool.cgroup import ROOT as CGROUPS
+from providers.runtime.pool.cgroup import Cgroup
+
+# Of what it has written, so much is kept for `kubectl logs`.
+LOG_BYTES = 1 << 20
+_CHUNK = 1 << 16
+_KILLED = 128 + signal.SIGKILL
+
+Sink = Callable[[int, bytes], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class End:
+    """How a container has ended. `reason` is what a kubelet has in its status."""
+
+    code: int
+    reason: str
+
+
+class Attachment:
+    """A connection that has the streams of a container. `send` takes a stream's number and bytes."""
+
+    def __init__(self, send: Sink) -> None:
+        self.send = send
+        self.over = asyncio.Event()
+
+
+class Container:
+    """Runs a bundle. What it writes is read at all times, and goes to the one that is attached."""
+
+    def __init__(
+        self,
+        tool: str,
+        folder: Path,
+        name: str,
+        cgroup: Cgroup,
+        *,
+        has_input: bool,
+        input_once: bool,
+    ) -> None:
+        self.folder = folder
+        self.name = name
+        self.cgroup = cgroup
+        self.log = bytearray()
+        self.ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self._is_gvisor = os.path.basename(tool) == "runsc"
+        self._tool = [tool, "--root", str(folder / "state")]
+        if self._is_gvisor:
+            self._tool += ["--network=none", "--ignore-cgroups", "--host-uds=none"]
+            self._tool += ["--overlay2=none"]
+        self._has_input = has_input
+        self._input_once = input_once
+        self._input: asyncio.StreamWriter | None = None
+        self._pid: int | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._attached: Attachment | None = None
+        self._pumps: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        """Start it. Raises OSError with what the runtime says."""
+        ours: list[int] = []
+        theirs: list[int] = []
+        try:
+            if self._has_input:
+                read, write = os.pipe2(os.O_CLOEXEC)
+                theirs.append(read)
+                ours.append(write)
+            else:
+                theirs.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+            for _ in range(2):
+                read, write = os.pipe2(os.O_CLOEXEC)
+                theirs.append(write)
+                ours.append(read)
+            failed = await self._run(theirs)
+        except BaseException:
+            for fd in ours:
+                os.close(fd)
+            raise
+        finally:
+            for fd in theirs:
+                os.close(fd)
+        *inputs, out, error = ours
+        if inputs:
+            self._input = await _writer(inputs[0])
+        for number, fd in ((1, out), (2, error)):
+            reader = await _reader(fd)
+            self._pumps.append(asyncio.create_task(self._pump(number, reader)))
+        if failed:
+            await self._end_streams()
+            raise OSError(self.log.decode(errors="replace").strip() or f"exit code {failed}")
+
+    async def _run(self, streams: list[int]) -> int:
+        """The exit code of the runtime, 0 where the container runs."""
+        loop = asyncio.get_running_loop()
+        kept = {"stdin": streams[0], "stdout": streams[1], "stderr": streams[2]}
+        environment = {"PATH": os.environ.get("PATH", os.defpath)}
+        if self._is_gvisor:
+            command = [*self._tool, "run", "--bundle", str(self.folder), self.name]
+            for path in self.cgroup.procs:
+                command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', path, *command]
+            self._process = await asyncio.create_subprocess_exec(*command, env=environment, **kept)
+            task = loop.create_task(self._wait_for_process(self._process))
+            self._pumps.append(task)
+            return 0
+        pid_file = self.folder / "pid"
+        command = [*self._tool, "run", "--detach", "--pid-file", str(pid_file)]
+        process = await asyncio.create_subprocess_exec(
+            *command, "--bundle", str(self.folder), self.name, env=environment, **kept
+        )
+        if code := await process.wait():
+            return code
+        # It is our child now: this process adopts what has lost its parent.
+        self._pid = int(pid_file.read_text())
+        pidfd = os.pidfd_open(self._pid)
+        loop.add_reader(pidfd, self._at_end, pidfd)
+        return 0
+
+    def _at_end(self, pidfd: int) -> None:
+        asyncio.get_running_loop().remove_reader(pidfd)
+        os.close(pidfd)
+        assert self._pid is not None
+        _, status = os.waitpid(self._pid, 0)
+        self._pid = None
+        code = os.waitstatus_to_exitcode(status)
+        self._tell_end(code if code >= 0 else 128 - code)
+
+    async def _wait_for_process(self, process: asyncio.subprocess.Process) -> None:
+        code = await process.wait()
+        if self.cgroup.evidence().out_of_memory:
+            code = _KILLED
+        self._tell_end(code if code >= 0 else 128 - code)
+
+    def _tell_end(self, code: int) -> None:
+        if self.cgroup.evidence().out_of_memory:
+            self.ended.set_result(End(code, "OOMKilled"))
+        else:
+            self.ended.set_result(End(code, "Error" if code else "Completed"))
+
+    async def _pump(self, number: int, reader: asyncio.StreamReader) -> None:
+        while data := await reader.read(_CHUNK):
+            self.log += data
+            del self.log[:-LOG_BYTES]
+            if attached := self._attached:
+                with contextlib.suppress(ConnectionError):
+                    await attached.send(number, data)
+
+    def attach(self, send: Sink) -> Attachment:
+        """Give the streams to a connection. One that has had them is over."""
+        if self._attached:
+            self._attached.over.set()
+        self._attached = Attachment(send)
+        return self._attached
+
+    async def write(self, attachment: Attachment, data: bytes) -> None:
+        """Write to its standard input, for the one that has the streams."""
+        if self._input and self._attached is attachment:
+            self._input.write(data)
+            with contextlib.suppress(ConnectionError):
+                await self._input.drain()
+
+    def detach(self, attachment: Attachment) -> None:
+        """The end of a connection, which is that of the input where this is taken once."""
+        if self._attached is attachment:
+            self._attached = None
+            if self._input_once and self._input:
+                self._input.close()
+                self._input = None
+
+    async def exec(self, words: Sequence[str], process: Mapping[str, Any], number: int) -> Any:
+        """Start a command in it, with the rights of its own process, and return that process."""
+        described = {**process, "args": list(words)}
+        path = self.folder / f"exec-{number}.json"
+        path.write_text(json.dumps(described))
+        return await asyncio.create_subprocess_exec(
+            *(*self._tool, "exec", "--process", str(path), self.name),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=_CHUNK,
+        )
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to its process 1, if there is one."""
+        if self._pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, number)
+        elif self._process is not None and not self.ended.done():
+            if number == signal.SIGKILL:
+                with contextlib.suppress(ProcessLookupError):
+                    self._process.kill()
+            else:
+                words = [*self._tool, "kill", self.name, str(int(number))]
+                silent = asyncio.subprocess.DEVNULL
+                kill = await asyncio.create_subprocess_exec(*words, stdout=silent, stderr=silent)
+                await kill.wait()
+
+    async def remove(self) -> None:
+        """Kill it, and remove what it has left."""
+        await self.signal(signal.SIGKILL)
+        if self._pid is not None or self._process is not None:
+            await self.ended
+        await self._end_streams()
+        if not self._is_gvisor:
+            silent = asyncio.subprocess.DEVNULL
+            words = [*self._tool, "delete", "--force", self.name]
+            delete = await asyncio.create_subprocess_exec(*words, stdout=silent, stderr=silent)
+            await delete.wait()
+        await self.cgroup.remove()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    async def read_all(self) -> None:
+        """Wait until all that it has written has been read. It has ended by now."""
+        await asyncio.wait(self._pumps, timeout=10)
+
+    async def _end_streams(self) -> None:
+        if self._attached:
+            self._attached.over.set()
+        if self._input:
+            self._input.close()
+            self._input = None
+        if self._pumps:
+            await asyncio.wait(self._pumps, timeout=1)
+        for task in self._pumps:
+            task.cancel()
+        self._pumps.clear()
+
+
+def cgroup_path(cgroup: Cgroup) -> str:
+    """A group as runc takes it: on version 1 below the group of this process."""
+    if cgroup.version == 2:
+        return f"/{cgroup.path.relative_to(CGROUPS)}"
+    return f"{cgroup.path.parent.name}/{cgroup.path.name}"
+
+
+async def _reader(fd: int) -> asyncio.StreamReader:
+    reader = asyncio.StreamReader(limit=_CHUNK)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    pipe = os.fdopen(fd, "rb", buffering=0)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, pipe)
+    return reader
+
+
+async def _writer(fd: int) -> asyncio.StreamWriter:
+    loop = asyncio.get_running_loop()
+    pipe = os.fdopen(fd, "wb", buffering=0)
+    transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, pipe)
+    return asyncio.StreamWriter(transport, protocol, None, loop)
