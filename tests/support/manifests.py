@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +107,28 @@ def breaks_of_restricted(spec: Mapping[str, Any]) -> list[str]:
         if any("hostPort" in port for port in container.get("ports", [])):
             found.append(f"{name}: hostPort")
     return found
+
+
+def kubectl(kubeconfig: Path, *arguments: str, objects: Iterable[Object] = ()) -> str:
+    """What kubectl prints as this user, with the objects as its input. A failure fails the test."""
+    done = subprocess.run(
+        [require("kubectl"), "--kubeconfig", str(kubeconfig), *arguments],
+        capture_output=True,
+        text=True,
+        input=written(objects),
+    )
+    assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@contextmanager
+def applied(kubeconfig: Path, objects: Sequence[Object]) -> Iterator[None]:
+    """Create the objects, and delete them at the end, with all that lies in their namespaces."""
+    try:
+        kubectl(kubeconfig, "apply", "--filename", "-", objects=objects)
+        yield
+    finally:
+        kubectl(
+            kubeconfig, "delete", "--ignore-not-found", "--timeout=120s", "--filename", "-",
+            objects=objects,
+        )  # fmt: skip
