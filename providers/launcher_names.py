@@ -8,5 +8,7 @@ RUNTIMES = {
     "crun": "namespaces",
     "runc": "namespaces",
 }
-# What POOL_LAUNCHER may be. What isolates a container of Docker's is the engine's choice.
-KINDS = ("auto", "docker", *RUNTIMES)
+# What `auto` tries, in this order, and what POOL_LAUNCHER may be. What isolates a container or a
+# Pod is the choice of the engine or of the cluster.
+AUTO = ("docker", *RUNTIMES)
+KINDS = ("auto", *AUTO, "kubernetes")

@@ -382,7 +382,20 @@ POOL: Group = Group(
             "The isolation tool; `auto` takes the first that works. `manage.py up` starts the "
             "pool's port if one is named, and with `auto` if Docker answers. A "
             "[gVisor kernel per tenant](security.md#a-gvisor-kernel-per-tenant) needs `gvisor`, "
-            "as root or with a delegated cgroup.",
+            "as root or with a delegated cgroup. `kubernetes`: [Pods of a "
+            "cluster](deployment/kubernetes.md).",
+        ),
+        text(
+            "POOL_NAME",
+            "The pool's name among those that share a Docker engine or a Kubernetes namespace. "
+            "Only one service at a time can have it.",
+            shown="`port-` and POOL_PORT",
+        ),
+        text(
+            "KUBERNETES_NAMESPACE",
+            "The namespace of the sandboxes' Pods. The cluster and the account are those of "
+            "KUBECONFIG, or of the Pod that the pool service runs in.",
+            shown="that of the kubeconfig or the service account",
         ),
         choice(
             "POOL_GVISOR_PLATFORM",

@@ -73,7 +73,7 @@ FACES = {
         "background cgroup claims hardening kept launcher pool protocol requests sandbox settings "
         "shelf state_store template"
     ),
-    "providers.runtime.launchers": "bubblewrap docker guest_files images oci unisolated",
+    "providers.runtime.launchers": "bubblewrap docker guest_files images kubernetes oci unisolated",
     "providers.runtime.service": (
         "command docker_check image_command launchers messages operations pool_manager settings "
         "unix_socket"

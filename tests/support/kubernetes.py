@@ -345,6 +345,9 @@ class Cluster:
             "leader_elect": "false",
             "port": 0,
             "secure_port": 0,
+            # What they ask for a second; by default they would wait where there are many Pods.
+            "kube_api_qps": 300,
+            "kube_api_burst": 600,
         }
         self._start(
             "controllers",
@@ -417,8 +420,8 @@ class Cluster:
         deadline = time.monotonic() + WAIT_SECONDS
         while not is_so():
             dead = [name for name, each in self._processes.items() if each.poll() is not None]
-            late = time.monotonic() > deadline
-            assert not (dead or late), f"{complaint}; ended: {dead}\n{self.logs()}"
+            if dead or time.monotonic() > deadline:
+                raise AssertionError(f"{complaint}; ended: {dead}\n{self.logs()}")
             time.sleep(0.05)
 
     def logs(self, lines: int = 20) -> str:

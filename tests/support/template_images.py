@@ -15,7 +15,8 @@ import httpx
 import pytest
 
 from providers.runtime.launchers import docker as docker_launcher
-from providers.runtime.launchers.docker_engine import DEFAULT_IMAGES, Engine
+from providers.runtime.launchers.container_guest import DEFAULT_IMAGES
+from providers.runtime.launchers.docker_engine import Engine
 from providers.runtime.pool.background import BackgroundLoop
 from providers.runtime.service.launchers import LauncherChoice
 from providers.runtime.service.pool_manager import Revision, open_revision

@@ -1,7 +1,8 @@
 """Given to an image's interpreter as text, once per image: what is in there, the guest compiled.
 
 Its argument is a JSON object of the commands that each language may have.
-The sources come over descriptor 0 as a JSON object of [file name for tracebacks, text] by module.
+The sources come over descriptor 0 as a JSON object of [file name for tracebacks, text] by module,
+after its length in 4 bytes: not every engine can close the input alone.
 The compiled modules go back as this very interpreter marshals them, so that later containers of
 the image need not compile them again; for the host they are bytes without a meaning.
 """
@@ -10,6 +11,7 @@ import base64
 import ctypes
 import json
 import marshal
+import os
 import resource
 import shutil
 import subprocess
@@ -32,15 +34,18 @@ def _version(path: str) -> str:
 
 
 def main() -> None:
+    size = int.from_bytes(sys.stdin.buffer.read(4), "big")
+    sources = json.loads(sys.stdin.buffer.read(size))
     modules = {
         name: marshal.dumps(compile(text, file, "exec", dont_inherit=True))
-        for name, (file, text) in json.load(sys.stdin).items()
+        for name, (file, text) in sources.items()
     }
     interpreters = {}
     for language, names in json.loads(sys.argv[1]).items():
         interpreters[language] = next(filter(None, map(shutil.which, names)), None)
     interpreters["python"] = sys.executable
     answer = {
+        "machine": os.uname().machine,
         "version": ".".join(map(str, sys.version_info[:3])),
         "interpreters": interpreters,
         "versions": {name: _version(path) for name, path in interpreters.items() if path},

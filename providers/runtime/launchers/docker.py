@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import hashlib
-import json
 import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,22 +20,29 @@ from providers.errors import (
     RateLimited,
     SandboxError,
 )
-from providers.languages import OURS, TABLE, version_in
-from providers.runtime.launchers.docker_engine import (
+from providers.languages import OURS, version_in
+from providers.runtime.launchers.container_guest import (
     ALONE_SECONDS,
     BUILD_COMMAND,
     DEFAULT_IMAGES,
+    Image,
+    environment_with,
+    guest_command,
+    image_of,
+    node_runner,
+    probe_command,
+    probe_request,
+    read_probe,
+    sources,
+)
+from providers.runtime.launchers.docker_engine import (
     GVISOR_REMEDY,
     PARALLEL_CALLS,
     DockerSettings,
     End,
     Engine,
-    Image,
     Recipe,
     Started,
-    node_runner,
-    sources,
-    text_of,
 )
 from providers.runtime.launchers.docker_guest import (
     DockerGuest,
@@ -47,7 +52,6 @@ from providers.runtime.launchers.docker_guest import (
 )
 from providers.runtime.launchers.docker_owner import Owner, Reaper, attach_again
 from providers.runtime.launchers.docker_packages import Packages
-from providers.runtime.launchers.guest_files import interpreter_options
 from providers.runtime.launchers.seccomp import build_filter
 from providers.runtime.launchers.tenant_kernel import TenantKernels
 from providers.runtime.pool.hardening import GVISOR, RUNC, Hardening
@@ -68,7 +72,6 @@ T = TypeVar("T")
 _TEMPLATES = "cofferdam-template"
 # How long a caller waits for one that is made. Shorter than callers wait for a sandbox.
 MAKING_SECONDS = 8.0
-_NODE_MODULES = "/usr/share/nodejs"
 
 
 class DockerLauncher(Launcher):
@@ -282,7 +285,7 @@ class DockerLauncher(Launcher):
         )
 
     def _make_kernel(self, name: str, image: Image, template: Template) -> Started:
-        command = self._command(image, kernel_argument(self._filter_of_runs))
+        command = guest_command(image, kernel_argument(self._filter_of_runs))
         recipe = self._recipe_of(image, command, template.limits)
         try:
             return self._start_guest(name, image, kernel_recipe(recipe, template, self._processors))
@@ -456,33 +459,21 @@ class DockerLauncher(Launcher):
                 "Build it without VOLUME."
             )
         answer = self._probe(self._engine_runtime, image, sources())
-        return Image(
-            id=image["Id"],
-            digest=_digest_of(image),
-            interpreters=answer["interpreters"],
-            versions=answer["versions"],
-            modules=base64.b64decode(answer["modules"]),
-            user_processes=answer["user_processes"],
-        )
+        return image_of(image["Id"], _digest_of(image), answer)
 
     def _probe(
         self, runtime: str, image: Mapping[str, Any], sources: Mapping[str, Any]
     ) -> dict[str, Any]:
-        wanted = {each.name: each.interpreters for each in TABLE if each.interpreters}
-        command = ["python3", "-I", "-c", text_of("probe.py"), json.dumps(wanted)]
         # The stricter of the two declarations will do for what only looks around.
         recipe = replace(
-            self._recipe(image["Id"], command, SandboxLimits(), runtime), ends_with_stream=True
+            self._recipe(image["Id"], probe_command(), SandboxLimits(), runtime),
+            ends_with_stream=True,
         )
         name = self._reaper.new_name()
         try:
-            output = self._engine.run_once(name, recipe, json.dumps(sources).encode())
-            answer: dict[str, Any] = json.loads(output)
-        except ValueError as error:
-            raise CreationFailed(f"Docker: the probe printed no JSON: {output[:200]!r}") from error
+            return read_probe(self._engine.run_once(name, recipe, probe_request(sources)))
         finally:
             self._reaper.forget(name)
-        return answer
 
     def _recipe(
         self, image: str, command: list[str], limits: SandboxLimits, runtime: str
@@ -507,26 +498,14 @@ class DockerLauncher(Launcher):
             uid=hardening.program_uid,
             alone_seconds=ALONE_SECONDS,
         )
-        command = self._command(image, argument)
+        command = guest_command(image, argument)
         recipe = self._recipe_of(image, command, template.limits)
         return self._start_guest(name, image, recipe, self._seccomp)
 
     def _recipe_of(self, image: Image, command: list[str], limits: SandboxLimits) -> Recipe:
         recipe = self._recipe(image.id, command, limits, self._engine_runtime)
-        if not image.folder:
-            return recipe
-        environment = [
-            f"PATH={image.folder}/bin:{each.removeprefix('PATH=')}"
-            if each.startswith("PATH=")
-            else each
-            for each in recipe.settings["environment"]
-        ]
-        environment.append(f"NODE_PATH={image.folder}/node_modules:/node_modules:{_NODE_MODULES}")
+        environment = environment_with(image, recipe.settings["environment"])
         return replace(recipe, settings={**recipe.settings, "environment": environment})
-
-    def _command(self, image: Image, argument: str) -> list[str]:
-        python = image.interpreters["python"] or "python3"
-        return [*interpreter_options(python), text_of("boot.py"), argument]
 
     def _start_guest(
         self, name: str, image: Image, recipe: Recipe, program: bytes = b""

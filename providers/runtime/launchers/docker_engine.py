@@ -20,8 +20,7 @@ from docker.errors import APIError, DockerException, ImageNotFound, NotFound
 from docker.utils import kwargs_from_env
 
 from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
-from providers.languages import TABLE
-from providers.runtime.launchers.guest_files import INSIDE, PACKAGE, SOURCES
+from providers.runtime.launchers.container_guest import DEFAULT_IMAGES
 from providers.runtime.pool.hardening import Hardening
 from providers.runtime.pool.state_store import StateStore
 
@@ -395,36 +394,6 @@ class Demultiplexer:
         return b"".join(out)
 
 
-class After:
-    """Passes on what comes after `mark`, and at once where that is empty.
-
-    What comes before it is dropped as it comes: the rest of a frame that was said to another.
-    """
-
-    def __init__(self, mark: bytes) -> None:
-        self._mark = mark
-        self._last = b""
-        self.is_found = not mark
-
-    def feed(self, data: bytes) -> bytes:
-        if self.is_found:
-            return data
-        _, found, after = (self._last + data).partition(self._mark)
-        if found:
-            self.is_found = True
-            self._last = b""
-            return after
-        self._last = (self._last + data)[1 - len(self._mark) :]
-        return b""
-
-
-# How long a warm container, and one that has had its run, waits for a host that may be no more:
-# longer than any pool keeps one.
-ALONE_SECONDS = 25 * 3600.0
-
-DEFAULT_IMAGES = {each.name: each.image for each in TABLE if each.image}
-BUILD_COMMAND = "python manage.py build_images"
-
 GVISOR_REMEDY = (
     "Install gVisor's runsc, register it in the engine's daemon.json as the runtime `runsc` with "
     "the arguments --network=none and --platform=systrap, and restart the engine."
@@ -449,62 +418,6 @@ class DockerSettings:
     filter_system_calls: bool = True
     pool_id: str = "default"
     memory: StateStore | None = None
-
-
-@dataclass(frozen=True)
-class Image:
-    """What is known of an image of the engine's. `digest` is the registry's, or the image's own id.
-
-    `user_processes` is the engine's bound on the processes of one user. `folder` has the files of a
-    template, where the image has one. `packages` is the id of the pool's own image that has the
-    template's packages of Debian.
-    """
-
-    id: str
-    digest: str
-    interpreters: Mapping[str, str | None]
-    versions: Mapping[str, str]
-    modules: bytes
-    user_processes: int
-    folder: str = ""
-    packages: str = ""
-
-    @property
-    def made(self) -> list[str]:
-        """Return the ids of the images that the pool has made for it, the upper one first."""
-        return [each for each in (self.id if self.folder else "", self.packages) if each]
-
-
-_RUNNER = f"{INSIDE}/{PACKAGE}/node_runner.js"
-
-# Node gets its runner as an argument and gives it the name it would have. Without execArgv the
-# program's own forks are not started in this way.
-_NODE_LOADER = (
-    "const Module = require('module'); const proxy = process.argv.pop(); "
-    "const source = process.argv.pop(); process.execArgv = []; "
-    f"const runner = new Module('{_RUNNER}', null); runner.filename = '{_RUNNER}'; "
-    f"runner.paths = []; runner.proxy = proxy; runner._compile(source, '{_RUNNER}')"
-)
-
-
-def node_runner() -> list[str]:
-    """The arguments that give Node.js the text of our runner in place of its path."""
-    return ["-e", _NODE_LOADER, text_of("node_runner.js"), text_of("node_proxy.js")]
-
-
-def text_of(name: str) -> str:
-    """One of the guest's files."""
-    return SOURCES[name].decode()
-
-
-def sources() -> dict[str, tuple[str, str]]:
-    """The guest's modules: what tracebacks call each, and its text."""
-    return {
-        stem: (f"{INSIDE}/{PACKAGE}/{name}", text_of(name))
-        for name in SOURCES
-        if (stem := name.removesuffix(".py")) != name
-        and stem not in ("__init__", "boot", "probe", "zygote")
-    }
 
 
 # What of the engine's HostConfig says how much a container may do.

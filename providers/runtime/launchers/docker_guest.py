@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from providers.runtime.guest.processes import read_small
-from providers.runtime.launchers.docker_engine import After, Demultiplexer, End, Recipe, Started
+from providers.runtime.launchers.container_guest import After
+from providers.runtime.launchers.docker_engine import Demultiplexer, End, Recipe, Started
 from providers.runtime.launchers.tenant_kernel import KERNEL_BYTES, needed_bytes
 from providers.runtime.pool.cgroup import ROOT, Cgroup, ResourceUsage, own_groups
 from providers.runtime.pool.launcher import Guest

@@ -16,11 +16,11 @@ from typing import IO, Any
 
 from providers.errors import CreationFailed, InvalidConfiguration
 from providers.runtime.guest.child import NO_CORE
+from providers.runtime.launchers.container_guest import Image
 from providers.runtime.launchers.docker_engine import (
     FILES_SECONDS,
     Demultiplexer,
     Engine,
-    Image,
     told_as,
 )
 from providers.runtime.launchers.docker_owner import Owner, Reaper

@@ -68,6 +68,10 @@ class Guest(Protocol):
         """Whether it lets others go first. It does until it is handed out, and after its last run,
         where the kernel can be told so."""
 
+    def note_owner(self, owner: str) -> None:
+        """Note outside of the sandbox whose runs it has from now on, where there is a place."""
+        return
+
     def last_words(self) -> str | None:
         """What is known of an end that nobody of ours brought about.
 
@@ -177,6 +181,10 @@ class Launcher(Starter, Protocol):
         or is not what it was, and ProviderUnavailable where that cannot be known now.
         """
         raise ProviderUnavailable(f"It is none of {self.runtime}'s.")
+
+    async def copies(self) -> list[str]:
+        """Return the copies of records that the engine keeps. Raises SandboxError."""
+        return []
 
     async def end(self, container: str) -> None:
         """End one that is not taken over."""

@@ -144,6 +144,7 @@ class Sandbox:
     def hand_out(self, owner: str, *, reusable: bool) -> None:
         """The same, and now: what runs in it from here on is a caller's."""
         self.give_to(owner, reusable=reusable)
+        self._guest.note_owner(owner)
         self._guest.yield_processors(yields=False)
 
     async def run(self, job: Job, emit: Emit | None = None) -> ExecutionResult:

@@ -2,6 +2,7 @@
 
 A file for each, which only the pool's user can read, and never what a sandbox was given in its
 environment. Times are those of the machine since its boot, which no clock's correction changes.
+An engine of several machines keeps a copy, from which a pool on another one restores its files.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -66,6 +67,10 @@ class SandboxRecord:
     def is_over(self) -> bool:
         return self.left <= -GRACE_SECONDS
 
+    def to_copy(self) -> str:
+        """Return the record as another machine reads it, whose times are by the clock."""
+        return json.dumps({**asdict(self), "ends_at": time.time() + self.left})
+
     @property
     def sandbox_limits(self) -> SandboxLimits:
         return replace(SandboxLimits(), **self.limits)
@@ -82,9 +87,13 @@ def boot() -> str:
 class StateStore:
     """Of the pool of this name in this data directory. One process at a time has it."""
 
-    def __init__(self, data_dir: Path, pool_id: str) -> None:
+    def __init__(self, data_dir: Path, pool_id: str, *, has_copies: bool = False) -> None:
+        """With `has_copies` the engine keeps a copy of each record."""
         self._folder = data_dir / "kept" / pool_id
         self._lock = -1
+        self.has_copies = has_copies
+        self.on_save: Callable[[SandboxRecord], None] | None = None
+        self._is_restored = not has_copies
 
     @cached_property
     def home(self) -> str:
@@ -120,6 +129,11 @@ class StateStore:
         return True
 
     @property
+    def is_restored(self) -> bool:
+        """Whether all is known here that the pool's processes keep."""
+        return self._is_restored
+
+    @property
     def is_ours(self) -> bool:
         return self._lock >= 0
 
@@ -146,7 +160,9 @@ class StateStore:
 
     def knows(self, ref: str) -> bool:
         """Whether a sandbox of this name may be had again."""
-        return any(each.ref == ref and not each.is_over for each in self.all())
+        return not self._is_restored or any(
+            each.ref == ref and not each.is_over for each in self.all()
+        )
 
     def save(self, remembered: SandboxRecord) -> None:
         """Raises OSError. A reader sees the former file or this one."""
@@ -156,6 +172,21 @@ class StateStore:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             json.dump(asdict(remembered), stream)
         draft.replace(path)
+        if self.on_save is not None:
+            self.on_save(remembered)
+
+    def restore(self, copies: Iterable[str]) -> None:
+        """Remember what the engine has copies of, where this machine has no record of its own.
+
+        Raises OSError.
+        """
+        for copy in copies:
+            remembered = read_copy(copy)
+            if remembered is None:
+                logger.warning("ignored an invalid copy of a persistent sandbox's record")
+            elif not self._path(remembered.container).exists():
+                self.save(remembered)
+        self._is_restored = True
 
     def forget(self, container: str) -> None:
         _remove(self._path(container))
@@ -187,14 +218,34 @@ _KINDS: Mapping[str, type | tuple[type, ...]] = {
 def _read(path: Path) -> SandboxRecord | None:
     """None for a file that is gone, or is no such thing."""
     try:
-        told = json.loads(path.read_text("utf-8"))
-        if not isinstance(told, dict) or set(told) != set(_KINDS):
-            return None
-        if not all(isinstance(told[name], kind) for name, kind in _KINDS.items()):
-            return None
-        remembered = SandboxRecord(**told)
-        bytes.fromhex(remembered.marker)
-        remembered.sandbox_limits  # noqa: B018  raises where they are none
+        remembered = _parse(json.loads(path.read_text("utf-8")))
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     return remembered if path.stem == remembered.container else None
+
+
+def read_copy(copy: str) -> SandboxRecord | None:
+    """Return the record of which this is a copy, None for what is no such thing."""
+    try:
+        told = json.loads(copy)
+        left = float(told.pop("ends_at")) - time.time()
+        remembered = _parse(told)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    # Never more than was granted, whatever the clocks of the two machines say.
+    left = min(left, remembered.seconds)
+    if not _CONTAINER.fullmatch(remembered.container):
+        return None
+    return replace(remembered, boot=boot(), expires_at=now() + left, opened_at=now())
+
+
+def _parse(told: Any) -> SandboxRecord:
+    """Raises ValueError or TypeError."""
+    if not isinstance(told, dict) or set(told) != set(_KINDS):
+        raise ValueError("it has not the fields of a record")
+    if not all(isinstance(told[name], kind) for name, kind in _KINDS.items()):
+        raise ValueError("a field has not its type")
+    remembered = SandboxRecord(**told)
+    bytes.fromhex(remembered.marker)
+    remembered.sandbox_limits  # noqa: B018  raises where they are none
+    return remembered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from argparse import ArgumentParser
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,8 @@ from providers.runtime.service.unix_socket import socket_path
 
 logger = logging.getLogger(__name__)
 
+_NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,48}[a-z0-9])?", re.ASCII)
+
 HELP = (
     "Run the pool service. It keeps warm sandboxes and runs code in them over HTTP, for the "
     "self_managed provider and for RAGFlow's POST /run. On SIGTERM it waits until running code "
@@ -45,6 +48,9 @@ class PoolOptions(Options, Protocol):
 
     @property
     def MINIMUM_ISOLATION(self) -> str: ...
+
+    @property
+    def KUBERNETES_NAMESPACE(self) -> str: ...
 
     @property
     def NETWORK_ALLOWED_ADDRESSES(self) -> Sequence[str]: ...
@@ -66,6 +72,9 @@ class PoolOptions(Options, Protocol):
 
     @property
     def POOL_MEMORY(self) -> str: ...
+
+    @property
+    def POOL_NAME(self) -> str: ...
 
     @property
     def POOL_SIZE(self) -> int: ...
@@ -124,7 +133,8 @@ def run(settings: PoolOptions, arguments: Mapping[str, Any], say: Callable[[str]
     use_options(settings)
     host, no_port = arguments["host"], arguments["no_port"]
     port = 0 if no_port else arguments["port"]
-    pool_id = "sessions" if no_port else f"port-{port}"
+    pool_id = "sessions" if no_port else settings.POOL_NAME or f"port-{port}"
+    check_pool_name(pool_id)
     choice = LauncherChoice(
         arguments["launcher"],
         settings.DATA_DIR,
@@ -132,7 +142,8 @@ def run(settings: PoolOptions, arguments: Mapping[str, Any], say: Callable[[str]
         settings.POOL_GVISOR_PLATFORM,
         settings.MINIMUM_ISOLATION,
         settings.SANDBOX_LOCAL_PYTHON,
-        StateStore(settings.DATA_DIR, pool_id),
+        StateStore(settings.DATA_DIR, pool_id, has_copies=arguments["launcher"] == "kubernetes"),
+        namespace=settings.KUBERNETES_NAMESPACE,
         allow_unisolated=settings.SANDBOX_LOCAL_UNISOLATED
         and meets(NONE, settings.MINIMUM_ISOLATION),
     )
@@ -152,13 +163,24 @@ def run(settings: PoolOptions, arguments: Mapping[str, Any], say: Callable[[str]
     serve(options, lambda address: say(f"Pool: {address} (Ctrl-C ends it)"))
 
 
+def check_pool_name(name: str) -> None:
+    """Raise InvalidConfiguration for a name that no folder, label or object can have."""
+    if not _NAME.fullmatch(name):
+        raise InvalidConfiguration(
+            f"POOL_NAME: {name!r} is not a name of at most 50 lower-case letters, digits and `-`.",
+            field="POOL_NAME",
+        )
+
+
 def _first_settings(settings: PoolOptions, launcher: str) -> ServiceSettings:
     try:
         memory_bytes = parse_size(settings.POOL_MEMORY)
         images: dict[str, Any] = {
             IMAGE_FIELDS[language]: name for language, name in settings.POOL_IMAGES.items() if name
         }
-        if launcher != "docker" and (launcher != "auto" or find_docker() is not Docker.READY):
+        if launcher not in ("docker", "kubernetes") and (
+            launcher != "auto" or find_docker() is not Docker.READY
+        ):
             # They are RAGFlow's names for images of an engine, which the launcher has no use for.
             images = _imported(images, ImageStore(settings.DATA_DIR))
         capacity = usual_capacity(memory_bytes, settings.POOL_SIZE)

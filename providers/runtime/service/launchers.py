@@ -9,7 +9,7 @@ from pathlib import Path
 
 from providers.errors import ProviderUnavailable, RateLimited, SandboxError
 from providers.isolation import NAMESPACES, NONE, IsolationUnmet, meets, of_runtime
-from providers.launcher_names import KINDS
+from providers.launcher_names import AUTO
 from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
 from providers.runtime.launchers.images import OLDEST_PYTHON, Image, ImageStore
 from providers.runtime.launchers.oci import GvisorLauncher, RuncLauncher
@@ -34,9 +34,11 @@ _complaints: dict[str, str] = {}
 
 @dataclass(frozen=True)
 class LauncherChoice:
-    """`kind` is one of KINDS. `auto` takes the first of `best_first` that starts a sandbox here.
+    """`kind` is one of `launcher_names.KINDS`. `auto` takes the first of `best_first` that starts a
+    sandbox here.
 
-    `pool_id` tells the containers of this pool from those of others on the same engine. What
+    `pool_id` tells the containers of this pool from those of others on the same engine, or in the
+    same `namespace` of a cluster. What
     isolates less than `minimum_isolation` is never used, whoever asks. With a `memory` what is kept
     in containers outlives this process.
     """
@@ -48,11 +50,12 @@ class LauncherChoice:
     minimum_isolation: str = NAMESPACES
     python: str = ""
     memory: StateStore | None = None
+    namespace: str = ""
     # Whether that Python has packages that others than the administrator have chosen.
     has_foreign_packages: bool = False
     # What all sandboxes have in place of this machine's programs.
     image: Image | None = None
-    best_first: tuple[str, ...] = KINDS[1:]
+    best_first: tuple[str, ...] = AUTO
     allow_unisolated: bool = False
     # Whether a launcher without the level of sharing is passed over for the next one.
     passes_over_level: bool = True
@@ -155,6 +158,8 @@ class LauncherChoice:
                     memory=self.memory,
                 )
             )
+        if kind == "kubernetes":
+            return self._make_kubernetes(settings)
         images = self._find_images(kind, settings)
         image = self.image
         if kind == "gvisor":
@@ -165,6 +170,33 @@ class LauncherChoice:
             return UnisolatedLauncher(self.data_dir, self.python)
         return BubblewrapLauncher(
             self.data_dir, self.python, has_foreign_packages=self.has_foreign_packages
+        )
+
+    def _make_kubernetes(self, settings: ServiceSettings) -> Launcher:
+        try:
+            from providers.runtime.launchers.kubernetes import (
+                KubernetesLauncher,
+                KubernetesSettings,
+            )
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] not in ("kubernetes", "aiohttp_retry"):
+                raise
+            raise ProviderUnavailable(
+                "POOL_LAUNCHER: The Python package kubernetes is not installed. Install it with "
+                "pip install -r requirements-kubernetes.txt."
+            ) from error
+        defaults = KubernetesSettings()
+        return KubernetesLauncher(
+            KubernetesSettings(
+                pool=self.pool_id,
+                namespace=self.namespace,
+                images={**defaults.images, **settings.images},
+                runtime=settings.runtime,
+                require_gvisor=settings.require_gvisor,
+                filter_system_calls=settings.enable_seccomp,
+                pull_secret=settings.kubernetes_pull_secret,
+                memory=self.memory,
+            )
         )
 
     def _find_images(self, kind: str, settings: ServiceSettings) -> dict[str, Image]:

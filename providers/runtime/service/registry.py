@@ -538,6 +538,8 @@ async def adopt_all(
     try:
         while not memory.take():
             await asyncio.sleep(RETRY_SECONDS)
+        if memory.has_copies:
+            await _restore(manager, memory)
     except OSError as error:
         logger.warning("persistent sandboxes end with this process: %s", error)
         return
@@ -560,6 +562,18 @@ async def adopt_all(
     async with asyncio.TaskGroup() as group:
         for remembered in memory.all():
             group.create_task(one(remembered))
+
+
+async def _restore(manager: PoolManager, memory: StateStore) -> None:
+    """Remember what a process on another machine has left. Raises OSError."""
+    while True:
+        try:
+            revision = await manager.current()
+            memory.restore(await revision.launcher.copies())
+            return
+        except SandboxError as error:
+            logger.info("persistent sandboxes are not found yet: %s", error.message)
+            await asyncio.sleep(RETRY_SECONDS)
 
 
 async def _adopt(

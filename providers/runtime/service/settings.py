@@ -37,6 +37,7 @@ MEMORY_SIZES = ("128m", "256m", "512m", "1g", "2g")
 _MOST_BY_MEMORY = 32
 _RUNTIME = re.compile(r"[A-Za-z_][\w.-]*", re.ASCII)
 _IMAGE = re.compile(r"[\w][\w.:/@-]*", re.ASCII)
+_OBJECT = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?", re.ASCII)
 _TEMPLATE = re.compile(r"([a-z][a-z0-9_-]{0,31}):([a-z]+)=(.+)", re.ASCII)
 _SIZE = re.compile(r"([1-9]\d*)([bkmg])")
 _SIZE_UNITS = {"b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
@@ -291,6 +292,20 @@ class ServiceSettings:
             read=_templates,
         )
     )
+    kubernetes_pull_secret: str = _setting(
+        PoolField(
+            "string",
+            "Kubernetes pull secret",
+            max=253,
+            address=False,
+            placeholder="registry-credentials",
+            description="With POOL_LAUNCHER=kubernetes: the Secret of the sandboxes' namespace "
+            "with the credentials of the image registry.",
+            group=IMAGES,
+            renews="launcher",
+            read=lambda name: name or "",
+        )
+    )
     max_lifetime: float = _setting(
         PoolField(
             "integer",
@@ -396,6 +411,12 @@ def check_config(config: Mapping[str, Any]) -> None:
     if not _RUNTIME.fullmatch(config["runtime"]):
         raise InvalidConfiguration("runtime: Must be the name of a runtime.", field="runtime")
     module_names(config["preload"])
+    if config["kubernetes_pull_secret"] and not _OBJECT.fullmatch(config["kubernetes_pull_secret"]):
+        raise InvalidConfiguration(
+            "kubernetes_pull_secret: Must be the name of a Secret: lower-case letters, digits, `-` "
+            "and `.`.",
+            field="kubernetes_pull_secret",
+        )
     for name in IMAGE_FIELDS.values():
         if config[name] and not _IMAGE.fullmatch(config[name]):
             raise InvalidConfiguration(

@@ -11,7 +11,7 @@ import pytest
 
 from providers.errors import CreationFailed, KeptSandboxLost
 from providers.runtime.guest import wire
-from providers.runtime.launchers.docker_engine import After
+from providers.runtime.launchers.container_guest import After
 from providers.runtime.pool.kept import Kept
 from providers.runtime.pool.launcher import Launcher
 from providers.runtime.pool.protocol import GuestChannel

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from providers.runtime.guest import wire
 from providers.runtime.guest.protocol import CREDIT, MOST_OPERATIONS
-from providers.runtime.launchers.docker_engine import After
+from providers.runtime.launchers.container_guest import After
 from tests.support.kept_guest import Cell, Guests, KeptGuest
 
 MARKER = secrets.token_bytes(32)

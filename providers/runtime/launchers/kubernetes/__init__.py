@@ -1,0 +1,6 @@
+"""Sandboxes in the Pods of a Kubernetes cluster, reached over the API server."""
+
+from providers.runtime.launchers.kubernetes.launcher import KubernetesLauncher
+from providers.runtime.launchers.kubernetes.settings import KubernetesSettings
+
+__all__ = ["KubernetesLauncher", "KubernetesSettings"]

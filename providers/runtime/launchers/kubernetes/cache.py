@@ -1,0 +1,151 @@
+"""What the API server has of our Pods: one list, and a watch that keeps it up to date.
+
+As Kubernetes' own controllers do it: a list, then a watch from its resourceVersion on; bookmarks
+move that on where nothing changes; a version that is too old (410) and a lost connection begin
+anew with a list, after pauses that grow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from providers.runtime.launchers.kubernetes.api import Api, ApiFailure, Object
+
+logger = logging.getLogger(__name__)
+
+# How long one watch goes on. The server ends it then, and the next goes on where it was.
+WATCH_SECONDS = 300
+# The shortest and the longest pause after a failure.
+PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 30.0
+# Of one page of a list.
+PAGE = 500
+_GONE = 410
+
+Condition = Callable[[Object | None], bool]
+
+
+class PodCache:
+    """The Pods with a label, by name. Used from one event loop only.
+
+    `failure` is why the API server could not be asked last, empty while it can.
+    """
+
+    def __init__(self, api: Api, selector: str) -> None:
+        self.failure = ""
+        self.lists = 0
+        self._api = api
+        self._selector = selector
+        self._pods: dict[str, Object] = {}
+        self._waiting: dict[str, list[tuple[Condition, asyncio.Future[Object | None]]]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._version = ""
+
+    async def open(self) -> None:
+        """Have the list, and keep it up to date from now on. Raises ApiFailure."""
+        if self._task is None:
+            await self._list()
+            self._task = asyncio.ensure_future(self._follow())
+
+    def close(self) -> None:
+        """Stop. Whoever waits for a Pod waits in vain."""
+        if self._task is not None:
+            self._task.cancel()
+
+    def get(self, name: str) -> Object | None:
+        """Return a Pod as it was seen last, None for one that is gone."""
+        return self._pods.get(name)
+
+    def __iter__(self) -> Iterator[Object]:
+        return iter(list(self._pods.values()))
+
+    def put(self, pod: Object) -> None:
+        """Take what a call has answered, where the watch has not seen it yet."""
+        self._pods.setdefault(pod["metadata"]["name"], pod)
+
+    async def wait(self, name: str, condition: Condition) -> Object | None:
+        """Wait until a Pod, or its absence (None), fulfils a condition. Return it."""
+        pod = self._pods.get(name)
+        if condition(pod):
+            return pod
+        future: asyncio.Future[Object | None] = asyncio.get_running_loop().create_future()
+        entry = condition, future
+        self._waiting.setdefault(name, []).append(entry)
+        try:
+            return await future
+        finally:
+            waiting = self._waiting.get(name, [])
+            if entry in waiting:
+                waiting.remove(entry)
+            if not waiting:
+                self._waiting.pop(name, None)
+
+    async def _follow(self) -> None:
+        failures = 0
+        while True:
+            try:
+                if not self._version:
+                    await self._list()
+                await self._watch()
+                failures = 0
+            except ApiFailure as error:
+                if error.status == _GONE:
+                    self._version = ""
+                    continue
+                failures += 1
+                if not self.failure:
+                    logger.warning("the Pods cannot be watched: %s", error)
+                self.failure = str(error)
+                # What has happened meanwhile is in the next list.
+                self._version = ""
+                most = min(LONGEST_PAUSE_SECONDS, PAUSE_SECONDS * 2.0 ** min(failures, 10))
+                await asyncio.sleep(random.uniform(most / 2, most))  # noqa: S311
+
+    async def _list(self) -> None:
+        found: dict[str, Object] = {}
+        query = {"labelSelector": self._selector, "limit": str(PAGE)}
+        while True:
+            answer = await self._api.call("GET", self._api.pods, query=query)
+            found.update((pod["metadata"]["name"], pod) for pod in answer["items"])
+            following = answer["metadata"].get("continue")
+            if not following:
+                break
+            query["continue"] = following
+        self.lists += 1
+        self.failure = ""
+        gone = self._pods.keys() - found.keys()
+        self._pods = found
+        self._version = answer["metadata"]["resourceVersion"]
+        for name in [*found, *gone]:
+            self._notify(name)
+
+    async def _watch(self) -> None:
+        query = {
+            "watch": "true",
+            "labelSelector": self._selector,
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
+        async for event in self._api.watch(self._api.pods, query):
+            self.failure = ""
+            pod: dict[str, Any] = event["object"]
+            metadata = pod["metadata"]
+            self._version = metadata["resourceVersion"]
+            if event["type"] == "BOOKMARK":
+                continue
+            name = metadata["name"]
+            if event["type"] == "DELETED":
+                self._pods.pop(name, None)
+            else:
+                self._pods[name] = pod
+            self._notify(name)
+
+    def _notify(self, name: str) -> None:
+        pod = self._pods.get(name)
+        for condition, future in self._waiting.get(name, []):
+            if not future.done() and condition(pod):
+                future.set_result(pod)

@@ -1,0 +1,580 @@
+"""Sandboxes in Pods of a cluster, one each, under a RuntimeClass of gVisor's where there is one.
+
+A Pod is reached by `attach` alone: the guest comes over its standard input, as with containers of
+Docker's, and nothing of it listens. A run touches nothing but that stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import time
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from providers.errors import (
+    CreationFailed,
+    ProviderUnavailable,
+    RateLimited,
+    SandboxError,
+)
+from providers.languages import OURS, version_in
+from providers.runtime.launchers.container_guest import (
+    ALONE_SECONDS,
+    Image,
+    environment_with,
+    guest_command,
+    image_of,
+    node_runner,
+    probe_command,
+    probe_request,
+    read_probe,
+    sources,
+)
+from providers.runtime.launchers.kubernetes.api import (
+    MERGE,
+    Api,
+    ApiFailure,
+    AttachedStream,
+    Object,
+    error_of,
+)
+from providers.runtime.launchers.kubernetes.cache import PodCache
+from providers.runtime.launchers.kubernetes.checks import (
+    GVISOR_REMEDY,
+    find_runtime_class,
+    require_closed_network,
+    require_rights,
+)
+from providers.runtime.launchers.kubernetes.guest import (
+    End,
+    KubernetesGuest,
+    end_of,
+    terminated_state,
+)
+from providers.runtime.launchers.kubernetes.manifest import (
+    APP,
+    APP_LABEL,
+    CONTAINER,
+    LEASE_LABEL,
+    POOL_LABEL,
+    RECORD_ANNOTATION,
+    TENANT_LABEL,
+    pod_manifest,
+    shape_of,
+)
+from providers.runtime.launchers.kubernetes.owner import Owner, container_of
+from providers.runtime.launchers.kubernetes.settings import KubernetesSettings
+from providers.runtime.launchers.seccomp import build_filter
+from providers.runtime.pool.hardening import GVISOR, RUNC, Hardening
+from providers.runtime.pool.launcher import Guest, Launcher
+from providers.runtime.pool.state_store import SandboxRecord
+from providers.runtime.pool.template import WORKSPACE, Template
+from providers.values import SandboxLimits
+
+logger = logging.getLogger(__name__)
+
+# How long a Pod may wait for a node: an autoscaler makes one in minutes.
+PENDING_SECONDS = 600.0
+# How long the probe of an image may take, which a node may have to pull first.
+PROBE_SECONDS = 180.0
+# How long the end of a Pod may take to be seen.
+END_SECONDS, GONE_SECONDS = 3.0, 15.0
+# What a node says of an image that it will not have in a moment.
+_BAD_IMAGE = frozenset(
+    {
+        *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
+        *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),
+    }
+)
+_CLAIM_ATTEMPTS = 3
+_CONFLICT, _MISSING = 409, 404
+
+
+class KubernetesLauncher(Launcher):
+    """Starts each sandbox as a Pod of its own. Everything happens in one event loop."""
+
+    def __init__(self, settings: KubernetesSettings) -> None:
+        self.runtime = RUNC
+        self.rest_seconds = 0.06
+        self.enforced_by: dict[str, str] = {}
+        self._settings = settings
+        self._api = Api(settings.namespace)
+        self._cache = PodCache(self._api, f"{APP_LABEL}={APP}")
+        self._owner = Owner(self._api, settings.pool, self._cache, settings.memory)
+        self._hardening = Hardening.of(RUNC)
+        self._runtime_class = ""
+        self._seccomp = b""
+        self._images: dict[str, Image] = {}
+        # When the leases end that are noted at the Pods, by container.
+        self._copied: dict[str, float] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How often the Pods were listed, and how many there are."""
+        return {"pod_lists": self._cache.lists, "pods": sum(1 for _ in self._cache)}
+
+    async def prepare(self) -> None:
+        """Check rights, network policy, RuntimeClass and images, and take the pool's name.
+
+        Raises SandboxError that says what is missing.
+        """
+        await self._api.open()
+        try:
+            await require_rights(self._api)
+            await require_closed_network(self._api, self._owner.labels)
+            self._runtime_class = await find_runtime_class(
+                self._api, self._settings.runtime, require_gvisor=self._settings.require_gvisor
+            )
+            await self._cache.open()
+        except ApiFailure as error:
+            raise error_of(error, "read the namespace") from error
+        await self._owner.take()
+        if self._settings.memory is not None:
+            self._settings.memory.on_save = self._copy
+        with contextlib.suppress(ApiFailure):
+            await self._owner.reap()
+        await self._find_images()
+
+    def languages(self) -> list[str]:
+        return [name for name in OURS if self.interpreter(name)]
+
+    def interpreter(self, language: str, template: str = "") -> str | None:
+        image = self._image(template or language, template or language)
+        return image.interpreters.get(language) if image else None
+
+    def version(self, language: str, template: str) -> str:
+        image = self._image(template, language)
+        return version_in(language, image.versions.get(language, "")) if image else ""
+
+    def node_runner(self) -> list[str]:
+        return node_runner()
+
+    def close(self) -> None:
+        self._owner.close()
+        self._cache.close()
+        closing = asyncio.ensure_future(self._owner.release())
+        closing.add_done_callback(lambda _: self._api.close())
+
+    async def start(self, template: Template) -> Guest:
+        image = self._image(template.name, template.language)
+        if image is None:
+            raise CreationFailed(f"Kubernetes: there is no image for {template.name!r}.")
+        argument = template.guest_argument(
+            workspace=WORKSPACE,
+            # The limit of a container may end the whole of it, and says so late.
+            watch_memory=True,
+            uid=self._hardening.program_uid,
+            alone_seconds=ALONE_SECONDS,
+        )
+        name = self._owner.new_name()
+        pod: Object | None = None
+        try:
+            pod = await self._create(
+                name, image, guest_command(image, argument), template.limits, self._runtime_class
+            )
+            pod = await self._wait_until_running(name)
+            stream = await self._attach(pod)
+            try:
+                await _send(stream, image.modules, self._seccomp)
+            except BaseException:
+                await stream.close()
+                raise
+        except BaseException:
+            self._later(self._remove(name, pod))
+            raise
+        return self._guest(pod, stream, image)
+
+    async def adopt(
+        self, container: str, runtime: str, found: Mapping[str, Any], echo: bytes
+    ) -> Guest:
+        name = str(found["pod"])
+        self._owner.know(name)
+        try:
+            pod = self._cache.get(name)
+            if pod is None or container_of(pod) != container or terminated_state(pod):
+                raise CreationFailed("It has ended.")
+            is_ours = pod["metadata"].get("labels", {}).get(POOL_LABEL) == self._settings.pool
+            if not is_ours or shape_of(pod) != found["shape"] or runtime != self.runtime:
+                raise CreationFailed("Its Pod is not as it was made.")
+            stream = await self._attach(pod, ProviderUnavailable)
+        except BaseException:
+            self._owner.forget(name)
+            raise
+        # Its copy is of a lease that another process has renewed.
+        self._copied[container] = 0.0
+        return self._guest(pod, stream, None, dict(found["facts"]), echo)
+
+    async def copies(self) -> list[str]:
+        found = [
+            pod["metadata"].get("annotations", {}).get(RECORD_ANNOTATION)
+            for pod in self._cache
+            if pod["metadata"].get("labels", {}).get(POOL_LABEL) == self._settings.pool
+        ]
+        return [copy for copy in found if copy]
+
+    async def end(self, container: str) -> None:
+        for pod in self._cache:
+            if container_of(pod) == container:
+                await self._remove(pod["metadata"]["name"], pod)
+
+    def _guest(
+        self,
+        pod: Object,
+        stream: AttachedStream,
+        image: Image | None,
+        facts: dict[str, Any] | None = None,
+        echo: bytes = b"",
+    ) -> KubernetesGuest:
+        name = pod["metadata"]["name"]
+        facts = facts or {"image_digest": image.digest if image else ""}
+
+        async def destroy() -> None:
+            await stream.close()
+            await self._remove(name, pod)
+
+        return KubernetesGuest(
+            stream,
+            container=container_of(pod),
+            found={"pod": name, "shape": shape_of(pod), "facts": facts},
+            facts=facts,
+            destroy=destroy,
+            end_of=partial(self._end_of, name, pod),
+            stay=partial(self._stay, name, pod),
+            claim=partial(self._claim, name, pod),
+            echo=echo,
+        )
+
+    async def _create(
+        self,
+        name: str,
+        image: Image,
+        command: list[str],
+        limits: SandboxLimits,
+        runtime_class: str,
+        *,
+        stays_open: bool = True,
+    ) -> Object:
+        """Create a Pod. Raises SandboxError."""
+        user = self._hardening.choose_user(maps_users=False)
+        environment = self._hardening.container(user)["environment"]
+        body = pod_manifest(
+            name,
+            image=image.id,
+            command=command,
+            environment=environment_with(image, environment),
+            limits=limits,
+            hardening=self._hardening,
+            user=user,
+            runtime_class=runtime_class,
+            pull_secret=self._settings.pull_secret,
+            labels=self._owner.labels,
+            owner=self._owner.reference,
+            stays_open=stays_open,
+        )
+        if not self._owner.is_holder:
+            raise ProviderUnavailable(
+                f"POOL_NAME: Another pool service has the name {self._settings.pool!r} now."
+            )
+        try:
+            pod = await self._api.call("POST", self._api.pods, body)
+        except ApiFailure as error:
+            raise error_of(error, "create Pods") from error
+        self._cache.put(pod)
+        return pod
+
+    async def _wait_until_running(self, name: str, seconds: float = PENDING_SECONDS) -> Object:
+        """Return a Pod whose container runs. Raises SandboxError."""
+        try:
+            async with asyncio.timeout(seconds):
+                pod = await self._cache.wait(name, _is_decided)
+        except TimeoutError:
+            raise RateLimited(
+                f"Kubernetes: {_why_pending(self._cache.get(name))}. The cluster has no room for "
+                "another sandbox now. Try again later, or give it more nodes."
+            ) from None
+        if pod is None:
+            raise CreationFailed("Kubernetes: the Pod was deleted before it ran.")
+        if problem := _image_problem(pod):
+            raise CreationFailed(f"Kubernetes: {problem}")
+        if pod["status"]["phase"] != "Running":
+            ended = end_of(pod)
+            reason = ended.lost or f"its container ended with exit code {ended.exit_code}"
+            raise CreationFailed(f"Kubernetes: the Pod did not start: {reason}.")
+        return pod
+
+    async def _attach(
+        self, pod: Object, kind: type[SandboxError] = CreationFailed
+    ) -> AttachedStream:
+        try:
+            return await self._api.attach(pod["metadata"]["name"], CONTAINER)
+        except ApiFailure as error:
+            failure = error_of(error, "attach to Pods")
+            if isinstance(failure, ProviderUnavailable | RateLimited):
+                raise failure from error
+            raise kind(failure.message) from error
+
+    async def _remove(self, name: str, pod: Object | None) -> None:
+        """Remove a Pod. One that cannot be removed now is left to the search for orphans."""
+        try:
+            pod = pod or self._cache.get(name)
+            if pod is None:
+                # The server may have made it, and the answer was lost.
+                pod = await self._api.call("GET", f"{self._api.pods}/{name}")
+            uid = pod["metadata"]["uid"]
+            await self._owner.remove(name, uid)
+            async with asyncio.timeout(GONE_SECONDS):
+                await self._cache.wait(
+                    name, lambda seen: seen is None or seen["metadata"]["uid"] != uid
+                )
+        except ApiFailure as error:
+            if error.status != _MISSING:
+                logger.warning("Pod not removed", extra={"reason": str(error)})
+        except TimeoutError:
+            logger.warning("Pod still there after its deletion", extra={"pod": name})
+        finally:
+            self._owner.forget(name)
+            if pod is not None:
+                self._copied.pop(container_of(pod), None)
+
+    async def _end_of(self, name: str, pod: Object) -> End:
+        """Return how a Pod ended whose stream has ended, as far as it is known in time."""
+        uid = pod["metadata"]["uid"]
+
+        def is_known(seen: Object | None) -> bool:
+            end = end_of(seen if seen and seen["metadata"]["uid"] == uid else None)
+            return bool(end.lost) or end.exit_code is not None
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(END_SECONDS):
+                return end_of(await self._cache.wait(name, is_known))
+        return End()
+
+    async def _stay(self, name: str, pod: Object) -> None:
+        """Write at the Pod what the next process of the pool has to know. Raises SandboxError."""
+        memory = self._settings.memory
+        remembered = memory.of_container(container_of(pod)) if memory else None
+        if remembered is None:
+            raise ProviderUnavailable("Kubernetes: the sandbox is not remembered.")
+        metadata = {
+            "annotations": {RECORD_ANNOTATION: remembered.to_copy()},
+            "labels": {LEASE_LABEL: _label(remembered.ref)},
+        }
+        try:
+            await self._patch(name, {"uid": pod["metadata"]["uid"], **metadata})
+        except ApiFailure as error:
+            raise error_of(error, "patch Pods") from error
+        self._copied[remembered.container] = time.monotonic() + remembered.left
+
+    def _copy(self, remembered: SandboxRecord) -> None:
+        """Have the Pod's copy of a record know of a renewed lease, before a third of it is over."""
+        container = remembered.container
+        ends_at = time.monotonic() + remembered.left
+        known = self._copied.get(container)
+        if known is None or abs(ends_at - known) < remembered.seconds / 3:
+            return
+        for pod in self._cache:
+            if container_of(pod) == container:
+                self._copied[container] = ends_at
+                self._later(self._write_copy(pod["metadata"]["name"], remembered))
+
+    async def _write_copy(self, name: str, remembered: SandboxRecord) -> None:
+        try:
+            await self._patch(name, {"annotations": {RECORD_ANNOTATION: remembered.to_copy()}})
+        except ApiFailure as error:
+            if error.status != _MISSING:
+                logger.warning("a lease was not noted at its Pod: %s", error)
+
+    def _claim(self, name: str, pod: Object, owner: str) -> None:
+        if owner:
+            self._later(self._label_with_owner(name, pod, _label(owner)))
+
+    async def _label_with_owner(self, name: str, pod: Object, tenant: str) -> None:
+        """Note the tenant at a Pod that is as we know it, and at no other."""
+        uid = pod["metadata"]["uid"]
+        try:
+            for _ in range(_CLAIM_ATTEMPTS):
+                seen = self._cache.get(name) or pod
+                if seen["metadata"]["uid"] != uid:
+                    return
+                version = seen["metadata"]["resourceVersion"]
+                changed = {"resourceVersion": version, "labels": {TENANT_LABEL: tenant}}
+                try:
+                    await self._patch(name, changed)
+                    return
+                except ApiFailure as error:
+                    if error.status != _CONFLICT:
+                        raise
+                pod = await self._api.call("GET", f"{self._api.pods}/{name}")
+        except ApiFailure as error:
+            # The Pod of a short run may be gone.
+            if error.status != _MISSING:
+                logger.warning("the tenant was not noted at a Pod: %s", error)
+
+    async def _patch(self, name: str, metadata: Mapping[str, Any]) -> Object:
+        path = f"{self._api.pods}/{name}"
+        return await self._api.call("PATCH", path, {"metadata": metadata}, content_type=MERGE)
+
+    def _later(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _image(self, name: str, language: str) -> Image | None:
+        """Shells run in the Python image when they have none of their own."""
+        if "@" in name:
+            return self._images.get(name)
+        for key in (name, language):
+            if key in self._settings.images:
+                return self._images.get(key)
+        return self._images.get("python")
+
+    async def _find_images(self) -> None:
+        """Look into the images, and settle what isolates. Raises SandboxError."""
+        names = list(dict.fromkeys(self._settings.images.values()))
+        # The stricter of the two declarations will do for what only looks around.
+        answers = await asyncio.gather(*map(self._probe, names), return_exceptions=True)
+        found, complaints = {}, []
+        for name, answer in zip(names, answers, strict=True):
+            if isinstance(answer, SandboxError):
+                complaints.append(f"{name}: {answer.message}")
+                logger.warning("an image cannot be used", extra={"reason": answer.message})
+            elif isinstance(answer, BaseException):
+                raise answer
+            else:
+                found[name] = answer
+        if not found:
+            failure = next(each for each in answers if isinstance(each, SandboxError))
+            if isinstance(failure, CreationFailed):
+                raise ProviderUnavailable(
+                    f"No image can be used. {' '.join(complaints)} Name images that the cluster's "
+                    "nodes can pull in the provider's configuration."
+                )
+            raise failure
+        is_gvisor = all(answer["gvisor"] for answer, _ in found.values())
+        if self._settings.require_gvisor and not is_gvisor:
+            raise ProviderUnavailable(
+                f"require_gvisor is set, but Pods of the RuntimeClass "
+                f"{self._runtime_class or '(none)'} are not in gVisor. {GVISOR_REMEDY}"
+            )
+        self.runtime = GVISOR if is_gvisor else RUNC
+        self._hardening = Hardening.of(self.runtime)
+        first, _ = next(iter(found.values()))
+        program = build_filter(
+            first["machine"],
+            shared_kernel=not is_gvisor,
+            supervisor_only=not self._settings.filter_system_calls,
+        )
+        self._seccomp = program or b""
+        calls = "gVisor" if is_gvisor else "seccomp" if program else "RuntimeDefault alone"
+        self.enforced_by = {
+            "memory": "supervisor, then the Pod's limit",
+            "cpu_seconds": "supervisor",
+            "processes": "supervisor",
+            "users": "gVisor's kernel" if is_gvisor else "uid per Pod",
+            "system_calls": calls,
+        }
+        probed = {name: image_of(name, digest, answer) for name, (answer, digest) in found.items()}
+        self._images = {
+            key: probed[name] for key, name in self._settings.images.items() if name in probed
+        }
+
+    async def _probe(self, name: str) -> tuple[dict[str, Any], str]:
+        """Return what a Pod of an image says of it, and the image's digest. Raises SandboxError."""
+        pod_name = self._owner.new_name()
+        nothing = Image(name, "", {}, {}, b"", -1)
+        pod = None
+        try:
+            pod = await self._create(
+                pod_name,
+                nothing,
+                probe_command(),
+                SandboxLimits(),
+                self._runtime_class,
+                stays_open=False,
+            )
+            pod = await self._wait_until_running(pod_name, PROBE_SECONDS)
+            stream = await self._attach(pod)
+            try:
+                output = await _ask(stream, probe_request(sources()))
+            finally:
+                await stream.close()
+            if not output:
+                raise CreationFailed(stream.complaint or "the probe printed nothing")
+            return read_probe(output), _digest_of(pod)
+        finally:
+            await self._remove(pod_name, pod)
+
+
+async def _send(stream: AttachedStream, *parts: bytes) -> None:
+    """Give the guest its modules and its filter of system calls. Raises CreationFailed."""
+    loop = asyncio.get_running_loop()
+    try:
+        for part in parts:
+            await loop.sock_sendall(stream.end, len(part).to_bytes(4, "big") + part)
+    except OSError as error:
+        raise CreationFailed(f"Kubernetes: the container ended at once: {error}") from error
+
+
+async def _ask(stream: AttachedStream, request: bytes) -> bytes:
+    """Return all that a program prints that is given a request."""
+    loop = asyncio.get_running_loop()
+    output = b""
+    try:
+        async with asyncio.timeout(PROBE_SECONDS):
+            await loop.sock_sendall(stream.end, request)
+            while data := await loop.sock_recv(stream.end, 1 << 16):
+                output += data
+    except (OSError, TimeoutError) as error:
+        raise CreationFailed(f"Kubernetes: the probe did not answer: {error}") from error
+    return output
+
+
+def _is_decided(pod: Object | None) -> bool:
+    """Whether it is known if a Pod will run."""
+    if pod is None:
+        return True
+    phase = (pod.get("status") or {}).get("phase")
+    if phase == "Running":
+        return (
+            any(
+                each["name"] == CONTAINER and "running" in (each.get("state") or {})
+                for each in pod["status"].get("containerStatuses") or ()
+            )
+            or terminated_state(pod) is not None
+        )
+    return phase in ("Succeeded", "Failed") or bool(_image_problem(pod))
+
+
+def _image_problem(pod: Object) -> str:
+    """Return why the node will not start a Pod's container, empty where it may."""
+    for each in (pod.get("status") or {}).get("containerStatuses") or ():
+        waiting = (each.get("state") or {}).get("waiting") or {}
+        if waiting.get("reason") in _BAD_IMAGE:
+            message = str(waiting.get("message") or "")[:300]
+            return f"the image {each['image']} cannot be used: {waiting['reason']}: {message}"
+    return ""
+
+
+def _why_pending(pod: Object | None) -> str:
+    for condition in ((pod or {}).get("status") or {}).get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return f"no node takes the Pod: {condition.get('message')}"
+    return "the Pod did not start in time"
+
+
+def _digest_of(pod: Object) -> str:
+    """Return the digest of a Pod's image as its node says it, empty where it does not."""
+    for each in pod["status"].get("containerStatuses") or ():
+        if each["name"] == CONTAINER:
+            return str(each.get("imageID") or "").rpartition("@")[2]
+    return ""
+
+
+def _label(text: str) -> str:
+    """Return what stands for a name in a label, which has few characters and is read by many."""
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

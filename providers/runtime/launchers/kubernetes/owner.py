@@ -1,0 +1,266 @@
+"""Whose a Pod is: the pool's Lease, and the search for Pods that are no longer needed.
+
+The Lease `cofferdam-POOL` is the lock of the pool's name, over all machines, and the owner of its
+Pods: with it, or with their namespace, the cluster removes them. The Lease of a pool that has ended
+stays, so that kept sandboxes are found again; what is left of a pool whose Lease was not renewed
+for long is removed by the other pools of the namespace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import os
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+from providers import process_liveness
+from providers.errors import ProviderUnavailable
+from providers.runtime.launchers.kubernetes.api import (
+    MERGE,
+    Api,
+    ApiFailure,
+    Object,
+    error_of,
+)
+from providers.runtime.launchers.kubernetes.cache import PodCache
+from providers.runtime.launchers.kubernetes.manifest import POOL_LABEL, RECORD_ANNOTATION
+from providers.runtime.pool.state_store import StateStore, read_copy
+
+logger = logging.getLogger(__name__)
+
+# As in client-go's leader election: how long a Lease holds, and how often it is renewed.
+LEASE_SECONDS, RENEW_SECONDS = 30, 10.0
+# How often orphans are looked for, and for how long a pool that is gone may be started again.
+REAP_SECONDS = 15.0
+ABSENT_SECONDS = 900.0
+_CONFLICT, _MISSING = 409, 404
+
+# The names of the Pods of this process by namespace and pool: a process has several launchers
+# while settings change.
+_known: dict[tuple[str, str], set[str]] = {}
+
+
+class Owner:
+    """One launcher's hold on the name of its pool, and on its Pods."""
+
+    def __init__(self, api: Api, pool: str, cache: PodCache, memory: StateStore | None) -> None:
+        self._api, self._pool, self._cache, self._memory = api, pool, cache, memory
+        self._holder = _identity()
+        self._mine: set[str] = set()
+        self._prefix = f"cofferdam-{secrets.token_hex(4)}"
+        self._numbers = itertools.count(1)
+        self._lease: Object = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._ending: set[asyncio.Task[None]] = set()
+        self.is_holder = False
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """The labels by which the pool's Pods are found."""
+        return {POOL_LABEL: self._pool}
+
+    @property
+    def reference(self) -> Mapping[str, Any]:
+        """The reference to the object with which the Pods are removed."""
+        return {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "name": self._name,
+            "uid": self._lease["metadata"]["uid"],
+        }
+
+    async def take(self) -> None:
+        """Take the pool's name. Raises ProviderUnavailable while another process has it."""
+        try:
+            await self._take()
+        except ApiFailure as error:
+            raise error_of(error, "use leases") from error
+        if not self._tasks:
+            self._tasks = [
+                asyncio.ensure_future(self._renew()),
+                asyncio.ensure_future(self._reap_again()),
+            ]
+
+    def new_name(self) -> str:
+        """Return the name of a Pod that is about to be made."""
+        name = f"{self._prefix}-{next(self._numbers)}"
+        self.know(name)
+        return name
+
+    def know(self, name: str) -> None:
+        """A Pod of this name is in use."""
+        self._mine.add(name)
+        _known.setdefault((self._api.namespace, self._pool), set()).add(name)
+
+    def forget(self, name: str) -> None:
+        """A Pod of this name is an orphan if it is still there."""
+        self._mine.discard(name)
+        self._names.discard(name)
+
+    async def remove(self, name: str, uid: str) -> None:
+        """Remove a Pod. One that is gone, or another one of its name, is no error. Raises
+        ApiFailure."""
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "gracePeriodSeconds": 0,
+            "preconditions": {"uid": uid},
+        }
+        try:
+            await self._api.call("DELETE", f"{self._api.pods}/{name}", body)
+        except ApiFailure as error:
+            if error.status not in (_MISSING, _CONFLICT):
+                raise
+
+    async def reap(self) -> int:
+        """Remove the Pods that are no longer needed. Return how many. Raises ApiFailure."""
+        orphans = [pod for pod in self._cache if await self._is_orphan(pod)]
+        for pod in orphans:
+            metadata = pod["metadata"]
+            logger.warning("removing an orphaned Pod", extra={"pod": metadata["name"]})
+            await self.remove(metadata["name"], metadata["uid"])
+        return len(orphans)
+
+    def close(self) -> None:
+        """Let go of the name. What is left of this launcher's Pods is an orphan."""
+        for task in self._tasks:
+            task.cancel()
+        self._names.difference_update(self._mine)
+        self._mine.clear()
+
+    async def release(self) -> None:
+        """Let another process have the pool's name at once."""
+        if self.is_holder and not self._names:
+            self.is_holder = False
+            with contextlib.suppress(ApiFailure):
+                await self._write({"holderIdentity": ""})
+
+    @property
+    def _name(self) -> str:
+        return f"cofferdam-{self._pool}"
+
+    @property
+    def _names(self) -> set[str]:
+        return _known.setdefault((self._api.namespace, self._pool), set())
+
+    @property
+    def _leases(self) -> str:
+        return f"/apis/coordination.k8s.io/v1/namespaces/{self._api.namespace}/leases"
+
+    async def _take(self) -> None:
+        found = await self._read(self._name)
+        if found is None:
+            body = {
+                "apiVersion": "coordination.k8s.io/v1",
+                "kind": "Lease",
+                "metadata": {"name": self._name},
+                "spec": self._spec(),
+            }
+            try:
+                self._lease = await self._api.call("POST", self._leases, body)
+                self.is_holder = True
+                return
+            except ApiFailure as error:
+                if error.status != _CONFLICT:
+                    raise
+            found = await self._read(self._name) or {"metadata": {}, "spec": {}}
+        self._lease = found
+        spec = found.get("spec") or {}
+        holder = spec.get("holderIdentity") or ""
+        if holder not in ("", self._holder) and _age(spec.get("renewTime")) < LEASE_SECONDS:
+            self.is_holder = False
+            raise ProviderUnavailable(
+                f"POOL_NAME: Another pool service, {holder}, has the name {self._pool!r} in the "
+                f"namespace {self._api.namespace}. Give each pool service its own name, or wait "
+                f"{LEASE_SECONDS} s after its end.",
+            )
+        await self._write(self._spec())
+        self.is_holder = True
+
+    async def _read(self, name: str) -> Object | None:
+        try:
+            return await self._api.call("GET", f"{self._leases}/{name}")
+        except ApiFailure as error:
+            if error.status == _MISSING:
+                return None
+            raise
+
+    async def _write(self, spec: Mapping[str, Any]) -> None:
+        """Change the Lease, if it is as it was read. Raises ApiFailure."""
+        version = self._lease["metadata"].get("resourceVersion", "")
+        body = {"metadata": {"resourceVersion": version}, "spec": dict(spec)}
+        self._lease = await self._api.call(
+            "PATCH", f"{self._leases}/{self._name}", body, content_type=MERGE
+        )
+
+    def _spec(self) -> dict[str, Any]:
+        return {
+            "holderIdentity": self._holder,
+            "leaseDurationSeconds": LEASE_SECONDS,
+            "renewTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ"),
+        }
+
+    async def _renew(self) -> None:
+        while True:
+            await asyncio.sleep(RENEW_SECONDS)
+            try:
+                await self._take()
+            except (ApiFailure, ProviderUnavailable) as error:
+                logger.warning("the pool's Lease was not renewed: %s", error)
+
+    async def _reap_again(self) -> None:
+        while True:
+            await asyncio.sleep(REAP_SECONDS)
+            try:
+                await self.reap()
+            except ApiFailure as error:
+                logger.warning("cannot look for orphans: %s", error)
+
+    async def _is_orphan(self, pod: Object) -> bool:
+        metadata = pod["metadata"]
+        if metadata.get("deletionTimestamp"):
+            return False
+        pool = metadata.get("labels", {}).get(POOL_LABEL, "")
+        if pool == self._pool:
+            return self.is_holder and metadata["name"] not in self._names and not self._is_kept(pod)
+        if _age(metadata["creationTimestamp"]) < ABSENT_SECONDS:
+            return False
+        lease = await self._read(f"cofferdam-{pool}")
+        renewed = (lease or {}).get("spec", {}).get("renewTime")
+        return _age(renewed) > ABSENT_SECONDS
+
+    def _is_kept(self, pod: Object) -> bool:
+        """Whether a predecessor has left it, to be found again."""
+        if self._memory is None or pod["status"].get("phase") != "Running":
+            return False
+        remembered = self._memory.of_container(container_of(pod))
+        if remembered is None and not self._memory.is_restored:
+            remembered = read_copy(
+                pod["metadata"].get("annotations", {}).get(RECORD_ANNOTATION, "")
+            )
+        return remembered is not None and not remembered.is_over
+
+
+def container_of(pod: Object) -> str:
+    """Return the name by which a kept sandbox is remembered."""
+    uid: str = pod["metadata"]["uid"]
+    return uid.replace("-", "")
+
+
+def _age(timestamp: str | None) -> float:
+    """Return the seconds since a time of the API server's, much where there is none."""
+    if not timestamp:
+        return float("inf")
+    return time.time() - datetime.fromisoformat(timestamp).timestamp()
+
+
+def _identity() -> str:
+    birth = process_liveness.birth(os.getpid())
+    return f"{socket.gethostname()}/{os.getpid()}/{birth}"
