@@ -1,4 +1,4 @@
-"""An installation from deploy/kubernetes runs code on a cluster, records it, and ends."""
+"""An installation by the commands of docs/deployment/kubernetes.md runs code on a cluster."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,40 +17,42 @@ from typing import Any
 import pytest
 
 from tests.conftest import require
+from tests.support.deployment_pages import PAGES, blocks_of
 from tests.support.kubernetes import Cluster
 from tests.support.manifests import (
     CONTROL,
     SANDBOXES,
     Object,
-    applied,
+    breaks_of_restricted,
     build,
     find,
     for_version_1_20,
     kubectl,
     templates_of_pods,
+    written,
 )
 from tests.support.processes import ROOT, free_port
-from tests.support.service_images import ServiceImage
 from tests.support.servers import Servers
+from tests.support.service_images import ServiceImage
 from tests.support.waiting import wait_until
 
-# A busy machine has two cores for three services, their first start and their sandboxes.
-SECONDS = 300
+# Three services start on two cores, which other tests use too.
+SECONDS = 600
+APPLY = "kubectl apply --kustomize overlay"
 
 
 @dataclass(frozen=True)
 class Installation:
-    """The running service: who asks the API server, where the web server listens, and a key."""
+    """A running service: its cluster, the port of its web server, and an API key."""
 
     cluster: Cluster
-    admin: Path
     port: int
     key: str
 
     def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Status and answer of a request, as a proxy passes it on."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
-        headers = {"Host": "127.0.0.1", "X-Forwarded-Proto": "https", "X-API-Key": self.key}
+        headers = {"X-Forwarded-Proto": "https", "X-API-Key": self.key}
         content = None if body is None else json.dumps(body)
         if content:
             headers["Content-Type"] = "application/json"
@@ -60,22 +62,14 @@ class Installation:
         connection.close()
         return found
 
-    def pods(self, namespace: str, component: str = "") -> list[Object]:
-        path = f"/api/v1/namespaces/{namespace}/pods"
-        if component:
-            path += f"?labelSelector=app.kubernetes.io%2Fcomponent%3D{component}"
-        found: list[Object] = self.cluster.request("GET", path)["items"]
-        return found
-
     def run(self, component: str, *command: str) -> str:
-        """What a command prints in the first Pod of a component."""
+        """What a command prints in a Pod of a component."""
         from kubernetes.client import CoreV1Api
         from kubernetes.stream import stream
 
-        (pod, *_) = self.pods(CONTROL, component)
-        core = self.cluster.objects(CoreV1Api)
+        (pod, *_) = pods_of(self.cluster, CONTROL, component)
         output: str = stream(
-            core.connect_get_namespaced_pod_exec,
+            self.cluster.objects(CoreV1Api).connect_get_namespaced_pod_exec,
             pod["metadata"]["name"],
             CONTROL,
             command=list(command),
@@ -85,12 +79,29 @@ class Installation:
         return output
 
 
-def _on_this_machine(objects: list[Object], port: int, pool_port: int, storage: Path) -> list[Object]:
+def pods_of(cluster: Cluster, namespace: str, component: str = "") -> list[Object]:
+    path = f"/api/v1/namespaces/{namespace}/pods"
+    if component:
+        path += f"?labelSelector=app.kubernetes.io%2Fcomponent%3D{component}"
+    found: list[Object] = cluster.request("GET", path)["items"]
+    return found
+
+
+def blocks() -> list[str]:
+    """The blocks of the page that are run: secrets, overlay, and what applies it."""
+    found = [each.text for each in blocks_of(PAGES / "kubernetes.md") if not each.reason]
+    assert len(found) == 3
+    assert APPLY in found[2]
+    return found
+
+
+def on_this_machine(
+    objects: list[Object], port: int, pool_port: int, storage: Path
+) -> list[Object]:
     """The same without what the virtual nodes do not have, which is a network of Pods: all Pods
     share the machine's, so each port is there once. The storage is a folder of the machine."""
     changed = copy.deepcopy(objects)
     settings = find(changed, "ConfigMap", "settings")["data"]
-    pool_settings = find(changed, "ConfigMap", "pool-settings")["data"]
     address = f"pool-0.pool:{pool_port}"
     settings |= {
         "PORT": str(port),
@@ -99,10 +110,9 @@ def _on_this_machine(objects: list[Object], port: int, pool_port: int, storage: 
         "PROVIDER_PLAIN_HTTP": address,
         "TRUSTED_PROXIES": "127.0.0.1",
         "STORAGE_URL": str(storage),
-        "DISK_RESERVE_MIB": "0",
     }
     del settings["STORAGE_ACCESS_KEY_FILE"], settings["STORAGE_SECRET_KEY_FILE"]
-    pool_settings["POOL_PORT"] = str(pool_port)
+    find(changed, "ConfigMap", "pool-settings")["data"]["POOL_PORT"] = str(pool_port)
     find(changed, "Deployment", "web")["spec"]["replicas"] = 1
     names = {"ip": "127.0.0.1", "hostnames": ["pool-0.pool"]}
     for name, template in templates_of_pods(changed).items():
@@ -116,27 +126,9 @@ def _on_this_machine(objects: list[Object], port: int, pool_port: int, storage: 
     return changed
 
 
-def _secret(folder: Path, servers: Servers, database_url: str) -> Object:
-    """The Secret that the page's command makes, with the addresses of this test."""
-    subprocess.run(
-        [ROOT / "deploy/make-secrets", folder, str(os.getgid())], check=True, cwd=folder.parent
-    )
-    (folder / "database_url").write_text(database_url)
-    (folder / "redis_url").write_text(servers.environment["REDIS_URL"])
-    names = re.findall(
-        r"--from-file=secrets/(\w+)", (ROOT / "docs/deployment/kubernetes.md").read_text()
-    )
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": CONTROL, "namespace": CONTROL},
-        "stringData": {name: (folder / name).read_text() for name in names},
-    }
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def storage() -> Iterator[Path]:
-    """A folder that the user of the images may write to."""
+    """A folder of the user that the images have."""
     folder = Path("/var/tmp") / f"cofferdam-storage-{os.getpid()}"
     folder.mkdir(mode=0o700)
     shutil.chown(folder, 10001, 10001)
@@ -153,55 +145,81 @@ def installation(
     storage: Path,
     tmp_path: Path,
 ) -> Iterator[Installation]:
-    """Web, worker and pool of the manifests, set up and ready."""
+    """What the commands of the page make: web, worker and pool, set up and ready."""
     require("openssl")
+    kubeconfig = cluster.kubeconfig(tmp_path / "admin.yaml")
     for name, image in service_images.items():
-        cluster.provide_image(name, image.root, image.config)
-    admin = cluster.kubeconfig(tmp_path / "admin.yaml")
+        cluster.provide_image(f"registry.example/{name}:1", image.root, image.config)
+    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    secrets, overlay, apply = blocks()
+    for there, here in (
+        ("postgres://cofferdam:PASSWORD@postgres.example:5432/cofferdam", postgres_url),
+        ("redis://:PASSWORD@redis.example:6379/0", servers.environment["REDIS_URL"]),
+    ):
+        assert there in secrets
+        secrets = secrets.replace(there, here)
     port, pool_port = free_port(), free_port()
-    objects = _on_this_machine(for_version_1_20(build()), port, pool_port, storage)
-    secret = _secret(tmp_path / "secrets", servers, postgres_url)
-    spaces = [each for each in objects if each["kind"] == "Namespace"]
-    others = [each for each in objects if each["kind"] != "Namespace"]
-    with applied(admin, spaces), applied(admin, [secret, *others]):
-        installed = Installation(cluster, admin, port, "")
-        wait_until(lambda: _is_set_up(installed), SECONDS)
-        (job,) = installed.pods(CONTROL, "setup")
-        said = kubectl(admin, "logs", "--namespace", CONTROL, job["metadata"]["name"])
+    try:
+        run(f"{secrets}\n{overlay}", tmp_path, kubeconfig)
+        objects = for_version_1_20(build(tmp_path / "overlay"))
+        objects = on_this_machine(objects, port, pool_port, storage)
+        (tmp_path / "objects.yaml").write_text(written(objects))
+        try:
+            said = run(
+                apply.replace(APPLY, "kubectl apply --filename objects.yaml"), tmp_path, kubeconfig
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{state_of(cluster, kubeconfig)}") from None
         (key,) = re.findall(r"API_KEY=(\S+)", said)
-        for component in ("pool", "web", "worker"):
-            wait_until(lambda each=component: _are_ready(installed, each), SECONDS)
-        yield Installation(cluster, admin, port, key)
+        yield Installation(cluster, port, key)
+    finally:
+        kubectl(
+            kubeconfig, "delete", "--ignore-not-found", "--timeout=300s", "--filename", "-",
+            objects=build(),
+        )  # fmt: skip
 
 
-def _is_set_up(installed: Installation) -> bool:
-    job = installed.cluster.request("GET", f"/apis/batch/v1/namespaces/{CONTROL}/jobs/setup")
-    return bool(job["status"].get("succeeded"))
+def run(script: str, folder: Path, kubeconfig: Path) -> str:
+    """What the commands print. One that fails fails the test."""
+    done = subprocess.run(
+        ["bash", "-ec", script],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "HOME": str(folder), "KUBECONFIG": str(kubeconfig)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    return done.stdout
 
 
-def _are_ready(installed: Installation, component: str) -> bool:
-    pods = installed.pods(CONTROL, component)
-    return bool(pods) and all(_is_ready(pod) for pod in pods)
-
-
-def _is_ready(pod: Object) -> bool:
-    conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", [])}
-    return conditions.get("Ready") == "True"
-
-
-def _sandboxes(installed: Installation) -> set[str]:
-    return {pod["metadata"]["name"] for pod in installed.pods(SANDBOXES)}
+def state_of(cluster: Cluster, kubeconfig: Path) -> str:
+    """What a reader needs of an installation that does not start."""
+    found = []
+    for pod in pods_of(cluster, CONTROL):
+        name, status = pod["metadata"]["name"], pod["status"]
+        found.append(f"== {name}: {json.dumps(status)}")
+        for each in pod["spec"].get("initContainers", []) + pod["spec"]["containers"]:
+            logs = ["logs", "--namespace", CONTROL, name, "--container", each["name"]]
+            done = subprocess.run(
+                [require("kubectl"), "--kubeconfig", str(kubeconfig), *logs],
+                capture_output=True,
+                text=True,
+            )
+            found.append(f"-- {each['name']}: {(done.stdout + done.stderr)[-3000:]}")
+    return "\n".join(found)
 
 
 def test_an_installation_runs_code_in_pods_and_records_it(installation: Installation) -> None:
     status, ran = installation.call("POST", "/api/v1/executions", {"code": "print(6 * 7)"})
     assert (status, ran.get("stdout")) == (200, "42\n"), ran
     assert ran["provider"] == "self_managed"
-    assert _sandboxes(installation)
+    sandboxes = pods_of(installation.cluster, SANDBOXES)
+    assert sandboxes
+    for pod in sandboxes:
+        assert breaks_of_restricted(pod["spec"]) == []
 
-    status, queued = installation.call(
-        "POST", "/api/v1/executions", {"code": "print(1)", "mode": "async"}
-    )
+    asked = {"code": "print(1)", "mode": "async"}
+    status, queued = installation.call("POST", "/api/v1/executions", asked)
     assert status == 202, queued
     path = f"/api/v1/executions/{queued['id']}"
     wait_until(lambda: installation.call("GET", path)[1]["status"] == "succeeded", SECONDS)

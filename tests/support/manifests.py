@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,11 +23,29 @@ Object = dict[str, Any]
 
 def build(folder: Path = MANIFESTS) -> list[Object]:
     """The objects of a kustomization, in the order in which they are applied."""
+    if _minor_of_kubectl() < 21:
+        _name_bases(folder / "kustomization.yaml")
     done = subprocess.run(
         [require("kubectl"), "kustomize", str(folder)], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     return read(done.stdout)
+
+
+def _minor_of_kubectl() -> int:
+    version = [require("kubectl"), "version", "--client", "--output", "json"]
+    done = subprocess.run(version, capture_output=True, text=True, check=True)
+    return int(json.loads(done.stdout)["clientVersion"]["minor"].rstrip("+"))
+
+
+def _name_bases(path: Path) -> None:
+    """The kustomize of kubectl 1.20 takes folders as `bases` alone, where a later one takes them as
+    `resources`."""
+    described = yaml.safe_load(path.read_text())
+    folders = [each for each in described["resources"] if (path.parent / each).is_dir()]
+    if folders:
+        files = [each for each in described["resources"] if each not in folders]
+        path.write_text(yaml.safe_dump(described | {"resources": files, "bases": folders}))
 
 
 def read(text: str) -> list[Object]:
