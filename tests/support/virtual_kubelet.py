@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import json
 import logging
+import os
 import shutil
 import signal
 import ssl
@@ -27,8 +28,8 @@ from typing import Any
 
 import aiohttp
 
-from providers.runtime.pool.cgroup import CgroupParent
-from tests.support.node_api import MERGE, RETRY_SECONDS, Api, ApiError
+from providers.runtime.pool.cgroup import ROOT, CgroupParent, own_groups
+from tests.support.node_api import MERGE, RETRY_SECONDS, Api, ApiError, timestamp
 from tests.support.node_pods import NodePod, Pods, Setup
 from tests.support.pod_streams import StreamServer
 from tests.support.processes import free_port
@@ -39,16 +40,12 @@ HEARTBEAT_SECONDS = 2.0
 _SUBREAPER = 36
 
 
-def now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
 class Node:
     """One node: its object, its heartbeat, its Pods, and the port of its kubelet."""
 
     def __init__(self, name: str, capacity: dict[str, str], setup: Setup) -> None:
         self.name = name
-        self._capacity = capacity
+        self._capacity = {"ephemeral-storage": "100Gi", **capacity}
         self._setup = setup
         self._api = setup.api
         self._pods: Pods = {}
@@ -74,7 +71,7 @@ class Node:
             if error.code != 409:
                 raise
         await self._report("True", "KubeletReady")
-        for work in (self._beat(), self._watch()):
+        for work in (self._renew_lease(), self._watch()):
             self._tasks.append(asyncio.create_task(work))
 
     async def _serve(self) -> int:
@@ -102,9 +99,11 @@ class Node:
         await self._report("Unknown", "NodeStatusUnknown")
 
     async def _report(self, ready: str, reason: str) -> None:
-        when = now()
-        facts = ("machineID", "systemUUID", "bootID", "kernelVersion", "osImage")
-        facts += ("containerRuntimeVersion", "kubeletVersion", "kubeProxyVersion")
+        when = timestamp()
+        facts = (
+            *("machineID", "systemUUID", "bootID", "kernelVersion", "osImage"),
+            *("containerRuntimeVersion", "kubeletVersion", "kubeProxyVersion"),
+        )
         conditions = [
             {"type": kind, "status": "False" if ready == "True" else ready, "reason": reason}
             for kind in ("MemoryPressure", "DiskPressure", "PIDPressure")
@@ -130,7 +129,7 @@ class Node:
         path = f"/api/v1/nodes/{self.name}/status"
         await self._api.insist("PATCH", path, {"status": status}, MERGE)
 
-    async def _beat(self) -> None:
+    async def _renew_lease(self) -> None:
         """Renew the node's lease, and say that it is ready where something else has been said."""
         leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
         count = 0
@@ -169,7 +168,7 @@ class Node:
         found = await self._api.request("GET", self._selection())
         there = {pod["metadata"]["uid"] for pod in found["items"]}
         for pod in found["items"]:
-            self._see(pod)
+            self._note(pod)
         for uid, own in list(self._pods.items()):
             if uid not in there:
                 self._forget(own)
@@ -186,14 +185,14 @@ class Node:
                     return
                 version = found["metadata"]["resourceVersion"]
                 if kind in ("ADDED", "MODIFIED"):
-                    self._see(found)
+                    self._note(found)
                 elif kind == "DELETED" and (own := self._pods.get(found["metadata"]["uid"])):
                     self._forget(own)
 
     def _selection(self) -> str:
         return f"/api/v1/pods?fieldSelector=spec.nodeName%3D{self.name}"
 
-    def _see(self, pod: dict[str, Any]) -> None:
+    def _note(self, pod: dict[str, Any]) -> None:
         uid = pod["metadata"]["uid"]
         own = self._pods.get(uid)
         if own is None:
@@ -205,13 +204,13 @@ class Node:
     def _forget(self, pod: NodePod) -> None:
         """The object is gone: what is left of it here goes, too."""
         self._pods.pop(pod.uid, None)
-        _keep(pod.vanish())
+        _start_task(pod.vanish())
 
 
 _background: set[asyncio.Task[None]] = set()
 
 
-def _keep(work: Coroutine[Any, Any, None]) -> None:
+def _start_task(work: Coroutine[Any, Any, None]) -> None:
     task = asyncio.create_task(work)
     _background.add(task)
     task.add_done_callback(_background.discard)
@@ -225,6 +224,8 @@ class Kubelet:
         self._nodes: dict[str, Node] = {}
 
     async def add(self, name: str, capacity: dict[str, str]) -> None:
+        if name in self._nodes:
+            return
         node = Node(name, capacity, self._setup)
         self._nodes[name] = node
         await node.start()
@@ -256,6 +257,19 @@ class Kubelet:
             print(answer, flush=True)
 
 
+def remove_groups(parent: CgroupParent) -> None:
+    """Remove the group of all Pods, with those of this name that runc has made on version 1."""
+    name = parent.path.name
+    if parent.version == 1:
+        for controller, own in own_groups(Path("/proc")).items():
+            kind = controller.removeprefix("name=") or "unified"
+            group = ROOT / kind / own.lstrip("/") / name
+            for folder in (*group.glob("*/"), group):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+    parent.remove()
+
+
 async def run(options: argparse.Namespace) -> None:
     context = ssl.create_default_context(cafile=options.authority)
     context.load_cert_chain(options.identity)
@@ -282,7 +296,7 @@ async def run(options: argparse.Namespace) -> None:
     finally:
         await kubelet.close()
         await api.close()
-        cgroups.remove()
+        remove_groups(cgroups)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -293,6 +307,8 @@ def main() -> None:
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    # What is made here is for containers of any user to read.
+    os.umask(0o022)
     # The first process of a container loses its parent, and is to be ours.
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     asyncio.set_child_watcher(asyncio.PidfdChildWatcher())
