@@ -392,9 +392,13 @@ POOL: Group = Group(
             shown="`port-` and POOL_PORT",
         ),
         text(
+            "KUBECONFIG",
+            "The file that names the cluster of `kubernetes`, and the account there.",
+            shown="the account of the Pod that the pool service runs in",
+        ),
+        text(
             "KUBERNETES_NAMESPACE",
-            "The namespace of the sandboxes' Pods. The cluster and the account are those of "
-            "KUBECONFIG, or of the Pod that the pool service runs in.",
+            "The namespace of the sandboxes' Pods.",
             shown="that of the kubeconfig or the service account",
         ),
         choice(

@@ -33,7 +33,7 @@ CALL_SECONDS = 25.0
 HEARTBEAT_SECONDS = 30.0
 _PIECE_BYTES = 1 << 16
 _COMPLAINT_BYTES = 2000
-_STDIN, _STDOUT, _STDERR, _STATUS = range(4)
+_STDIN, _STDOUT, _STDERR = range(3)
 _PROTOCOL = "v4.channel.k8s.io"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -84,8 +84,10 @@ def error_of(failure: ApiFailure, what: str) -> SandboxError:
 class Api:
     """A connection to one API server, for one event loop."""
 
-    def __init__(self, wanted_namespace: str) -> None:
-        self.namespace = wanted_namespace
+    def __init__(self, namespace: str, kubeconfig: Path | None = None) -> None:
+        """Without a namespace it is that of the kubeconfig or of the service account."""
+        self.namespace = namespace
+        self._kubeconfig = kubeconfig
         self._client: client.ApiClient | None = None
 
     async def open(self) -> None:
@@ -95,13 +97,13 @@ class Api:
         settings = client.Configuration()
         # How calls are repeated is for their callers to say.
         settings.retries = None
-        path = os.environ.get("KUBECONFIG", "")
+        path = str(self._kubeconfig or os.environ.get("KUBECONFIG", ""))
         try:
             if path or not (_SERVICE_ACCOUNT / "token").exists():
                 await config.load_kube_config(  # type: ignore[no-untyped-call]
-                    client_configuration=settings
+                    config_file=path or None, client_configuration=settings
                 )
-                _, active = config.list_kube_config_contexts()  # type: ignore[no-untyped-call]
+                _, active = config.list_kube_config_contexts(path or None)  # type: ignore[no-untyped-call]
                 found = active["context"].get("namespace", "default")
             else:
                 config.load_incluster_config(  # type: ignore[no-untyped-call]
@@ -122,15 +124,11 @@ class Api:
         parts = urlsplit(self._open.configuration.host)
         return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
 
-    def close(self) -> None:
-        """Close every connection, without an event loop that could wait."""
-        if self._client is None:
-            return
-        session = self._client.rest_client.pool_manager
-        if session is not None and (connector := session.connector) is not None:
-            session.detach()
-            connector.close()
-        self._client = None
+    async def close(self) -> None:
+        """Close every connection."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
 
     async def call(
         self,
@@ -176,9 +174,11 @@ class Api:
                 timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
             )
         except aiohttp.WSServerHandshakeError as error:
-            raise ApiFailure(error.status, "attach", error.message) from error
+            # The text of the answer is lost with the connection.
+            said = f"the attach was answered with status {error.status}"
+            raise ApiFailure(error.status, "", said) from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise ApiFailure(0, "attach", str(error) or type(error).__name__) from error
+            raise ApiFailure(0, "", str(error) or type(error).__name__) from error
         return AttachedStream(connection)
 
     @property
@@ -281,7 +281,7 @@ class AttachedStream:
                 kind, data = message.data[0], message.data[1:]
                 if kind == _STDOUT:
                     await loop.sock_sendall(self._ours, data)
-                elif len(self.stderr) < _COMPLAINT_BYTES:
+                elif kind == _STDERR and len(self.stderr) < _COMPLAINT_BYTES:
                     self.stderr += data[: _COMPLAINT_BYTES - len(self.stderr)]
         except OSError:
             # Its reader has left.

@@ -102,7 +102,7 @@ class KubernetesLauncher(Launcher):
         self.rest_seconds = 0.06
         self.enforced_by: dict[str, str] = {}
         self._settings = settings
-        self._api = Api(settings.namespace)
+        self._api = Api(settings.namespace, settings.kubeconfig)
         self._cache = PodCache(self._api, f"{APP_LABEL}={APP}")
         self._owner = Owner(self._api, settings.pool, self._cache, settings.memory)
         self._hardening = Hardening.of(RUNC)
@@ -157,8 +157,7 @@ class KubernetesLauncher(Launcher):
     def close(self) -> None:
         self._owner.close()
         self._cache.close()
-        closing = asyncio.ensure_future(self._owner.release())
-        closing.add_done_callback(lambda _: self._api.close())
+        self._later(self._disconnect())
 
     async def start(self, template: Template) -> Guest:
         image = self._image(template.name, template.language)
@@ -302,8 +301,7 @@ class KubernetesLauncher(Launcher):
         if problem := _image_problem(pod):
             raise CreationFailed(f"Kubernetes: {problem}")
         if pod["status"]["phase"] != "Running":
-            ended = end_of(pod)
-            reason = ended.lost or f"its container ended with exit code {ended.exit_code}"
+            reason = end_of(pod).lost or _how_it_ended(pod)
             raise CreationFailed(f"Kubernetes: the Pod did not start: {reason}.")
         return pod
 
@@ -418,6 +416,10 @@ class KubernetesLauncher(Launcher):
     async def _patch(self, name: str, metadata: Mapping[str, Any]) -> Object:
         path = f"{self._api.pods}/{name}"
         return await self._api.call("PATCH", path, {"metadata": metadata}, content_type=MERGE)
+
+    async def _disconnect(self) -> None:
+        await self._owner.release()
+        await self._api.close()
 
     def _later(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -558,6 +560,14 @@ def _image_problem(pod: Object) -> str:
             message = str(waiting.get("message") or "")[:300]
             return f"the image {each['image']} cannot be used: {waiting['reason']}: {message}"
     return ""
+
+
+def _how_it_ended(pod: Object) -> str:
+    status = pod.get("status") or {}
+    ended = terminated_state(pod) or status
+    words = [str(ended.get(name) or "") for name in ("reason", "message")]
+    code = f"exit code {ended['exitCode']}" if "exitCode" in ended else ""
+    return ": ".join(each for each in ("its container ended", code, *words) if each)[:500]
 
 
 def _why_pending(pod: Object | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from providers.runtime.launchers.container_guest import DEFAULT_IMAGES
 from providers.runtime.pool.state_store import StateStore
@@ -15,6 +16,8 @@ class KubernetesSettings:
 
     `pool` is the name of the pool in its namespace: one process at a time has it. `namespace` is
     that of the sandboxes; empty is the one of the kubeconfig's context or of the service account.
+    `kubeconfig` is a file; None is the one of KUBECONFIG, else the account of the Pod that this
+    process runs in.
     `images` maps a language or a template's name to an image. `runtime` is the name of a
     RuntimeClass or of its handler; "auto" is one with gVisor's handler where there is one, and
     "runc" is none. `pull_secret` is the Secret with the credentials of the registry of images.
@@ -24,6 +27,7 @@ class KubernetesSettings:
 
     pool: str = "default"
     namespace: str = ""
+    kubeconfig: Path | None = None
     images: Mapping[str, str] = field(default_factory=lambda: dict(DEFAULT_IMAGES))
     runtime: str = "auto"
     require_gvisor: bool = False
