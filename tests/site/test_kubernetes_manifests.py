@@ -159,7 +159,7 @@ def test_nothing_is_killed_before_its_time(objects: list[Object], pods: dict[str
 def test_web_and_worker_wait_for_the_tables(pods: dict[str, Object]) -> None:
     for name in ("web", "worker"):
         (first,) = pods[name]["spec"]["initContainers"]
-        assert first["args"] == ["migrate", "--check"]
+        assert first["command"][-1].endswith("exec cofferdam migrate --check")
     assert [each["args"] for each in containers_of(pods["setup"])] == [["bootstrap"]]
 
 

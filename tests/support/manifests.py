@@ -147,7 +147,10 @@ def applied(kubeconfig: Path, objects: Sequence[Object]) -> Iterator[None]:
         kubectl(kubeconfig, "apply", "--filename", "-", objects=objects)
         yield
     finally:
-        kubectl(
-            kubeconfig, "delete", "--ignore-not-found", "--timeout=120s", "--filename", "-",
-            objects=objects,
-        )  # fmt: skip
+        delete(kubeconfig, objects)
+
+
+def delete(kubeconfig: Path, objects: Sequence[Object]) -> None:
+    """Delete the objects that are there, and wait for their end."""
+    options = ("--ignore-not-found", "--timeout=300s", "--filename", "-")
+    kubectl(kubeconfig, "delete", *options, objects=objects)

@@ -2,7 +2,7 @@
 
 The engine builds them as docs/deployment/containers.md says it is done without an index, on the
 image of the sandboxes, which is a Debian that the engine has. A folder is a mount of the image's
-layers, so nothing is copied.
+layers, so nothing is copied. What a runtime makes to mount something over lies in a layer above.
 """
 
 from __future__ import annotations
@@ -124,8 +124,11 @@ def _mount(driver: dict[str, Any], root: Path) -> None:
     if driver["Name"] != "overlay2":
         missing("the engine does not keep its images as overlays")
     layers = [driver["Data"]["UpperDir"], *driver["Data"].get("LowerDir", "").split(":")]
-    root.mkdir()
+    above = {name: root.with_name(f"{root.name}-{name}") for name in ("upper", "work")}
+    for folder in (root, *above.values()):
+        folder.mkdir()
+        folder.chmod(0o755)
+    options = [f"lowerdir={':'.join(layers)}", *(f"{name}dir={above[name]}" for name in above)]
     subprocess.run(
-        ["mount", "-t", "overlay", "overlay", "-o", f"ro,lowerdir={':'.join(layers)}", str(root)],
-        check=True,
+        ["mount", "-t", "overlay", "overlay", "-o", ",".join(options), str(root)], check=True
     )
