@@ -216,6 +216,7 @@ def test_an_installation_runs_code_in_pods_and_keeps_sessions_over_its_restart(
     assert sandboxes
     for pod in sandboxes:
         assert breaks_of_restricted(pod["spec"]) == []
+        assert pod["spec"]["containers"][0]["image"].startswith("registry.example/cofferdam/")
 
     asked = {"code": "print(1)", "mode": "async"}
     status, queued = installation.call("POST", "/api/v1/executions", asked)

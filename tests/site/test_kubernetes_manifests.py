@@ -10,12 +10,16 @@ import pytest
 import yaml
 
 from providers import draining
+from providers.runtime.launchers.kubernetes.manifest import pod_manifest
+from providers.runtime.pool.hardening import GVISOR, RUNC, Hardening
+from providers.values import SandboxLimits
 from sandbox_site import gunicorn_conf
 from tests.support.manifests import (
     CONTROL,
     MANIFESTS,
     SANDBOXES,
     Object,
+    breaks_of_baseline,
     breaks_of_restricted,
     build,
     containers_of,
@@ -81,7 +85,6 @@ def test_a_changed_setting_replaces_the_pods(
 def test_pods_are_closed_in(pods: dict[str, Object]) -> None:
     assert pods.keys() == {"setup", "web", "worker", "pool"}
     for name, template in pods.items():
-        assert breaks_of_restricted(template["spec"]) == [], name
         assert template["spec"]["enableServiceLinks"] is False
         for container in containers_of(template):
             assert container["securityContext"]["readOnlyRootFilesystem"] is True
@@ -90,14 +93,45 @@ def test_pods_are_closed_in(pods: dict[str, Object]) -> None:
             assert "memory" in container["resources"]["limits"]
 
 
-def test_both_namespaces_refuse_what_is_not_restricted(objects: list[Object]) -> None:
-    for name in (CONTROL, SANDBOXES):
-        (found,) = (
-            each
-            for each in objects
-            if each["kind"] == "Namespace" and each["metadata"]["name"] == name
-        )
-        assert found["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
+def _enforced(objects: list[Object], namespace: str) -> str:
+    (found,) = (
+        each["metadata"]
+        for each in objects
+        if each["kind"] == "Namespace" and each["metadata"]["name"] == namespace
+    )
+    level: str = found["labels"]["pod-security.kubernetes.io/enforce"]
+    return level
+
+
+def test_each_namespace_enforces_the_standard_that_its_pods_meet(
+    objects: list[Object], pods: dict[str, Object]
+) -> None:
+    assert _enforced(objects, CONTROL) == "restricted"
+    for name, template in pods.items():
+        assert breaks_of_restricted(template["spec"]) == [], name
+    assert _enforced(objects, SANDBOXES) == "baseline"
+    assert breaks_of_restricted(_sandbox(RUNC)) == []
+    assert breaks_of_baseline(_sandbox(GVISOR)) == []
+    assert breaks_of_restricted(_sandbox(GVISOR)) != []
+
+
+def _sandbox(runtime: str) -> dict[str, Any]:
+    """The spec of a sandbox's Pod."""
+    hardening = Hardening.of(runtime)
+    spec: dict[str, Any] = pod_manifest(
+        "one",
+        image="one",
+        command=["one"],
+        environment=[],
+        limits=SandboxLimits(),
+        hardening=hardening,
+        user=hardening.choose_user(maps_users=False),
+        runtime_class="",
+        pull_secret="",
+        labels={},
+        owner={},
+    )["spec"]
+    return spec
 
 
 def test_the_pool_alone_has_a_token_of_the_api_server(

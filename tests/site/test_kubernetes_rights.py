@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from providers.runtime.launchers.kubernetes import checks
 from tests.support.kubernetes import Cluster
 from tests.support.manifests import (
     CONTROL,
@@ -84,20 +85,14 @@ def _rights_in(kubeconfig: Path, namespace: str) -> set[tuple[str, str, str]]:
     }
 
 
-def test_the_pool_may_do_this_and_no_more(pool: Path) -> None:
-    everywhere = {
-        *(("get", "node.k8s.io", "runtimeclasses"), ("list", "node.k8s.io", "runtimeclasses")),
-        *OWN,
+def test_the_pool_may_do_what_it_needs_and_no_more(pool: Path) -> None:
+    needed = {
+        (verb, group, f"{resource}/{subresource}" if subresource else resource)
+        for group, resource, subresource, verbs in checks._RIGHTS
+        for verb in verbs
     }
-    leases = ("get", "create", "update", "patch")
-    here = {
-        *((verb, "", "pods") for verb in ("get", "list", "watch", "create", "patch", "delete")),
-        *((verb, "", "pods/attach") for verb in ("get", "create")),
-        *((verb, "coordination.k8s.io", "leases") for verb in leases),
-        ("list", "", "resourcequotas"),
-        ("list", "networking.k8s.io", "networkpolicies"),
-    }
-    assert _rights_in(pool, SANDBOXES) == here | everywhere
+    everywhere = {("list", "node.k8s.io", "runtimeclasses"), *OWN}
+    assert _rights_in(pool, SANDBOXES) == needed | everywhere
     for namespace in (CONTROL, "default", "kube-system"):
         assert _rights_in(pool, namespace) == everywhere
 

@@ -97,34 +97,58 @@ def containers_of(template: Mapping[str, Any]) -> Iterator[Object]:
     yield from template["spec"]["containers"]
 
 
-def breaks_of_restricted(spec: Mapping[str, Any]) -> list[str]:
-    """What the Pod security standard `restricted` refuses in a Pod's spec. The API server of the
-    tests is older than the standard's admission."""
-    found = []
-    pod = spec.get("securityContext", {})
-    for name in ("hostNetwork", "hostPID", "hostIPC"):
-        if spec.get(name):
-            found.append(name)
-    allowed = {"configMap", "csi", "downwardAPI", "emptyDir", "ephemeral"}
-    allowed |= {"persistentVolumeClaim", "projected", "secret"}
-    for volume in spec.get("volumes", []):
-        found += [f"volume {kind}" for kind in volume.keys() - {"name"} - allowed]
+# What a container may have in addition to its user's rights, by the Pod security standard `baseline`.
+_BASELINE = {
+    *("AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "SETFCAP"),
+    *("NET_BIND_SERVICE", "SETGID", "SETPCAP", "SETUID", "SYS_CHROOT"),
+}
+_VOLUMES = {
+    *("configMap", "csi", "downwardAPI", "emptyDir", "ephemeral", "persistentVolumeClaim"),
+    *("projected", "secret"),
+}
+
+
+def breaks_of_baseline(spec: Mapping[str, Any]) -> list[str]:
+    """What the Pod security standard `baseline` refuses in a Pod's spec. The API server of the tests
+    is older than the admission of these standards."""
+    found = [name for name in ("hostNetwork", "hostPID", "hostIPC") if spec.get(name)]
+    found += [each["name"] for each in spec.get("volumes", []) if "hostPath" in each]
+    if spec.get("securityContext", {}).get("sysctls"):
+        found.append("sysctls")
     for container in [*spec.get("initContainers", []), *spec["containers"]]:
-        own = container.get("securityContext", {})
+        own, name = container.get("securityContext", {}), container["name"]
+        if own.get("privileged"):
+            found.append(f"{name}: privileged")
+        if set(own.get("capabilities", {}).get("add") or ()) - _BASELINE:
+            found.append(f"{name}: capabilities.add")
+        if (own.get("seccompProfile") or {}).get("type") == "Unconfined":
+            found.append(f"{name}: seccompProfile")
+        if own.get("procMount", "Default") != "Default":
+            found.append(f"{name}: procMount")
+        if any(port.get("hostPort") for port in container.get("ports", [])):
+            found.append(f"{name}: hostPort")
+    return found
+
+
+def breaks_of_restricted(spec: Mapping[str, Any]) -> list[str]:
+    """What the Pod security standard `restricted` refuses in a Pod's spec."""
+    found = breaks_of_baseline(spec)
+    pod = spec.get("securityContext", {})
+    for volume in spec.get("volumes", []):
+        found += [f"volume {kind}" for kind in volume.keys() - {"name"} - _VOLUMES]
+    for container in [*spec.get("initContainers", []), *spec["containers"]]:
+        own, name = container.get("securityContext", {}), container["name"]
         both = {**pod, **own}
-        name = container["name"]
-        if own.get("privileged") or own.get("allowPrivilegeEscalation") is not False:
+        if own.get("allowPrivilegeEscalation") is not False:
             found.append(f"{name}: allowPrivilegeEscalation")
         if own.get("capabilities", {}).get("drop") != ["ALL"]:
             found.append(f"{name}: capabilities.drop")
-        if set(own.get("capabilities", {}).get("add", [])) - {"NET_BIND_SERVICE"}:
-            found.append(f"{name}: capabilities.add")
+        if set(own.get("capabilities", {}).get("add") or ()) - {"NET_BIND_SERVICE"}:
+            found.append(f"{name}: capabilities.add of restricted")
         if both.get("runAsNonRoot") is not True or both.get("runAsUser") == 0:
             found.append(f"{name}: runAsNonRoot")
         if both.get("seccompProfile", {}).get("type") not in ("RuntimeDefault", "Localhost"):
-            found.append(f"{name}: seccompProfile")
-        if any("hostPort" in port for port in container.get("ports", [])):
-            found.append(f"{name}: hostPort")
+            found.append(f"{name}: seccompProfile of restricted")
     return found
 
 
