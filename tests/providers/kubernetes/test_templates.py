@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import json
-import secrets
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from django.test import override_settings
 
-from providers.errors import InvalidConfiguration, ProviderUnavailable, RateLimited
+from providers.errors import InvalidConfiguration, RateLimited
 from providers.runtime.launchers import container_guest
 from providers.sandbox import KeptSandbox
 from providers.templates.declaration import Declaration
@@ -24,11 +23,9 @@ from tests.support.image_registry import (
     DOCKER_MANIFEST,
     PASSWORD,
     USER,
-    Answer,
     PackedImage,
     Registry,
     hidden_layer,
-    lying_registry,
     packed,
     program_layer,
     python_layer,
@@ -239,74 +236,6 @@ def test_a_template_that_is_not_used_is_removed_from_the_registry(
         (pushed,) = set(images.tags(TEMPLATES)) - set(before)
         assert digest[:24] in pushed
     assert images.tags(TEMPLATES) == before
-
-
-def test_a_registry_that_deletes_nothing_is_said_once(
-    kubeconfig: Path,
-    namespace: str,
-    index: PackageIndex,
-    base: PackedImage,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    with registry(tmp_path / "registry", may_delete=False) as strict:
-        strict.push("base", base)
-        with pool_of(strict, tmp_path / "data", namespace) as pool:
-            for name in ("alpha", "beta"):
-                assert pool.run("print(1)", wheel_template(pool, index, name)).exit_code == 0
-        assert len(strict.tags(TEMPLATES)) == 2
-    said = [each for each in caplog.records if "deletes no images" in each.message]
-    assert len(said) == 1
-
-
-def test_without_a_registry_a_template_is_refused_with_the_remedy(
-    kubeconfig: Path, images: Registry, namespace: str, index: PackageIndex, tmp_path: Path
-) -> None:
-    with pool_of(images, tmp_path, namespace, kubernetes_registry="") as pool:
-        digest = wheel_template(pool, index, "alpha")
-        with pytest.raises(
-            InvalidConfiguration, match="Name one that the pool may push"
-        ) as refused:
-            pool.run("import alpha", digest)
-        assert refused.value.field == "kubernetes_registry"
-
-
-def test_a_wrong_credential_is_named_and_shown_nowhere(
-    kubeconfig: Path,
-    images: Registry,
-    namespace: str,
-    index: PackageIndex,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    wrong = f"{USER}:{secrets.token_hex(8)}"
-    with pool_of(images, tmp_path, namespace, kubernetes_registry_credential=wrong) as pool:
-        digest = wheel_template(pool, index, "alpha")
-        with pytest.raises(InvalidConfiguration, match="user:password of an account") as refused:
-            pool.run("import alpha", digest)
-        assert refused.value.field == "kubernetes_registry_credential"
-        said = [str(refused.value), caplog.text, repr(pool.pool.settings), repr(pool.pool)]
-        assert not any(wrong.partition(":")[2] in each for each in said)
-
-
-def test_a_registry_that_lies_is_refused_and_tried_again(
-    kubeconfig: Path, namespace: str, index: PackageIndex, base: PackedImage, tmp_path: Path
-) -> None:
-    with lying_registry(base) as liar:
-        running = Registry(int(liar.host.rpartition(":")[2]), tmp_path, None)
-        with running.client, pool_of(running, tmp_path, namespace) as pool:
-            digest = wheel_template(pool, index, "alpha")
-            layer = base.document["layers"][-1]["digest"]
-            liar.lie = lambda request: (
-                Answer(404)
-                if request.method == "HEAD"
-                else Answer(200, {}, b"x")
-                if request.path.endswith(layer)
-                else None
-            )
-            for _ in range(2):
-                with pytest.raises(ProviderUnavailable, match="has another content"):
-                    pool.run("import alpha", digest)
 
 
 def test_a_caller_does_not_wait_for_an_image_that_takes_long(

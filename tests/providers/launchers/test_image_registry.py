@@ -28,7 +28,6 @@ from tests.support.image_registry import (
     PASSWORD,
     USER,
     Answer,
-    Lie,
     LyingRegistry,
     PackedImage,
     Received,
@@ -235,93 +234,100 @@ def test_a_token_is_fetched_for_each_repository(
     assert len(tokens) == len({each.path for each in tokens})
 
 
-# What each lie says of which request, and the reason that is given.
-def _for(part: str, answer: Callable[[PackedImage], Answer]) -> Callable[..., Any]:
-    def lie(image: PackedImage) -> Callable[[Received], Answer | None]:
-        return lambda request: answer(image) if part in request.path else None
-
-    return lie
-
-
 def _manifest(image: PackedImage, **changes: Any) -> Answer:
     content = json.dumps({**image.document, **changes}).encode()
     return Answer(200, {"Content-Type": image.media_type}, content)
 
 
 LAYER = "/blobs/" + packed([LOWER, UPPER]).document["layers"][0]["digest"]
-LIES = {
-    "another-layer": (LAYER, lambda image: Answer(200, {}, b"x" * 10), "another content"),
+# What is answered to which requests, and the reason that is given.
+LIES: dict[str, tuple[str, str, Callable[[PackedImage], Answer], str]] = {
+    "another-layer": (
+        *("GET", LAYER),
+        lambda image: Answer(200, {}, b"x" * 10),
+        "another content",
+    ),
     "endless-layer": (
-        LAYER,
+        *("GET", LAYER),
         lambda image: Answer(200, {}, b"x" * 65536, is_endless=True),
         "is larger than its manifest says",
     ),
     "endless-manifest": (
-        "/manifests/",
+        *("GET", "/manifests/"),
         lambda image: Answer(200, {"Content-Type": OCI_MANIFEST}, b" " * 65536, is_endless=True),
         "more than 4 MiB",
     ),
     "another-media-type": (
-        "/manifests/",
+        *("GET", "/manifests/"),
         lambda image: Answer(200, {"Content-Type": "text/html"}, image.manifest),
         "and no image",
     ),
     "two-media-types": (
-        "/manifests/",
+        *("GET", "/manifests/"),
         lambda image: _manifest(image, mediaType=DOCKER_MANIFEST),
         "two media types",
     ),
     "no-json": (
-        "/manifests/",
+        *("GET", "/manifests/"),
         lambda image: Answer(200, {"Content-Type": OCI_MANIFEST}, b"[" * 100_000),
         "not JSON",
     ),
     "no-sha256": (
-        "/manifests/",
+        *("GET", "/manifests/"),
         lambda image: _manifest(
             image, config={**image.document["config"], "digest": "sha256:../../secrets"}
         ),
         "no sha256",
     ),
     "negative-size": (
-        "/manifests/",
+        *("GET", "/manifests/"),
         lambda image: _manifest(image, config={**image.document["config"], "size": -1}),
         "no size",
     ),
     "too-many-layers": (
-        "/manifests/",
+        *("GET", "/manifests/"),
         lambda image: _manifest(image, layers=image.document["layers"][:1] * 500),
         "no layers, or more",
     ),
+    "other-layers": (
+        *("GET", "/manifests/"),
+        lambda image: _manifest(image, layers=image.document["layers"][:1]),
+        "is not that of it",
+    ),
     "unknown-layers": (
-        "/manifests/",
+        *("GET", "/manifests/"),
         lambda image: _manifest(image, layers=[described("application/x-thing", b"")]),
         "cannot be copied",
     ),
     "index-of-indexes": (
-        "/manifests/",
+        *("GET", "/manifests/"),
         lambda image: Answer(200, {"Content-Type": OCI_INDEX}, index_of(image)),
         "another digest",
     ),
     "endless-redirects": (
-        "/blobs/sha256",
+        *("GET", "/blobs/sha256"),
         lambda image: Answer(307, {"Location": LAYER}),
         "redirects do not end",
     ),
-    "redirect-to-nowhere": (LAYER, lambda image: Answer(307), "leads to no address"),
+    "redirect-to-nowhere": ("GET", LAYER, lambda image: Answer(307), "leads to no address"),
     "redirect-to-this-network": (
-        LAYER,
+        *("GET", LAYER),
         lambda image: Answer(307, {"Location": "https://169.254.169.254/secrets"}),
         "may not connect to",
     ),
     "upload-elsewhere": (
-        "/uploads/",
+        *("POST", "/uploads/"),
         lambda image: Answer(202, {"Location": "https://registry.invalid/upload"}),
         "uploaded to another server",
     ),
-    "broken": ("/manifests/", lambda image: Answer(500, {}, b"x"), "status 500"),
+    "another-manifest-kept": (
+        *("PUT", "/manifests/"),
+        lambda image: Answer(201, {"Docker-Content-Digest": image.document["config"]["digest"]}),
+        "has stored another manifest",
+    ),
+    "broken": ("GET", "/manifests/", lambda image: Answer(500, {}, b"x"), "status 500"),
     "redirected-manifest": (
-        "/manifests/",
+        *("GET", "/manifests/"),
         lambda image: Answer(302, {"Location": "http://127.0.0.1:1/"}),
         "status 302",
     ),
@@ -332,20 +338,20 @@ LIES = {
 def test_a_registry_that_lies_is_refused(
     liar: LyingRegistry, image: PackedImage, tmp_path: Path, lie: str
 ) -> None:
-    part, answer, reason = LIES[lie]
-    has_layers = Answer(404)
-    false: Lie = _for(part, answer)(image)
+    method, part, answer, reason = LIES[lie]
 
     def answers(request: Received) -> Answer | None:
         if request.method == "HEAD":
-            return has_layers
-        return false(request)
+            return Answer(404)
+        is_asked = request.method == method and part in request.path
+        return answer(image) if is_asked else None
 
     liar.lie = answers
     with pytest.raises(ProviderUnavailable, match=reason) as refused:
         with_client(liar.url, copying(f"{liar.host}/base:1"), tmp_path, CREDENTIAL)
     assert refused.value.field == "kubernetes_registry"
     assert PASSWORD not in str(refused.value)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_credential_is_sent_to_no_other_server(
