@@ -61,7 +61,7 @@ def index() -> Iterator[PackageIndex]:
 def base() -> PackedImage:
     """Of Docker's kind, with layers whose order shows."""
     layers = [python_layer(), program_layer("env"), hidden_layer(), upper_layer()]
-    return packed(layers, DOCKER_MANIFEST, Env=["PATH=/usr/bin:/bin"])
+    return packed(layers, DOCKER_MANIFEST, is_zipped=False, Env=["PATH=/usr/bin:/bin"])
 
 
 @pytest.fixture(scope="module")
