@@ -195,6 +195,8 @@ class KubernetesLauncher(Launcher):
         name = str(found["pod"])
         self._owner.know(name)
         try:
+            if self._cache.failure:
+                raise ProviderUnavailable(f"Kubernetes: {self._cache.failure}")
             pod = self._cache.get(name)
             if pod is None or container_of(pod) != container or terminated_state(pod):
                 raise CreationFailed("It has ended.")

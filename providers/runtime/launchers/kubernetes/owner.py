@@ -45,6 +45,9 @@ _CONFLICT, _MISSING = 409, 404
 # The names of the Pods of this process by namespace and pool: a process has several launchers
 # while settings change.
 _known: dict[tuple[str, str], set[str]] = {}
+# What another process has written into a Lease last, and when that was seen here: as in client-go,
+# no clock of another machine counts.
+_seen: dict[tuple[str, str], tuple[tuple[str, str], float]] = {}
 
 
 class Owner:
@@ -121,7 +124,8 @@ class Owner:
 
     async def reap(self) -> int:
         """Remove the Pods that are no longer needed. Return how many. Raises ApiFailure."""
-        orphans = [pod for pod in self._cache if await self._is_orphan(pod)]
+        absent = await self._absent_pools()
+        orphans = [pod for pod in self._cache if self._is_orphan(pod, absent)]
         for pod in orphans:
             metadata = pod["metadata"]
             logger.warning("removing an orphaned Pod", extra={"pod": metadata["name"]})
@@ -174,7 +178,7 @@ class Owner:
         self._lease = found
         spec = found.get("spec") or {}
         holder = spec.get("holderIdentity") or ""
-        if holder not in ("", self._holder) and _age(spec.get("renewTime")) < LEASE_SECONDS:
+        if holder not in ("", self._holder) and self._is_renewed(spec):
             self.is_holder = False
             raise ProviderUnavailable(
                 f"POOL_NAME: Another pool service, {holder}, has the name {self._pool!r} in the "
@@ -183,6 +187,16 @@ class Owner:
             )
         await self._write(self._spec())
         self.is_holder = True
+
+    def _is_renewed(self, spec: Mapping[str, Any]) -> bool:
+        """Whether another process may have renewed the Lease less than LEASE_SECONDS ago."""
+        key = self._api.namespace, self._pool
+        written = str(spec.get("holderIdentity")), str(spec.get("renewTime"))
+        known, since = _seen.get(key, (("", ""), 0.0))
+        if known != written:
+            since = time.monotonic()
+            _seen[key] = written, since
+        return time.monotonic() - since < LEASE_SECONDS
 
     async def _read(self, name: str) -> Object | None:
         try:
@@ -223,18 +237,23 @@ class Owner:
             except ApiFailure as error:
                 logger.warning("cannot look for orphans: %s", error)
 
-    async def _is_orphan(self, pod: Object) -> bool:
+    async def _absent_pools(self) -> set[str]:
+        """Return the other pools of the namespace that have Pods and are gone for long."""
+        pools = {_pool_of(pod) for pod in self._cache} - {self._pool}
+        absent = set()
+        for pool in pools:
+            lease = await self._read(f"cofferdam-{pool}") or {}
+            if _age((lease.get("spec") or {}).get("renewTime")) > ABSENT_SECONDS:
+                absent.add(pool)
+        return absent
+
+    def _is_orphan(self, pod: Object, absent: set[str]) -> bool:
         metadata = pod["metadata"]
         if metadata.get("deletionTimestamp"):
             return False
-        pool = metadata.get("labels", {}).get(POOL_LABEL, "")
-        if pool == self._pool:
+        if _pool_of(pod) == self._pool:
             return self.is_holder and metadata["name"] not in self._names and not self._is_kept(pod)
-        if _age(metadata["creationTimestamp"]) < ABSENT_SECONDS:
-            return False
-        lease = await self._read(f"cofferdam-{pool}")
-        renewed = (lease or {}).get("spec", {}).get("renewTime")
-        return _age(renewed) > ABSENT_SECONDS
+        return _pool_of(pod) in absent and _age(metadata["creationTimestamp"]) > ABSENT_SECONDS
 
     def _is_kept(self, pod: Object) -> bool:
         """Whether a predecessor has left it, to be found again."""
@@ -246,6 +265,11 @@ class Owner:
                 pod["metadata"].get("annotations", {}).get(RECORD_ANNOTATION, "")
             )
         return remembered is not None and not remembered.is_over
+
+
+def _pool_of(pod: Object) -> str:
+    pool: str = pod["metadata"].get("labels", {}).get(POOL_LABEL, "")
+    return pool
 
 
 def container_of(pod: Object) -> str:
