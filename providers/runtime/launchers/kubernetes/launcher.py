@@ -67,6 +67,7 @@ from providers.runtime.launchers.kubernetes.manifest import (
     shape_of,
 )
 from providers.runtime.launchers.kubernetes.owner import Owner, container_of
+from providers.runtime.launchers.kubernetes.pods import PlainPods
 from providers.runtime.launchers.kubernetes.settings import KubernetesSettings
 from providers.runtime.launchers.seccomp import build_filter
 from providers.runtime.pool.hardening import GVISOR, RUNC, Hardening
@@ -77,19 +78,10 @@ from providers.values import SandboxLimits
 
 logger = logging.getLogger(__name__)
 
-# How long a Pod may wait for a node: an autoscaler makes one in minutes.
-PENDING_SECONDS = 600.0
 # How long the probe of an image may take, which a node may have to pull first.
 PROBE_SECONDS = 180.0
-# How long the end of a Pod may take to be seen.
-END_SECONDS, GONE_SECONDS = 3.0, 15.0
-# What a node says of an image that it will not have in a moment.
-_BAD_IMAGE = frozenset(
-    {
-        *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
-        *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),
-    }
-)
+# How long the end of a Pod may take to be known.
+END_SECONDS = 3.0
 _CLAIM_ATTEMPTS = 3
 _CONFLICT, _MISSING = 409, 404
 
@@ -105,6 +97,7 @@ class KubernetesLauncher(Launcher):
         self._api = Api(settings.namespace, settings.kubeconfig)
         self._cache = PodCache(self._api, f"{APP_LABEL}={APP}")
         self._owner = Owner(self._api, settings.pool, self._cache, settings.memory)
+        self._pods = PlainPods(self._api, self._cache, self._owner)
         self._hardening = Hardening.of(RUNC)
         self._runtime_class = ""
         self._seccomp = b""
@@ -170,13 +163,11 @@ class KubernetesLauncher(Launcher):
             uid=self._hardening.program_uid,
             alone_seconds=ALONE_SECONDS,
         )
-        name = self._owner.new_name()
+        manifest = self._manifest(image, guest_command(image, argument), template.limits)
+        name = manifest["metadata"]["name"]
         pod: Object | None = None
         try:
-            pod = await self._create(
-                name, image, guest_command(image, argument), template.limits, self._runtime_class
-            )
-            pod = await self._wait_until_running(name)
+            pod = await self._pods.make(manifest)
             stream = await self._attach(pod)
             try:
                 await _send(stream, image.modules, self._seccomp)
@@ -248,63 +239,26 @@ class KubernetesLauncher(Launcher):
             echo=echo,
         )
 
-    async def _create(
-        self,
-        name: str,
-        image: Image,
-        command: list[str],
-        limits: SandboxLimits,
-        runtime_class: str,
-        *,
-        stays_open: bool = True,
+    def _manifest(
+        self, image: Image, command: list[str], limits: SandboxLimits, *, stays_open: bool = True
     ) -> Object:
-        """Create a Pod. Raises SandboxError."""
+        """Return the manifest of a Pod with a new name."""
         user = self._hardening.choose_user(maps_users=False)
         environment = self._hardening.container(user)["environment"]
-        body = pod_manifest(
-            name,
+        return pod_manifest(
+            self._owner.new_name(),
             image=image.id,
             command=command,
             environment=environment_with(image, environment),
             limits=limits,
             hardening=self._hardening,
             user=user,
-            runtime_class=runtime_class,
+            runtime_class=self._runtime_class,
             pull_secret=self._settings.pull_secret,
             labels=self._owner.labels,
             owner=self._owner.reference,
             stays_open=stays_open,
         )
-        if not self._owner.is_holder:
-            raise ProviderUnavailable(
-                f"POOL_NAME: Another pool service has the name {self._settings.pool!r} now."
-            )
-        try:
-            pod = await self._api.call("POST", self._api.pods, body)
-        except ApiFailure as error:
-            raise error_of(error, "create Pods") from error
-        self._cache.put(pod)
-        return pod
-
-    async def _wait_until_running(self, name: str, seconds: float = PENDING_SECONDS) -> Object:
-        """Return a Pod whose container runs. Raises SandboxError."""
-        try:
-            async with asyncio.timeout(seconds):
-                pod = await self._cache.wait(name, _is_decided)
-        except TimeoutError:
-            raise RateLimited(
-                f"Kubernetes: {_why_pending(self._cache.get(name))}. The cluster has no room for "
-                "another sandbox now. Try again later, or give it more nodes."
-            ) from None
-        if pod is None:
-            raise CreationFailed("Kubernetes: the Pod was deleted before it ran.")
-        if problem := _image_problem(pod):
-            raise CreationFailed(f"Kubernetes: {problem}")
-        if pod["status"]["phase"] != "Running":
-            ended = end_of(pod)
-            reason = ended.lost or f"its container ended with exit code {ended.exit_code}"
-            raise CreationFailed(f"Kubernetes: the Pod did not start: {reason}.")
-        return pod
 
     async def _attach(
         self, pod: Object, kind: type[SandboxError] = CreationFailed
@@ -319,26 +273,9 @@ class KubernetesLauncher(Launcher):
 
     async def _remove(self, name: str, pod: Object | None) -> None:
         """Remove a Pod. One that cannot be removed now is left to the search for orphans."""
-        try:
-            pod = pod or self._cache.get(name)
-            if pod is None:
-                # The server may have made it, and the answer was lost.
-                pod = await self._api.call("GET", f"{self._api.pods}/{name}")
-            uid = pod["metadata"]["uid"]
-            await self._owner.remove(name, uid)
-            async with asyncio.timeout(GONE_SECONDS):
-                await self._cache.wait(
-                    name, lambda seen: seen is None or seen["metadata"]["uid"] != uid
-                )
-        except ApiFailure as error:
-            if error.status != _MISSING:
-                logger.warning("Pod not removed", extra={"reason": str(error)})
-        except TimeoutError:
-            logger.warning("Pod still there after its deletion", extra={"pod": name})
-        finally:
-            self._owner.forget(name)
-            if pod is not None:
-                self._copied.pop(container_of(pod), None)
+        await self._pods.remove(name, pod)
+        if pod is not None:
+            self._copied.pop(container_of(pod), None)
 
     async def _end_of(self, name: str, pod: Object) -> End:
         """Return how a Pod ended whose stream has ended, as far as it is known in time."""
@@ -488,19 +425,11 @@ class KubernetesLauncher(Launcher):
 
     async def _probe(self, name: str) -> tuple[dict[str, Any], str]:
         """Return what a Pod of an image says of it, and the image's digest. Raises SandboxError."""
-        pod_name = self._owner.new_name()
         nothing = Image(name, "", {}, {}, b"", -1)
+        manifest = self._manifest(nothing, probe_command(), SandboxLimits(), stays_open=False)
         pod = None
         try:
-            pod = await self._create(
-                pod_name,
-                nothing,
-                probe_command(),
-                SandboxLimits(),
-                self._runtime_class,
-                stays_open=False,
-            )
-            pod = await self._wait_until_running(pod_name, PROBE_SECONDS)
+            pod = await self._pods.make(manifest, PROBE_SECONDS)
             stream = await self._attach(pod)
             try:
                 output = await _ask(stream, probe_request(sources()))
@@ -510,7 +439,7 @@ class KubernetesLauncher(Launcher):
                 raise CreationFailed(stream.complaint or "the probe printed nothing")
             return read_probe(output), _digest_of(pod)
         finally:
-            await self._remove(pod_name, pod)
+            await self._remove(manifest["metadata"]["name"], pod)
 
 
 async def _send(stream: AttachedStream, *parts: bytes) -> None:
@@ -535,39 +464,6 @@ async def _ask(stream: AttachedStream, request: bytes) -> bytes:
     except (OSError, TimeoutError) as error:
         raise CreationFailed(f"Kubernetes: the probe did not answer: {error}") from error
     return output
-
-
-def _is_decided(pod: Object | None) -> bool:
-    """Whether it is known if a Pod will run."""
-    if pod is None:
-        return True
-    phase = (pod.get("status") or {}).get("phase")
-    if phase == "Running":
-        return (
-            any(
-                each["name"] == CONTAINER and "running" in (each.get("state") or {})
-                for each in pod["status"].get("containerStatuses") or ()
-            )
-            or terminated_state(pod) is not None
-        )
-    return phase in ("Succeeded", "Failed") or bool(_image_problem(pod))
-
-
-def _image_problem(pod: Object) -> str:
-    """Return why the node will not start a Pod's container, empty where it may."""
-    for each in (pod.get("status") or {}).get("containerStatuses") or ():
-        waiting = (each.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason") in _BAD_IMAGE:
-            message = str(waiting.get("message") or "")[:300]
-            return f"the image {each['image']} cannot be used: {waiting['reason']}: {message}"
-    return ""
-
-
-def _why_pending(pod: Object | None) -> str:
-    for condition in ((pod or {}).get("status") or {}).get("conditions") or ():
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return f"no node takes the Pod: {condition.get('message')}"
-    return "the Pod did not start in time"
 
 
 def _digest_of(pod: Object) -> str:

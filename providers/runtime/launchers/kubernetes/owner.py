@@ -104,17 +104,25 @@ class Owner:
         self._mine.discard(name)
         self._names.discard(name)
 
-    async def remove(self, name: str, uid: str) -> None:
-        """Remove a Pod. One that is gone, or another one of its name, is no error. Raises
+    def require_name(self) -> None:
+        """Raise ProviderUnavailable where another process has the pool's name by now."""
+        if not self.is_holder:
+            raise ProviderUnavailable(
+                f"POOL_NAME: Another pool service has the name {self._pool!r} now."
+            )
+
+    async def remove(self, path: str, found: Object) -> None:
+        """Remove an object. One that is gone, or another one of its name, is no error. Raises
         ApiFailure."""
+        metadata = found["metadata"]
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "gracePeriodSeconds": 0,
-            "preconditions": {"uid": uid},
+            "preconditions": {"uid": metadata["uid"]},
         }
         try:
-            await self._api.call("DELETE", f"{self._api.pods}/{name}", body)
+            await self._api.call("DELETE", f"{path}/{metadata['name']}", body)
         except ApiFailure as error:
             if error.status not in (_MISSING, _CONFLICT):
                 raise
@@ -123,9 +131,8 @@ class Owner:
         """Remove the Pods that are no longer needed. Return how many. Raises ApiFailure."""
         orphans = [pod for pod in self._cache if await self._is_orphan(pod)]
         for pod in orphans:
-            metadata = pod["metadata"]
-            logger.warning("removing an orphaned Pod", extra={"pod": metadata["name"]})
-            await self.remove(metadata["name"], metadata["uid"])
+            logger.warning("removing an orphaned Pod", extra={"pod": pod["metadata"]["name"]})
+            await self.remove(self._api.pods, pod)
         return len(orphans)
 
     def close(self) -> None:
