@@ -97,7 +97,8 @@ class State:
 
 
 class NodePod:
-    """One Pod here. `containers` has those that run, by name, each with its process."""
+    """One Pod here. `containers` has those that run, by name, each with its process; `logs` are
+    what the newest of each name has written."""
 
     def __init__(self, pod: dict[str, Any], setup: Setup, node: str) -> None:
         self.pod = pod
@@ -105,6 +106,7 @@ class NodePod:
         self.name: str = pod["metadata"]["name"]
         self.namespace: str = pod["metadata"]["namespace"]
         self.containers: dict[str, tuple[Container, dict[str, Any]]] = {}
+        self.logs: dict[str, bytearray] = {}
         self._spec: dict[str, Any] = pod["spec"]
         self._setup = setup
         self._api = setup.api
@@ -367,6 +369,7 @@ class NodePod:
             }
             return None
         self.containers[spec["name"]] = (container, process)
+        self.logs[spec["name"]] = container.log
         state.now = {"running": {"startedAt": _now()}}
         state.is_ready = not spec.get("readinessProbe")
         return container

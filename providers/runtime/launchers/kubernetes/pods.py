@@ -105,8 +105,7 @@ def require_running(pod: Object) -> None:
     if problem := image_problem(pod):
         raise CreationFailed(f"Kubernetes: {problem}")
     if pod["status"]["phase"] != "Running":
-        ended = end_of(pod)
-        reason = ended.lost or f"its container ended with exit code {ended.exit_code}"
+        reason = end_of(pod).lost or _how_it_ended(pod)
         raise CreationFailed(f"Kubernetes: the Pod did not start: {reason}.")
 
 
@@ -134,6 +133,14 @@ def _is_decided(pod: Object | None) -> bool:
             or terminated_state(pod) is not None
         )
     return phase in ("Succeeded", "Failed") or bool(image_problem(pod))
+
+
+def _how_it_ended(pod: Object) -> str:
+    status = pod.get("status") or {}
+    ended = terminated_state(pod) or status
+    words = [str(ended.get(name) or "") for name in ("reason", "message")]
+    code = f"exit code {ended['exitCode']}" if "exitCode" in ended else ""
+    return ": ".join(each for each in ("its container ended", code, *words) if each)[:500]
 
 
 def _why_pending(pod: Object | None) -> str:
