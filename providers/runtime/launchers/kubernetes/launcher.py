@@ -23,10 +23,8 @@ from providers.errors import (
 )
 from providers.languages import OURS, version_in
 from providers.runtime.launchers.container_guest import (
-    ALONE_SECONDS,
     Image,
     environment_with,
-    guest_command,
     image_of,
     node_runner,
     probe_command,
@@ -42,13 +40,14 @@ from providers.runtime.launchers.kubernetes.api import (
     Object,
     error_of,
 )
-from providers.runtime.launchers.kubernetes.cache import PodCache
+from providers.runtime.launchers.kubernetes.cache import ClaimCache, PodCache
 from providers.runtime.launchers.kubernetes.checks import (
     GVISOR_REMEDY,
     find_runtime_class,
     require_closed_network,
     require_rights,
 )
+from providers.runtime.launchers.kubernetes.claims import ClaimedPods, require_warm_pools
 from providers.runtime.launchers.kubernetes.guest import (
     End,
     KubernetesGuest,
@@ -63,17 +62,23 @@ from providers.runtime.launchers.kubernetes.manifest import (
     POOL_LABEL,
     RECORD_ANNOTATION,
     TENANT_LABEL,
+    command_of,
     pod_manifest,
     shape_of,
 )
-from providers.runtime.launchers.kubernetes.owner import Owner, container_of
-from providers.runtime.launchers.kubernetes.pods import PlainPods
+from providers.runtime.launchers.kubernetes.owner import (
+    Owner,
+    bound_sandbox,
+    container_of,
+    sandbox_of,
+)
+from providers.runtime.launchers.kubernetes.pods import PlainPods, PodSource
 from providers.runtime.launchers.kubernetes.settings import KubernetesSettings
 from providers.runtime.launchers.seccomp import build_filter
 from providers.runtime.pool.hardening import GVISOR, RUNC, Hardening
 from providers.runtime.pool.launcher import Guest, Launcher
 from providers.runtime.pool.state_store import SandboxRecord
-from providers.runtime.pool.template import WORKSPACE, Template
+from providers.runtime.pool.template import Template
 from providers.values import SandboxLimits
 
 logger = logging.getLogger(__name__)
@@ -83,7 +88,7 @@ PROBE_SECONDS = 180.0
 # How long the end of a Pod may take to be known.
 END_SECONDS = 3.0
 _CLAIM_ATTEMPTS = 3
-_CONFLICT, _MISSING = 409, 404
+_CONFLICT, _MISSING, _FORBIDDEN = 409, 404, 403
 
 
 class KubernetesLauncher(Launcher):
@@ -96,7 +101,8 @@ class KubernetesLauncher(Launcher):
         self._settings = settings
         self._api = Api(settings.namespace, settings.kubeconfig)
         self._cache = PodCache(self._api, f"{APP_LABEL}={APP}")
-        self._owner = Owner(self._api, settings.pool, self._cache, settings.memory)
+        self._claims = ClaimCache(self._api, f"{APP_LABEL}={APP}")
+        self._owner = Owner(self._api, settings.pool, self._cache, self._claims, settings.memory)
         self._pods = PlainPods(self._api, self._cache, self._owner)
         self._hardening = Hardening.of(RUNC)
         self._runtime_class = ""
@@ -118,12 +124,14 @@ class KubernetesLauncher(Launcher):
         """
         await self._api.open()
         try:
-            await require_rights(self._api)
+            await require_rights(self._api, claims=bool(self._settings.claims))
+            await require_warm_pools(self._api, self._settings.claims.values())
             await require_closed_network(self._api, self._owner.labels)
             self._runtime_class = await find_runtime_class(
                 self._api, self._settings.runtime, require_gvisor=self._settings.require_gvisor
             )
             await self._cache.open()
+            await self._open_claims()
         except ApiFailure as error:
             raise error_of(error, "read the namespace") from error
         await self._owner.take()
@@ -132,6 +140,14 @@ class KubernetesLauncher(Launcher):
         with contextlib.suppress(ApiFailure):
             await self._owner.reap()
         await self._find_images()
+
+    async def _open_claims(self) -> None:
+        """Know the claims, those of a pool that had other settings too. Raises ApiFailure."""
+        try:
+            await self._claims.open()
+        except ApiFailure as error:
+            if self._settings.claims or error.status not in (_FORBIDDEN, _MISSING):
+                raise
 
     def languages(self) -> list[str]:
         return [name for name in OURS if self.interpreter(name)]
@@ -150,24 +166,20 @@ class KubernetesLauncher(Launcher):
     def close(self) -> None:
         self._owner.close()
         self._cache.close()
+        self._claims.close()
         self._later(self._disconnect())
 
     async def start(self, template: Template) -> Guest:
         image = self._image(template.name, template.language)
         if image is None:
             raise CreationFailed(f"Kubernetes: there is no image for {template.name!r}.")
-        argument = template.guest_argument(
-            workspace=WORKSPACE,
-            # The limit of a container may end the whole of it, and says so late.
-            watch_memory=True,
-            uid=self._hardening.program_uid,
-            alone_seconds=ALONE_SECONDS,
-        )
-        manifest = self._manifest(image, guest_command(image, argument), template.limits)
+        source = self._source_of(template.name)
+        command = command_of(image, template, self._hardening)
+        manifest = self._manifest(image, command, template.limits)
         name = manifest["metadata"]["name"]
         pod: Object | None = None
         try:
-            pod = await self._pods.make(manifest)
+            pod = await source.make(manifest)
             stream = await self._attach(pod)
             try:
                 await _send(stream, image.modules, self._seccomp)
@@ -175,19 +187,19 @@ class KubernetesLauncher(Launcher):
                 await stream.close()
                 raise
         except BaseException:
-            self._later(self._remove(name, pod))
+            self._later(self._remove(source, name, pod))
             raise
-        return self._guest(pod, stream, image)
+        return self._guest(source, name, pod, stream, image)
 
     async def adopt(
         self, container: str, runtime: str, found: Mapping[str, Any], echo: bytes
     ) -> Guest:
-        name = str(found["pod"])
+        pod = self._cache.get(str(found["pod"]))
+        if pod is None or container_of(pod) != container or terminated_state(pod):
+            raise CreationFailed("It has ended.")
+        source, name = self._made_by(pod)
         self._owner.know(name)
         try:
-            pod = self._cache.get(name)
-            if pod is None or container_of(pod) != container or terminated_state(pod):
-                raise CreationFailed("It has ended.")
             is_ours = pod["metadata"].get("labels", {}).get(POOL_LABEL) == self._settings.pool
             if not is_ours or shape_of(pod) != found["shape"] or runtime != self.runtime:
                 raise CreationFailed("Its Pod is not as it was made.")
@@ -197,7 +209,7 @@ class KubernetesLauncher(Launcher):
             raise
         # Its copy is of a lease that another process has renewed.
         self._copied[container] = 0.0
-        return self._guest(pod, stream, None, dict(found["facts"]), echo)
+        return self._guest(source, name, pod, stream, None, dict(found["facts"]), echo)
 
     async def copies(self) -> list[str]:
         found = [
@@ -210,32 +222,52 @@ class KubernetesLauncher(Launcher):
     async def end(self, container: str) -> None:
         for pod in self._cache:
             if container_of(pod) == container:
-                await self._remove(pod["metadata"]["name"], pod)
+                await self._remove(*self._made_by(pod), pod)
+
+    def _source_of(self, template: str) -> PodSource:
+        """Return where sandboxes of a template come from."""
+        warm_pool = self._settings.claims.get(template) or self._settings.claims.get("")
+        return self._claimed(warm_pool) if warm_pool else self._pods
+
+    def _claimed(self, warm_pool: str = "") -> ClaimedPods:
+        return ClaimedPods(self._api, self._cache, self._claims, self._owner, warm_pool)
+
+    def _made_by(self, pod: Object) -> tuple[PodSource, str]:
+        """Return where a Pod has come from, and the name to remove it by. Raises CreationFailed."""
+        sandbox = sandbox_of(pod)
+        if not sandbox:
+            return self._pods, pod["metadata"]["name"]
+        for claim in self._claims:
+            if bound_sandbox(claim) == sandbox:
+                return self._claimed(), claim["metadata"]["name"]
+        raise CreationFailed("Its SandboxClaim has ended.")
 
     def _guest(
         self,
+        source: PodSource,
+        name: str,
         pod: Object,
         stream: AttachedStream,
         image: Image | None,
         facts: dict[str, Any] | None = None,
         echo: bytes = b"",
     ) -> KubernetesGuest:
-        name = pod["metadata"]["name"]
+        pod_name = pod["metadata"]["name"]
         facts = facts or {"image_digest": image.digest if image else ""}
 
         async def destroy() -> None:
             await stream.close()
-            await self._remove(name, pod)
+            await self._remove(source, name, pod)
 
         return KubernetesGuest(
             stream,
             container=container_of(pod),
-            found={"pod": name, "shape": shape_of(pod), "facts": facts},
+            found={"pod": pod_name, "shape": shape_of(pod), "facts": facts},
             facts=facts,
             destroy=destroy,
-            end_of=partial(self._end_of, name, pod),
-            stay=partial(self._stay, name, pod),
-            claim=partial(self._claim, name, pod),
+            end_of=partial(self._end_of, pod_name, pod),
+            stay=partial(self._stay, pod_name, pod),
+            claim=partial(self._claim, pod_name, pod),
             echo=echo,
         )
 
@@ -271,9 +303,9 @@ class KubernetesLauncher(Launcher):
                 raise failure from error
             raise kind(failure.message) from error
 
-    async def _remove(self, name: str, pod: Object | None) -> None:
+    async def _remove(self, source: PodSource, name: str, pod: Object | None) -> None:
         """Remove a Pod. One that cannot be removed now is left to the search for orphans."""
-        await self._pods.remove(name, pod)
+        await source.remove(name, pod)
         if pod is not None:
             self._copied.pop(container_of(pod), None)
 
@@ -415,13 +447,19 @@ class KubernetesLauncher(Launcher):
             "memory": "supervisor, then the Pod's limit",
             "cpu_seconds": "supervisor",
             "processes": "supervisor",
-            "users": "gVisor's kernel" if is_gvisor else "uid per Pod",
+            "users": self._separation_of_users(is_gvisor),
             "system_calls": calls,
         }
         probed = {name: image_of(name, digest, answer) for name, (answer, digest) in found.items()}
         self._images = {
             key: probed[name] for key, name in self._settings.images.items() if name in probed
         }
+
+    def _separation_of_users(self, is_gvisor: bool) -> str:
+        if is_gvisor:
+            return "gVisor's kernel"
+        # All Pods of a warm pool are made of one template.
+        return "uid per warm pool" if self._settings.claims else "uid per Pod"
 
     async def _probe(self, name: str) -> tuple[dict[str, Any], str]:
         """Return what a Pod of an image says of it, and the image's digest. Raises SandboxError."""
@@ -439,7 +477,7 @@ class KubernetesLauncher(Launcher):
                 raise CreationFailed(stream.complaint or "the probe printed nothing")
             return read_probe(output), _digest_of(pod)
         finally:
-            await self._remove(manifest["metadata"]["name"], pod)
+            await self._remove(self._pods, manifest["metadata"]["name"], pod)
 
 
 async def _send(stream: AttachedStream, *parts: bytes) -> None:
