@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any
 
 from providers.errors import InvalidConfiguration, ProviderUnavailable
@@ -82,4 +83,20 @@ def run(settings: PoolOptions, arguments: Mapping[str, Any], say: Callable[[str]
         pull_secret=arguments["pull_secret"],
         replicas=arguments["replicas"],
     )
-    say(yaml.safe_dump_all(objects, sort_keys=False).rstrip())
+    say(_yaml(yaml, objects))
+
+
+def _yaml(yaml: ModuleType, objects: Sequence[Mapping[str, Any]]) -> str:
+    """Return objects as YAML in which a program keeps its lines."""
+
+    class Dumper(yaml.SafeDumper):  # type: ignore[misc, name-defined]
+        def ignore_aliases(self, _: object) -> bool:
+            return True
+
+    def write_text(dumper: Any, text: str) -> Any:
+        style = "|" if "\n" in text else None
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+    Dumper.add_representer(str, write_text)
+    text: str = yaml.dump_all(objects, Dumper=Dumper, sort_keys=False, width=1000)
+    return text.rstrip()
