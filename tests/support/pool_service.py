@@ -19,8 +19,8 @@ from typing import Any
 
 from providers.sandbox import KeptSandbox
 from providers.self_managed.provider import SelfManagedProvider
-from tests.support.required import require
 from tests.support.processes import ROOT, Service, clean_environment, free_port, started
+from tests.support.required import require
 
 CODE = "print('ran')"
 # In a process that is found by its command line.

@@ -9,6 +9,7 @@ import pytest
 from providers.conformance import Check
 from providers.contract import CHECKS, Probe, is_offered
 from providers.self_managed.provider import SelfManagedProvider
+from providers.values import SandboxSpec
 from tests.providers.contract.verdicts import is_told_as_not_offered
 from tests.support.kubernetes import Cluster
 from tests.support.kubernetes_pods import over_kubernetes, prepared_namespace
@@ -61,6 +62,8 @@ def _opened(
             queue_timeout=120,
         ) as provider,
     ):
+        # With its settings the service opens the cluster anew.
+        provider.open(SandboxSpec("python"), "contract").close()
         yield provider
 
 
