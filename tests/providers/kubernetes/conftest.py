@@ -28,7 +28,7 @@ SHORT_LEASE = {f"{OWNER}.LEASE_SECONDS": 3, f"{OWNER}.RENEW_SECONDS": 0.5}
 class NamedPool:
     """A pool of one name, whose processes run on one machine after the other."""
 
-    def __init__(self, cluster: Cluster, folder: Path, namespace: str) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, namespace: str, **config: Any) -> None:
         self.cluster, self.namespace = cluster, namespace
         self.port = free_port()
         self.held = ExitStack()
@@ -44,6 +44,7 @@ class NamedPool:
                 base_python_image="sandbox",
                 base_nodejs_image="sandbox",
                 queue_timeout=120,
+                **config,
             )
         )
 
