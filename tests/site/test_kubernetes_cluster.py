@@ -361,7 +361,7 @@ def test_a_runtime_class_gives_gvisor(pods: Pods) -> None:
     until(lambda: not pods.is_there("one"))
 
 
-def test_a_runtime_class_that_no_node_has_is_told_in_an_event(pods: Pods) -> None:
+def test_a_runtime_class_that_no_node_has_is_reported_in_an_event(pods: Pods) -> None:
     pods.cluster.runtime_class("kata", "kata")
     pods.create("one", ["true"], runtimeClassName="kata")
     events = pods.path.removesuffix("pods") + "events"

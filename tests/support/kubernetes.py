@@ -94,8 +94,6 @@ class Cluster:
             self._end(name, gently=name == "kubelet")
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    # Who speaks to it.
-
     @property
     def url(self) -> str:
         return f"https://127.0.0.1:{self.port}"
@@ -178,8 +176,6 @@ class Cluster:
         with urllib.request.urlopen(request, timeout=WAIT_SECONDS, context=self._context) as answer:
             text = answer.read()
         return json.loads(text) if text[:1] in (b"{", b"[") else text
-
-    # What tests have of it.
 
     def namespace(self) -> str:
         """Make a namespace, whose default service account is there, and return its name."""
@@ -283,8 +279,6 @@ class Cluster:
     def continue_etcd(self) -> None:
         """Let etcd go on."""
         self._processes["etcd"].send_signal(signal.SIGCONT)
-
-    # What it is made of.
 
     def _start_store_and_api(self) -> None:
         """Another process may take a port between the choice and the start: choose again then."""

@@ -24,6 +24,7 @@ from tests.support.processes import ROOT, clean_environment, free_port, started
 
 # The nodes of the tests show a Pod of any image this machine's programs.
 IMAGES = {"python": "sandbox"}
+IMAGE_FIELDS = {"base_python_image": "sandbox", "base_nodejs_image": "sandbox"}
 CLOSED_NETWORK = {
     "apiVersion": "networking.k8s.io/v1",
     "kind": "NetworkPolicy",

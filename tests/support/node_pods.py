@@ -232,8 +232,6 @@ class NodePod:
         self.containers.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # Life.
-
     async def _run_containers(self) -> None:
         """Run all containers until they are over. Returns early where the Pod is to end."""
         if self._was_lost and self._spec.get("restartPolicy") == "Never":
@@ -317,9 +315,9 @@ class NodePod:
             again = again or (policy != "Never" and state.code != 0)
             if self._is_ending or not again:
                 break
-            old = self.containers.pop(state.spec["name"], None)
-            if old:
+            if old := self.containers.get(state.spec["name"]):
                 await old[0].remove()
+                del self.containers[state.spec["name"]]
             state.last, state.restarts = state.now, state.restarts + 1
             if state.restarts > 1:
                 state.now = {"waiting": {"reason": "CrashLoopBackOff"}}
@@ -429,8 +427,6 @@ class NodePod:
                 return bool(command.returncode == 0)
         except (OSError, aiohttp.ClientError, TimeoutError):
             return False
-
-    # What containers are given.
 
     async def _object(self, kind: str, name: str, is_optional: bool | None) -> dict[str, Any]:
         """Raises BadContainer where there is none."""
@@ -554,8 +550,6 @@ class NodePod:
             if group is not None:
                 shutil.chown(path, group=int(group))
                 path.chmod(path.stat().st_mode | 0o040)
-
-    # What is reported.
 
     def _phase(self) -> str:
         if self._failure:

@@ -69,6 +69,7 @@ class Container:
         self._pid: int | None = None
         self._helpers: set[int] = set()
         self._attachment: Attachment | None = None
+        self._removal: asyncio.Task[None] | None = None
         self._pumps: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -86,7 +87,13 @@ class Container:
                 read, write = os.pipe2(os.O_CLOEXEC)
                 theirs.append(write)
                 ours.append(read)
-            failed = await self._run(theirs)
+            work = asyncio.create_task(self._run(theirs))
+            try:
+                failed = await asyncio.shield(work)
+            except asyncio.CancelledError:
+                # What has begun has to be known, or it could not be removed.
+                await work
+                raise
         except BaseException:
             for fd in ours:
                 os.close(fd)
@@ -206,7 +213,12 @@ class Container:
         await process.wait()
 
     async def remove(self) -> None:
-        """Kill it, and remove what it has left."""
+        """Kill it, and remove what it has left. That goes on where the caller is cancelled."""
+        if self._removal is None:
+            self._removal = asyncio.create_task(self._remove())
+        await asyncio.shield(self._removal)
+
+    async def _remove(self) -> None:
         await self.signal(signal.SIGKILL)
         if self._pid is not None:
             await self.end

@@ -21,6 +21,7 @@ import signal
 import ssl
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
@@ -38,6 +39,7 @@ logger = logging.getLogger("virtual_kubelet")
 
 HEARTBEAT_SECONDS = 2.0
 _SUBREAPER = 36
+_REMOVALS, _REMOVAL_SECONDS = 100, 0.02
 
 
 class Node:
@@ -265,9 +267,21 @@ def remove_groups(parent: CgroupParent) -> None:
             kind = controller.removeprefix("name=") or "unified"
             group = ROOT / kind / own.lstrip("/") / name
             for folder in (*group.glob("*/"), group):
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+                _remove_group(folder)
     parent.remove()
+
+
+def _remove_group(folder: Path) -> None:
+    """The last process of a group may need a moment to leave it."""
+    for _ in range(_REMOVALS):
+        try:
+            folder.rmdir()
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(_REMOVAL_SECONDS)
+    logger.warning("%s could not be removed", folder)
 
 
 async def run(options: argparse.Namespace) -> None:

@@ -20,7 +20,7 @@ from django.core.management import CommandError, call_command
 
 from providers.conformance import Check
 from providers.contract import CHECKS, Probe, is_offered
-from providers.errors import InvalidConfiguration, ProviderUnavailable, RateLimited
+from providers.errors import CreationFailed, InvalidConfiguration, ProviderUnavailable, RateLimited
 from providers.languages import OURS
 from providers.runtime.launchers.kubernetes.manifest import (
     APP,
@@ -241,6 +241,55 @@ def test_a_claim_waits_for_a_node(
             end(pods, sandbox)
         finally:
             cluster.remove_node("late")
+
+
+def test_a_claim_waits_for_agent_sandbox(
+    cluster: AgentSandboxCluster, namespace: str, tmp_path: Path
+) -> None:
+    warm_pool(cluster, namespace, replicas=0)
+    with from_warm_pool(cluster, tmp_path, namespace) as pods:
+        cluster.stop_agent_sandbox()
+        try:
+            starting = pods.loop.submit(_start(pods))
+            wait_until(lambda: len(claims_of(pods)) == 1, seconds=60)
+            assert not starting.done()
+        finally:
+            cluster.start_agent_sandbox()
+        sandbox = starting.result(120)
+        assert pods.run_in(sandbox, "print('on')").stdout == "on\n"
+        end(pods, sandbox)
+
+
+def test_a_start_that_is_given_up_leaves_no_claim(
+    cluster: AgentSandboxCluster,
+    namespace: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def choose_node(spec: dict[str, Any]) -> None:
+        spec["podTemplate"]["spec"]["nodeSelector"] = {"kubernetes.io/hostname": "none"}
+
+    monkeypatch.setattr("providers.runtime.launchers.kubernetes.claims.PENDING_SECONDS", 0.5)
+    warm_pool(cluster, namespace, replicas=0, change=choose_node)
+    with from_warm_pool(cluster, tmp_path, namespace) as pods:
+        with pytest.raises(RateLimited, match="got no Pod of 'agents-python' in time"):
+            pods.start()
+        wait_until(lambda: claims_of(pods) == [] and pods.present() == [], seconds=60)
+
+
+def test_an_image_that_cannot_be_used_is_named(
+    cluster: AgentSandboxCluster, namespace: str, tmp_path: Path
+) -> None:
+    """The node says so at the Pod: the claim only says that it is not ready."""
+    warm_pool(
+        cluster,
+        namespace,
+        replicas=0,
+        change=_security(runAsUser=0, runAsGroup=0, runAsNonRoot=True),
+    )
+    with from_warm_pool(cluster, tmp_path, namespace) as pods:
+        with pytest.raises(CreationFailed, match="CreateContainerConfigError"):
+            pods.start()
 
 
 async def _start(pods: Pods) -> Sandbox:
@@ -543,32 +592,40 @@ def test_a_claim_of_a_pool_that_is_gone_is_removed_by_another(
     """Whether that one has claims or not. A Pod that waits in the warm pool is none of a pool's."""
     monkeypatch.setattr("providers.runtime.launchers.kubernetes.owner.ABSENT_SECONDS", -1.0)
     warm_pool(cluster, namespace)
-    metadata = {"name": "left-behind", "labels": {APP_LABEL: APP, POOL_LABEL: "gone"}}
-    claim = {
-        "apiVersion": f"{GROUP}/v1beta1",
-        "kind": "SandboxClaim",
-        "metadata": metadata,
-        "spec": {"warmPoolRef": {"name": WARM_POOL}},
-    }
-    wait_until(
-        lambda: cluster.warm_pool(namespace, WARM_POOL).get("status", {}).get("readyReplicas") == 1,
-        seconds=60,
-    )
-    cluster.apply(namespace, claim)
-    wait_until(
-        lambda: (
-            cluster.warm_pool(namespace, WARM_POOL)["status"].get("readyReplicas") == 1
-            and "sandbox" in cluster.claims(namespace)[0].get("status", {})
-        ),
-        seconds=60,
-    )
+
+    def has_warm_pod() -> bool:
+        status = cluster.warm_pool(namespace, WARM_POOL).get("status", {})
+        return bool(status.get("readyReplicas") == 1)
+
+    wait_until(has_warm_pod, seconds=60)
+    for name, pool in (("bound", WARM_POOL), ("without-a-pod", "none")):
+        metadata = {"name": name, "labels": {APP_LABEL: APP, POOL_LABEL: "gone"}}
+        claim = {
+            "apiVersion": f"{GROUP}/v1beta1",
+            "kind": "SandboxClaim",
+            "metadata": metadata,
+            "spec": {"warmPoolRef": {"name": pool}},
+        }
+        cluster.apply(namespace, claim)
+
+    def bound() -> list[str]:
+        found = cluster.claims(namespace)
+        return [
+            each["status"]["sandbox"]["name"] for each in found if each["status"].get("sandbox")
+        ]
+
+    wait_until(lambda: all("status" in each for each in cluster.claims(namespace)), seconds=60)
+    wait_until(lambda: len(bound()) == 1 and has_warm_pod(), seconds=60)
+    (taken,) = bound()
     claims = {"": WARM_POOL} if has_claims else {}
     with pods_of(cluster, tmp_path, namespace=namespace, claims=claims) as pods:
-        wait_until(lambda: len(pods.present()) == 1, seconds=60)
         assert cluster.claims(namespace) == []
+        wait_until(
+            lambda: taken not in [pod["metadata"]["name"] for pod in pods.present()], seconds=60
+        )
         (waiting,) = pods.present()
-        assert pods.loop.call(pods.launcher._owner.reap()) == 0
-        assert [pod["metadata"]["uid"] for pod in pods.present()] == [waiting["metadata"]["uid"]]
+        assert POOL_LABEL not in waiting["metadata"]["labels"]
+        assert "deletionTimestamp" not in waiting["metadata"]
 
 
 # The pool service.
