@@ -287,9 +287,11 @@ def test_an_image_that_cannot_be_used_is_named(
         replicas=0,
         change=_security(runAsUser=0, runAsGroup=0, runAsNonRoot=True),
     )
-    with from_warm_pool(cluster, tmp_path, namespace) as pods:
-        with pytest.raises(CreationFailed, match="CreateContainerConfigError"):
-            pods.start()
+    with (
+        from_warm_pool(cluster, tmp_path, namespace) as pods,
+        pytest.raises(CreationFailed, match="CreateContainerConfigError"),
+    ):
+        pods.start()
 
 
 async def _start(pods: Pods) -> Sandbox:
