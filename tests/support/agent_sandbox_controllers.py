@@ -63,6 +63,7 @@ class Store:
     def __init__(self, api: Api) -> None:
         self.api = api
         self.changed = asyncio.Event()
+        self.listed: set[str] = set()
         self.objects: dict[str, dict[Key, Object]] = {kind: {} for kind in GROUPS}
 
     async def follow(self, kind: str) -> None:
@@ -71,6 +72,7 @@ class Store:
             try:
                 answer = await self.api.request("GET", path)
                 self.objects[kind] = {_key(each): each for each in answer["items"]}
+                self.listed.add(kind)
                 self.changed.set()
                 version = answer["metadata"]["resourceVersion"]
                 async for event in self.api.watch(f"{path}?watch=1&resourceVersion={version}"):
@@ -142,6 +144,8 @@ class Controllers:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._store.changed.wait(), TICK_SECONDS)
             self._store.changed.clear()
+            if self._store.listed != GROUPS.keys():
+                continue
             for kind, work in (
                 ("sandboxes", self._sandbox),
                 ("sandboxclaims", self._claim),

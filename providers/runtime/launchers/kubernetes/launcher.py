@@ -87,6 +87,8 @@ logger = logging.getLogger(__name__)
 PROBE_SECONDS = 180.0
 # How long the end of a Pod may take to be known.
 END_SECONDS = 3.0
+# How long the removals that are under way are waited for at the launcher's end.
+REMOVAL_SECONDS = 0.3
 _CLAIM_ATTEMPTS = 3
 _CONFLICT, _MISSING, _FORBIDDEN = 409, 404, 403
 
@@ -389,6 +391,9 @@ class KubernetesLauncher(Launcher):
         return await self._api.call("PATCH", path, {"metadata": metadata}, content_type=MERGE)
 
     async def _disconnect(self) -> None:
+        # The removal of a sandbox that did not start is to reach the API server.
+        if under_way := self._tasks - {asyncio.current_task()}:
+            await asyncio.wait(under_way, timeout=REMOVAL_SECONDS)
         await self._owner.release()
         await self._api.close()
 
