@@ -7,6 +7,7 @@ of `tests.support.agent_sandbox_controllers`.
 from __future__ import annotations
 
 import io
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -21,7 +22,7 @@ from django.core.management import CommandError, call_command
 from providers.conformance import Check
 from providers.contract import CHECKS, Probe, is_offered
 from providers.errors import CreationFailed, InvalidConfiguration, ProviderUnavailable, RateLimited
-from providers.languages import OURS
+from providers.languages import OURS, language_of
 from providers.runtime.launchers.kubernetes.manifest import (
     APP,
     APP_LABEL,
@@ -29,6 +30,7 @@ from providers.runtime.launchers.kubernetes.manifest import (
     POOL_LABEL,
     TENANT_LABEL,
 )
+from providers.runtime.pool.hardening import RUNC, Hardening
 from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.service.settings import ServiceSettings
 from providers.self_managed.provider import SelfManagedProvider
@@ -46,6 +48,7 @@ from tests.support.kubernetes_pods import (
     prepared_namespace,
 )
 from tests.support.pool_service import provider_of
+from tests.support.required import missing, require
 from tests.support.waiting import wait_until
 
 GROUP = "extensions.agents.x-k8s.io"
@@ -85,21 +88,35 @@ def warm_pool(
     cluster: AgentSandboxCluster,
     namespace: str,
     *,
+    language: str = "python",
+    runtime: str = "runc",
     replicas: int = 1,
     change: Change | None = None,
 ) -> None:
-    """Create a warm pool for Python, as it is printed, or with a change of its template."""
+    """Create a warm pool for a language, as it is printed, or with a change of its template."""
     options = {
         "--image": "sandbox",
-        "--runtime": "runc",
+        "--language": language,
+        "--runtime": runtime,
         "--python": "/usr/bin/python3",
+        "--interpreter": interpreter_of(language),
         "--replicas": str(replicas),
     }
-    template, pool = printed(WARM_POOL, *(word for option in options.items() for word in option))
+    words = (word for option in options.items() for word in option)
+    template, pool = printed(f"agents-{language}", *words)
     if change:
         change(template["spec"])
     cluster.apply(namespace, template)
     cluster.apply(namespace, pool)
+
+
+def interpreter_of(language: str) -> str:
+    """The path of a language's interpreter in a Pod, which sees this machine's programs."""
+    known = language_of(language)
+    assert known
+    path = Hardening.of(RUNC).settings["environment"]["PATH"]
+    found = [shutil.which(name, path=path) for name in known.interpreters]
+    return next(filter(None, found), None) or missing(f"{language} is not installed")
 
 
 @pytest.fixture
@@ -121,7 +138,8 @@ def claimed(
 def from_warm_pool(
     cluster: AgentSandboxCluster, folder: Path, namespace: str, **settings: Any
 ) -> Any:
-    return pods_of(cluster, folder, namespace=namespace, claims={"": WARM_POOL}, **settings)
+    chosen = {"claims": {"": WARM_POOL}, "runtime": "runc", **settings}
+    return pods_of(cluster, folder, namespace=namespace, **chosen)
 
 
 def claims_of(pods: Pods) -> list[dict[str, Any]]:
@@ -205,11 +223,41 @@ def test_a_template_without_a_warm_pool_gets_a_plain_pod(
     cluster: AgentSandboxCluster, namespace: str, tmp_path: Path
 ) -> None:
     warm_pool(cluster, namespace, replicas=0)
-    with pods_of(cluster, tmp_path, namespace=namespace, claims={"bash": WARM_POOL}) as pods:
+    claims = {"bash": WARM_POOL}
+    with from_warm_pool(cluster, tmp_path, namespace, claims=claims) as pods:
         sandbox = pods.start()
         assert claims_of(pods) == []
         assert pods.run_in(sandbox, "print(6 * 7)").stdout == "42\n"
         end(pods, sandbox)
+
+
+OTHERS = {"nodejs": "console.log(6 * 7)", "bash": "echo $((6 * 7))"}
+
+
+@pytest.mark.parametrize(("language", "code"), OTHERS.items(), ids=OTHERS.keys())
+def test_every_language_has_a_warm_pool_of_its_own(
+    cluster: AgentSandboxCluster, namespace: str, tmp_path: Path, language: str, code: str
+) -> None:
+    warm_pool(cluster, namespace, language=language, replicas=0)
+    claims = {language: f"agents-{language}"}
+    with from_warm_pool(cluster, tmp_path, namespace, claims=claims) as pods:
+        sandbox = pods.start(language)
+        assert len(claims_of(pods)) == 1
+        assert pods.run_in(sandbox, code).stdout == "42\n"
+        end(pods, sandbox)
+
+
+def test_the_pods_of_a_warm_pool_are_in_gvisor_where_its_template_says_so(
+    cluster: AgentSandboxCluster, namespace: str, tmp_path: Path
+) -> None:
+    require("runsc")
+    cluster.runtime_class("gvisor", "runsc")
+    warm_pool(cluster, namespace, runtime="gvisor", replicas=0)
+    with from_warm_pool(cluster, tmp_path, namespace, runtime="gvisor") as pods:
+        code = "import os; print(os.getuid(), os.uname().release)"
+        result = pods.run(code)
+        assert result.metadata["runtime"] == "gvisor"
+        assert result.stdout.startswith("65534 4.")
 
 
 # What the cluster has no room for.
@@ -620,7 +668,7 @@ def test_a_claim_of_a_pool_that_is_gone_is_removed_by_another(
     wait_until(lambda: len(bound()) == 1 and has_warm_pod(), seconds=60)
     (taken,) = bound()
     claims = {"": WARM_POOL} if has_claims else {}
-    with pods_of(cluster, tmp_path, namespace=namespace, claims=claims) as pods:
+    with from_warm_pool(cluster, tmp_path, namespace, claims=claims) as pods:
         assert cluster.claims(namespace) == []
         wait_until(
             lambda: taken not in [pod["metadata"]["name"] for pod in pods.present()], seconds=60
@@ -637,7 +685,9 @@ def test_a_claim_of_a_pool_that_is_gone_is_removed_by_another(
 def named_pool(cluster: AgentSandboxCluster, namespace: str, tmp_path: Path) -> Iterator[NamedPool]:
     warm_pool(cluster, namespace)
     pool_account(cluster, namespace, [*RIGHTS, *CLAIM_RIGHTS])
-    opened = NamedPool(cluster, tmp_path, namespace, kubernetes_claims=f"python={WARM_POOL}")
+    opened = NamedPool(
+        cluster, tmp_path, namespace, kubernetes_claims=f"python={WARM_POOL}", runtime="runc"
+    )
     with opened.held:
         yield opened
 
@@ -698,6 +748,7 @@ def provider(
             base_python_image="sandbox",
             base_nodejs_image="sandbox",
             kubernetes_claims=f"python={WARM_POOL}",
+            runtime="runc",
             queue_timeout=120,
         ) as opened,
     ):
