@@ -16,6 +16,7 @@ from executions.tenants.service import DEMO, INTERNAL, create_tenant
 from providers.addresses import is_loopback
 from providers.models import ProviderConfig
 from providers.runtime.service.docker_check import Docker, find_docker
+from providers.runtime.service.settings import IMAGE_FIELDS
 from providers.services.configuration import activate, save_config
 from sandbox_site import keys
 from sandbox_site.checks import secret_key
@@ -114,7 +115,10 @@ def _pool_is_elsewhere() -> bool:
 
 
 def _pool_config() -> dict[str, Any]:
-    """For the service that `manage.py up` starts."""
+    """For the service that `manage.py up` starts, or for one elsewhere.
+
+    That one's images are the registry's, which the configuration has to name.
+    """
     host = settings.POOL_HOST
     if host in _EVERYWHERE:
         host = "127.0.0.1"
@@ -123,7 +127,13 @@ def _pool_config() -> dict[str, Any]:
         "endpoint": f"http://{shown}:{settings.POOL_PORT}",
         "token": settings.POOL_TOKEN,
         "pool_size": settings.POOL_SIZE,
+        **(_images() if _pool_is_elsewhere() else {}),
     }
+
+
+def _images() -> dict[str, str]:
+    """Those that the settings name, by field of the configuration."""
+    return {IMAGE_FIELDS[language]: name for language, name in settings.POOL_IMAGES.items() if name}
 
 
 def _was_chosen_here(row: ProviderConfig) -> bool:

@@ -62,6 +62,7 @@ pytest_plugins = [
     "tests.support.streaming",
     "tests.support.e2b_door",
     "tests.support.kubernetes",
+    "tests.support.service_images",
 ]
 
 # What a test of each lane is found by, in this order: a folder, or a fixture that it uses. See

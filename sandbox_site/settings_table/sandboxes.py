@@ -428,6 +428,7 @@ POOL: Group = Group(
     ),
     "`manage.py pool` keeps idle sandboxes ready and runs code in them over HTTP. The "
     "`self_managed` provider, whose\nconfiguration is in the admin, pushes its settings to the "
-    "pool service; until then these apply.\n"
+    "pool service; until then these apply. If\n`POOL_HOST` names another machine, `bootstrap` "
+    "enters the images in that configuration.\n"
     "[providers/self_managed.md](providers/self_managed.md#the-pool-service) says more.",
 )

@@ -111,9 +111,25 @@ def test_a_pool_service_on_another_machine_runs_the_code(
     assert row.provider_id == "self_managed"
     assert row.config["endpoint"] == "http://pool:9385"
     assert row.config["token"] == "a token"
+    assert "base_python_image" not in row.config
     settings.POOL_HOST = "127.0.0.1"
     ensure_provider()
     assert ProviderConfig.objects.get(is_active=True).provider_id == "local"
+
+
+@pytest.mark.database
+@pytest.mark.django_db
+def test_a_pool_service_on_another_machine_has_the_images_of_the_settings(
+    monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    monkeypatch.setenv("DOCKER_HOST", NO_DOCKER)
+    settings.POOL_HOST, settings.POOL_TOKEN = "pool", "a token"
+    settings.PROVIDER_ALLOWED_NETWORKS = settings.PROVIDER_PLAIN_HTTP = ["pool:9385"]
+    settings.POOL_IMAGES = {"python": "registry.example/python:1", "nodejs": ""}
+    ensure_provider()
+    config = ProviderConfig.objects.get(is_active=True).config
+    assert config["base_python_image"] == "registry.example/python:1"
+    assert not config.get("base_nodejs_image")
 
 
 @pytest.mark.database

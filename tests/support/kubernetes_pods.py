@@ -24,7 +24,13 @@ from tests.support.processes import ROOT, clean_environment, free_port, started
 
 # The nodes of the tests show a Pod of any image this machine's programs.
 IMAGES = {"python": "sandbox"}
-IMAGE_FIELDS = {"base_python_image": "sandbox", "base_nodejs_image": "sandbox"}
+# Whichever RuntimeClasses other tests have made in the cluster.
+RUNTIME = "runc"
+POD_SETTINGS = {
+    "base_python_image": "sandbox",
+    "base_nodejs_image": "sandbox",
+    "runtime": RUNTIME,
+}
 CLOSED_NETWORK = {
     "apiVersion": "networking.k8s.io/v1",
     "kind": "NetworkPolicy",
@@ -76,6 +82,7 @@ class Pods:
         self.settings = KubernetesSettings(
             **{
                 "images": IMAGES,
+                "runtime": RUNTIME,
                 "pool": new_pool(),
                 "kubeconfig": kubeconfig,
                 **settings,
@@ -152,12 +159,11 @@ def over_kubernetes(
     environment = clean_environment(
         folder / "data",
         PORT=str(port),
-        KUBECONFIG=str(pool_account(cluster, namespace)),
         KUBERNETES_NAMESPACE=namespace,
         SANDBOX_BASE_PYTHON_IMAGE="sandbox",
         SANDBOX_BASE_NODEJS_IMAGE="sandbox",
         SANDBOX_EXECUTOR_MANAGER_POOL_SIZE="1",
-        **extra,
+        **{"KUBECONFIG": str(pool_account(cluster, namespace)), **extra},
     )
     command = [*manage(constants), "pool", "--launcher", "kubernetes", "--port", str(port)]
     with started(command, environment, ROOT, folder / f"log-{port}") as service:

@@ -43,7 +43,7 @@ class StreamServer:
         add("*", "/exec/{namespace}/{pod}/{container}", self._exec)
         add("*", "/attach/{namespace}/{pod}/{container}", self._attach)
         add("GET", "/containerLogs/{namespace}/{pod}/{container}", self._log)
-        runner = web.AppRunner(application, handler_cancellation=False)
+        runner = web.AppRunner(application, handler_cancellation=False, shutdown_timeout=1.0)
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", port, ssl_context=context).start()

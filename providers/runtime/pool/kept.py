@@ -425,8 +425,8 @@ class Kept:
         return ResourceUsage(out_of_memory=killed)
 
     def _verdict_of_the_end(self, error: ConversationEnded, began: float) -> ExecutionResult:
-        if self._is_left:
-            raise left_error() from error
+        if lost := self._loss_of_the_connection():
+            raise lost from error
         if why := self._end_of_ours:
             raise KeptSandboxLost(
                 f"The sandbox was ended during the run: {why}.", started=True
@@ -498,14 +498,22 @@ class Kept:
         """Why we have ended it, "" where it was not us."""
         return self._ended_by_us or ("it was closed" if self.sandbox.destroyed else "")
 
+    def _loss_of_the_connection(self) -> ProviderUnavailable | None:
+        """The error to raise where nothing is lost but what was under way."""
+        if self._is_left:
+            return left_error("The pool service was stopped")
+        if not self._end_of_ours and self.sandbox.guest.is_cut:
+            return left_error("The connection to the sandbox was lost")
+        return None
+
     @contextlib.contextmanager
     def _failures(self) -> Iterator[None]:
         """What goes wrong in a conversation, as the error to raise."""
         try:
             yield
         except ConversationEnded as error:
-            if self._is_left:
-                raise left_error() from error
+            if lost := self._loss_of_the_connection():
+                raise lost from error
             reason = self._end_of_ours or str(error) or "it ended by itself"
             raise KeptSandboxLost(f"The sandbox is gone: {reason}.") from error
         except Refused as refused:
@@ -547,11 +555,11 @@ def _allowance(limits: RunLimits, *, calls: int) -> Allowance:
     )
 
 
-def left_error() -> ProviderUnavailable:
-    """What is told of what was under way in a sandbox that was left to the next process."""
+def left_error(why: str) -> ProviderUnavailable:
+    """What is told of what was under way in a sandbox that is found again."""
     return ProviderUnavailable(
-        "The pool service was stopped during this request. The sandbox still exists, but the "
-        "result of this request is lost.",
+        f"{why} during this request. The sandbox still exists, but the result of this request is "
+        "lost.",
         started=True,
         retry_after=LEFT_RETRY_SECONDS,
     )

@@ -40,7 +40,8 @@ class Guest(Protocol):
     `facts` belong into the metadata of every result. One that can outlive the process that started
     it is found again by the name `container` and by `found`, as JSON can hold it; nothing of it is
     secret. For the others `container` is "". `listener` is the socket of `guest.network`,
-    bound and not listening, None where it can reach no network.
+    bound and not listening, None where it can reach no network. `is_cut` is whether its channel has
+    ended and it may go on, so that it can be found again.
     """
 
     sharing: str = ALONE
@@ -48,6 +49,7 @@ class Guest(Protocol):
     container: str = ""
     found: Mapping[str, Any] = NOTHING
     listener: socket.socket | None = None
+    is_cut: bool = False
 
     async def open(self) -> GuestChannel:
         """Take over the channel, once."""

@@ -301,12 +301,23 @@ class PoolManager:
         instance.sandbox.closed.add_done_callback(instance.forget)
         return instance
 
+    def leave_end(self, instance: Instance) -> None:
+        """Have another part of the service see to the end of one."""
+        if instance.forget:
+            instance.sandbox.closed.remove_done_callback(instance.forget)
+            instance.forget = None
+
     def let_go(self, instance: Instance) -> None:
         """Forget one whose sandbox outlives this process."""
         self._instances.pop(instance.instance_id, None)
-        if instance.forget:
-            instance.sandbox.closed.remove_done_callback(instance.forget)
+        self.leave_end(instance)
         instance.revision.pool.let_go(instance.sandbox)
+
+    def lose(self, instance: Instance) -> None:
+        """Forget one whose sandbox may be found again."""
+        self.let_go(instance)
+        instance.revision.instances -= 1
+        instance.revision.tell_full()
 
     async def hold(
         self, spec: PoolSpec, tell_full: Callable[[bool], None], *, is_trial: bool = False
@@ -597,9 +608,8 @@ class PoolManager:
         """Have the pool take it back, whatever runs in it."""
         if self._instances.pop(instance.instance_id, None) is None:
             return
-        if instance.forget:
-            # The sandbox may live on for its owner's next instance.
-            instance.sandbox.closed.remove_done_callback(instance.forget)
+        # The sandbox may live on for its owner's next instance.
+        self.leave_end(instance)
         self._spawn(self._release(instance))
 
     async def _release(self, instance: Instance) -> None:

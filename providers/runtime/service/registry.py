@@ -15,26 +15,27 @@ from typing import TYPE_CHECKING, Any
 
 from providers.errors import (
     ConnectionFailed,
-    CreationFailed,
     InvalidConfiguration,
     KeptFull,
     KeptSandboxLost,
     SandboxError,
     before_the_code,
 )
-from providers.isolation import meets, of_runtime
 from providers.network import Network
-from providers.runtime.guest import wire
 from providers.runtime.guest.protocol import VERSION
 from providers.runtime.pool.kept import Kept
-from providers.runtime.pool.launcher import Guest, Launcher
-from providers.runtime.pool.protocol import Conversation, ConversationEnded, Refused
 from providers.runtime.pool.requests import check_limits
 from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.settings import LAUNCHERS, PLATFORMS
 from providers.runtime.pool.shelf import Shares
 from providers.runtime.pool.state_store import GRACE_SECONDS, SandboxRecord, StateStore, boot, now
-from providers.runtime.pool.template import Template
+from providers.runtime.service.adoption import (
+    adopt_all,
+    find_one,
+    guest_seconds,
+    lasting,
+    new_marker,
+)
 from providers.runtime.service.settings import ServiceSettings
 from providers.values import SandboxLimits
 
@@ -55,12 +56,14 @@ class SandboxRegistry:
     """The kept sandboxes of a PoolManager. Each counts in its pool until it has ended."""
 
     def __init__(self, manager: PoolManager, memory: StateStore | None) -> None:
-        self.sessions = Sessions(self._end)
+        self.sessions = Sessions(self._end, self._look_for)
         self._manager = manager
         self._memory = memory
         self._outliving = DurableSandboxes(memory)
         self._instances: dict[Kept, Instance] = {}
         self._has_left = False
+        self._minimum_isolation = ""
+        self._searches: set[asyncio.Task[None]] = set()
 
     async def keep(
         self,
@@ -104,6 +107,8 @@ class SandboxRegistry:
             raise
         instance.kept = kept
         self._instances[kept] = instance
+        # Its end is this session's from now on.
+        manager.leave_end(instance)
         session = self.sessions.add(kept, revision, owner, seconds)
         if marker:
             try:
@@ -137,6 +142,7 @@ class SandboxRegistry:
 
     async def find_again(self, minimum_isolation: str) -> None:
         """Take over what a former process of this pool has left."""
+        self._minimum_isolation = minimum_isolation
         if self._memory is not None:
             await adopt_all(self._manager, self._memory, minimum_isolation, self._go_on)
 
@@ -162,9 +168,32 @@ class SandboxRegistry:
                 instance.revision = revision
                 self.sessions.move(session, revision)
 
+    def _look_for(self, session: Session) -> bool:
+        """Look for one whose connection has ended. Return whether it may be there still."""
+        sandbox = session.kept.sandbox
+        if self._has_left or sandbox.destroyed or not sandbox.guest.is_cut:
+            return False
+        remembered = self._outliving.let_go(session)
+        if remembered is None or self._memory is None:
+            return False
+        self.sessions.leave(session)
+        self._manager.lose(self._instances.pop(session.kept))
+        session.kept.leave()
+        search = asyncio.ensure_future(
+            find_one(
+                *(self._manager, self._memory, remembered, self._minimum_isolation),
+                *(self._go_on, asyncio.Semaphore()),
+            )
+        )
+        self._searches.add(search)
+        search.add_done_callback(self._searches.discard)
+        return True
+
     def _go_on(self, revision: Revision, kept: Kept, remembered: SandboxRecord) -> None:
         """One that was found. Its lease goes on."""
-        self._instances[kept] = self._manager.take_over(revision, kept, remembered.owner)
+        instance = self._manager.take_over(revision, kept, remembered.owner)
+        self._manager.leave_end(instance)
+        self._instances[kept] = instance
         self.sessions.count(revision, remembered.owner)
         session = self.sessions.add(
             kept,
@@ -279,11 +308,12 @@ def lease(seconds: object) -> float:
 
 class Sessions:
     """Refs are of this object: those of another service, or of this one before its restart, are
-    told as lost. `end` is called for what is over."""
+    told as lost. `end` is called for what is over, unless `look_for` says that it may be there."""
 
-    def __init__(self, end: Callable[[Session], None]) -> None:
+    def __init__(self, end: Callable[[Session], None], look_for: Callable[[Session], bool]) -> None:
         self._boot = secrets.token_hex(4)
         self._end = end
+        self._look_for = look_for
         self._sessions: dict[str, Session] = {}
         self._shares: dict[object, Shares] = {}
 
@@ -325,7 +355,7 @@ class Sessions:
         ref = ref or f"{self._boot}-{secrets.token_urlsafe(16)}"
         session = Session(ref, owner, kept, lent_by, now + seconds, now - age)
         self._sessions[ref] = session
-        kept.sandbox.closed.add_done_callback(lambda _: self.remove(session))
+        kept.sandbox.closed.add_done_callback(lambda _: self._close(session))
         if not kept.alive:
             self.remove(session)
         return session
@@ -341,6 +371,10 @@ class Sessions:
 
     def all(self) -> list[Session]:
         return list(self._sessions.values())
+
+    def _close(self, session: Session) -> None:
+        if session.ref in self._sessions and not self._look_for(session):
+            self.remove(session)
 
     def remove(self, session: Session) -> bool:
         """End it. False when it was not there."""
@@ -501,6 +535,11 @@ class DurableSandboxes:
         if self._memory is not None and entry is not None and entry.remembered is not None:
             self._memory.forget(entry.remembered.container)
 
+    def let_go(self, session: Session) -> SandboxRecord | None:
+        """Forget one whose record stays. Return the record, None where it has none."""
+        entry = self._entries.pop(session, None)
+        return entry.remembered if entry else None
+
     def leave(self) -> list[Session]:
         """Those that are to be let go of, because they outlive this process."""
         self.look()
@@ -517,154 +556,3 @@ class DurableSandboxes:
     def may_come(self, ref: str) -> bool:
         """Whether a sandbox that is not here may be had again, from us or from the next process."""
         return ref in self._left or (self._memory is not None and self._memory.knows(ref))
-
-
-# How often it is tried to be the pool's one process, and to reach an engine that does not answer.
-RETRY_SECONDS = 0.5
-AT_ONCE = 8
-# A guest that does not answer is attached to once more.
-ATTEMPTS = 2
-
-Found = Callable[["Revision", Kept, SandboxRecord], None]
-
-
-async def adopt_all(
-    manager: PoolManager, memory: StateStore, minimum_isolation: str, found: Found
-) -> None:
-    """Take over what is remembered, once no other process of this pool is there.
-
-    What is lost is ended and forgotten, so that nobody waits for it. `found` has each that is not.
-    """
-    try:
-        while not memory.take():
-            await asyncio.sleep(RETRY_SECONDS)
-        if memory.has_copies:
-            await _restore(manager, memory)
-    except OSError as error:
-        logger.warning("persistent sandboxes end with this process: %s", error)
-        return
-    slots = asyncio.Semaphore(AT_ONCE)
-
-    async def one(remembered: SandboxRecord) -> None:
-        try:
-            await _adopt(manager, remembered, minimum_isolation, found, slots)
-        except Exception as error:
-            # Whatever is wrong with one, the others are found.
-            logger.warning(
-                "the persistent sandbox of container %s is lost: %s",
-                remembered.container[:12],
-                error if isinstance(error, SandboxError) else repr(error),
-                exc_info=None if isinstance(error, SandboxError) else error,
-            )
-            memory.forget(remembered.container)
-            await _end(manager, remembered)
-
-    async with asyncio.TaskGroup() as group:
-        for remembered in memory.all():
-            group.create_task(one(remembered))
-
-
-async def _restore(manager: PoolManager, memory: StateStore) -> None:
-    """Remember what a process on another machine has left. Raises OSError."""
-    while True:
-        try:
-            revision = await manager.current()
-            memory.restore(await revision.launcher.copies())
-            return
-        except SandboxError as error:
-            logger.info("persistent sandboxes are not found yet: %s", error.message)
-            await asyncio.sleep(RETRY_SECONDS)
-
-
-async def _adopt(
-    manager: PoolManager,
-    remembered: SandboxRecord,
-    minimum_isolation: str,
-    found: Found,
-    slots: asyncio.Semaphore,
-) -> None:
-    """Raises SandboxError for one that is not to be had any more."""
-    if remembered.version != VERSION:
-        raise CreationFailed("Its guest speaks another version of the protocol.")
-    if not meets(of_runtime(remembered.runtime), minimum_isolation):
-        raise CreationFailed("Its isolation is weaker than MINIMUM_ISOLATION.")
-    template = Template(
-        remembered.template,
-        remembered.language,
-        limits=remembered.sandbox_limits,
-        interpreter=remembered.interpreter,
-    )
-    failures = 0
-    while remembered.left > 0:
-        try:
-            async with slots:
-                revision = await manager.current()
-                kept = await find_again(revision.launcher, remembered, template)
-            found(revision, kept, remembered)
-            return
-        except CreationFailed:
-            failures += 1
-            if failures == ATTEMPTS:
-                raise
-        except SandboxError as error:
-            logger.info("a persistent sandbox is not found yet: %s", error.message)
-            await asyncio.sleep(RETRY_SECONDS)
-    raise CreationFailed("Its lease has ended.")
-
-
-async def _end(manager: PoolManager, remembered: SandboxRecord) -> None:
-    """At once where that is possible, else the launcher's search for orphans does it."""
-    try:
-        revision = await manager.current()
-        await revision.launcher.end(remembered.container)
-    except SandboxError as error:
-        logger.info("the container is left for the search for orphans: %s", error.message)
-
-
-# Long enough that nobody guesses one, nor says one by chance.
-MARK_BYTES = 32
-# How long a guest may take to stop what ran, and to answer whoever has found it.
-RESUME_SECONDS = 15.0
-
-
-def new_marker() -> str:
-    """In hexadecimal digits, as `protocol` has it."""
-    return secrets.token_hex(MARK_BYTES)
-
-
-def lasting(marker: str, seconds: float) -> Mapping[str, object]:
-    """What a guest is told at first: `seconds` is its lease."""
-    return {"marker": marker, "seconds": guest_seconds(seconds)}
-
-
-def guest_seconds(left: float) -> float:
-    """How long a guest lives by itself, when so much is left of its lease."""
-    return max(0.0, left) + GRACE_SECONDS
-
-
-async def find_again(launcher: Launcher, remembered: SandboxRecord, template: Template) -> Kept:
-    """The sandbox as it was, without what was under way in it.
-
-    Raises CreationFailed for one that has ended, is not what it was, or does not answer, and
-    ProviderUnavailable where that cannot be known now.
-    """
-    echo = secrets.token_bytes(MARK_BYTES)
-    guest = await launcher.adopt(remembered.container, remembered.runtime, remembered.found, echo)
-    sandbox = await _opened(launcher, guest, template, remembered.runtime)
-    try:
-        conversation = Conversation(sandbox.keep())
-        conversation.tell_bytes(bytes.fromhex(remembered.marker))
-        asked = {"echo": echo.hex(), "seconds": guest_seconds(remembered.left)}
-        await conversation.ask("resume", asked, seconds=RESUME_SECONDS)
-    except (ConversationEnded, Refused, wire.FrameError, TimeoutError) as error:
-        sandbox.leave()
-        raise CreationFailed(f"It does not answer: {str(error) or 'it was silent'}.") from error
-    except BaseException:
-        sandbox.leave()
-        raise
-    return Kept(sandbox, conversation)
-
-
-async def _opened(launcher: Launcher, guest: Guest, template: Template, runtime: str) -> Sandbox:
-    channel = await guest.open()
-    return Sandbox(template, guest, channel, runtime, launcher.enforced_by)

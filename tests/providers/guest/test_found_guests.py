@@ -18,7 +18,7 @@ from providers.runtime.pool.protocol import GuestChannel
 from providers.runtime.pool.state_store import SandboxRecord, boot, now
 from providers.runtime.pool.template import Template
 from providers.runtime.service import registry
-from providers.runtime.service.registry import find_again
+from providers.runtime.service.adoption import find_again
 from tests.providers.guest.kept_puppet import Answers, Puppet
 from tests.support.puppets import PuppetGuest, pass_seconds
 

@@ -156,6 +156,9 @@ class Keeper:
     def take_over(self, line: Any, kept: Any, owner: str) -> Any:
         return kept
 
+    def leave_end(self, instance: Any) -> None:
+        """Nothing else ends them."""
+
     def end(self, instance: Any) -> None:
         self.ended.append(instance)
         if len(self.ended) <= self._failures:

@@ -17,7 +17,7 @@ from providers.self_managed.provider import SelfManagedProvider
 from providers.values import SandboxSpec
 from tests.support.kubernetes import Cluster
 from tests.support.kubernetes_pods import (
-    IMAGE_FIELDS,
+    POD_SETTINGS,
     Pods,
     over_kubernetes,
     pods_of,
@@ -47,7 +47,7 @@ class NamedPool:
                 self.pool.url,
                 pool_size=1,
                 max_sandboxes=12,
-                **IMAGE_FIELDS,
+                **POD_SETTINGS,
                 queue_timeout=120,
                 **config,
             )

@@ -12,7 +12,7 @@ from providers.self_managed.provider import SelfManagedProvider
 from providers.values import SandboxSpec
 from tests.providers.contract.verdicts import is_told_as_not_offered
 from tests.support.kubernetes import Cluster
-from tests.support.kubernetes_pods import IMAGE_FIELDS, over_kubernetes, prepared_namespace
+from tests.support.kubernetes_pods import POD_SETTINGS, over_kubernetes, prepared_namespace
 from tests.support.pool_service import provider_of
 
 CLASSES = ("runc", "gvisor")
@@ -56,8 +56,7 @@ def _opened(
         over_kubernetes(cluster, folders.mktemp("pool"), namespace=namespace) as pool,
         provider_of(
             pool.url,
-            runtime=runtime_class,
-            **IMAGE_FIELDS,
+            **{**POD_SETTINGS, "runtime": runtime_class},
             queue_timeout=120,
         ) as provider,
     ):

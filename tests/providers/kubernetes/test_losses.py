@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
 
-from providers.errors import ProviderUnavailable, RateLimited, SandboxError
+from providers.errors import (
+    ConnectionFailed,
+    KeptSandboxLost,
+    ProviderUnavailable,
+    RateLimited,
+    SandboxError,
+)
 from providers.runtime.pool.sandbox import Sandbox
-from providers.values import Event, ExecutionResult, Job
+from providers.sandbox import KeptSandbox
+from providers.values import Event, ExecutionResult, Job, SandboxSpec
+from tests.providers.kubernetes.conftest import NamedPool
+from tests.support.cut_relay import relayed
 from tests.support.kubernetes import Cluster
-from tests.support.kubernetes_pods import Pods, pods_of
+from tests.support.kubernetes_pods import (
+    POD_SETTINGS,
+    Pods,
+    over_kubernetes,
+    pods_of,
+    pool_account,
+    prepared_namespace,
+)
+from tests.support.pool_service import provider_of
 from tests.support.waiting import wait_until
 
 LONG = "import time\nprint('on', flush=True)\ntime.sleep(600)"
@@ -180,3 +199,74 @@ def test_a_pod_that_waits_for_a_node_is_no_failure(cluster: Cluster, tmp_path: P
         sandbox = starting.result(120)
         assert pods.run_in(sandbox, "print('on')").stdout == "on\n"
         pods.loop.call(sandbox.destroy())
+
+
+def test_a_session_goes_on_after_the_api_server_was_gone(named_pool: NamedPool) -> None:
+    sandbox = named_pool.keep()
+    sandbox.run(Job("x = 41"))
+    before = named_pool.pod_of(sandbox)["metadata"]["uid"]
+
+    named_pool.cluster.stop_api()
+    named_pool.cluster.start_api()
+
+    wait_until(lambda: _goes_on(sandbox), seconds=90)
+    assert named_pool.pod_of(sandbox)["metadata"]["uid"] == before
+
+
+def test_a_cell_under_way_is_lost_with_the_api_server_and_its_session_goes_on(
+    named_pool: NamedPool,
+) -> None:
+    sandbox = named_pool.keep()
+    sandbox.run(Job("x = 41"))
+    begun = threading.Event()
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            sandbox.run(Job(LONG, timeout=300), lambda _: begun.set())
+        except SandboxError as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert begun.wait(60)
+    named_pool.cluster.stop_api()
+    thread.join(120)
+    named_pool.cluster.start_api()
+
+    assert [getattr(error, "started", None) for error in raised] == [True]
+
+    wait_until(lambda: _goes_on(sandbox), seconds=90)
+
+
+def test_connections_that_are_cut_lose_runs_and_no_sessions(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    namespace = prepared_namespace(cluster)
+    described = json.loads(pool_account(cluster, namespace).read_text())
+    with relayed(cluster.port) as relay:
+        described["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{relay.port}"
+        kubeconfig = tmp_path / "relayed"
+        kubeconfig.write_text(json.dumps(described))
+        with (
+            over_kubernetes(
+                cluster, tmp_path, namespace=namespace, KUBECONFIG=str(kubeconfig)
+            ) as pool,
+            provider_of(pool.url, **POD_SETTINGS, queue_timeout=120) as provider,
+        ):
+            sandbox = provider.open(SandboxSpec(kept=True), "alice")
+            assert isinstance(sandbox, KeptSandbox)
+            sandbox.run(Job("x = 41"))
+            for _ in range(3):
+                relay.cut()
+                wait_until(lambda: _goes_on(sandbox), seconds=90)
+            assert sandbox.close()
+
+
+def _goes_on(sandbox: KeptSandbox) -> bool:
+    try:
+        return sandbox.run(Job("print(x + 1)")).stdout == "42\n"
+    except KeptSandboxLost:
+        raise
+    except (ConnectionFailed, ProviderUnavailable):
+        return False  # to be tried again, as it says

@@ -27,7 +27,7 @@ from providers.values import Command, ExecutionResult, InputFile, Job, SandboxSp
 from tests.e2b_sdks.published import INSTALLED
 from tests.providers.network.upstreams import ADDRESS, LARGE, Upstream, upstreams
 from tests.support.index_folders import put_npm_registry
-from tests.support.kubernetes_pods import IMAGE_FIELDS, over_kubernetes, prepared_namespace
+from tests.support.kubernetes_pods import POD_SETTINGS, over_kubernetes, prepared_namespace
 from tests.support.pool_service import over_docker, provider_of, running
 from tests.support.processes import free_port
 from tests.support.required import missing, require
@@ -94,7 +94,7 @@ def reach(
             pool = stack.enter_context(
                 over_kubernetes(cluster, folder, namespace=namespace, **allowed)
             )
-            images = IMAGE_FIELDS
+            images = POD_SETTINGS
         else:
             require({"bubblewrap": "bwrap", "gvisor": "runsc"}.get(launcher, launcher))
             log = folder / "log"

@@ -17,8 +17,9 @@ from providers.runtime.launchers.kubernetes.api import Api, ApiFailure, Object
 
 logger = logging.getLogger(__name__)
 
-# How long one watch goes on. The server ends it then, and the next goes on where it was.
-WATCH_SECONDS = 300
+# How long one watch goes on. The server ends it then, and the next goes on where it was: so a
+# connection that is dead without a sign is noticed.
+WATCH_SECONDS = 60
 # The shortest and the longest pause after a failure.
 PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.2, 30.0
 # Of one page of a list.

@@ -123,6 +123,14 @@ class KubernetesGuest(Guest):
             return None
         return f"Its container ended with exit code {self._end.exit_code}"
 
+    @property
+    def is_cut(self) -> bool:  # type: ignore[override]
+        """Whether the connection has ended, and the Pod is not known to have."""
+        channel = self._channel
+        if channel is None or not (channel.ending or channel.closed.done()):
+            return False
+        return not self._end.lost and self._end.exit_code is None
+
     def watch(self, is_running: bool) -> None:
         """Nothing of a Pod is gone at its end that could be seen before."""
 

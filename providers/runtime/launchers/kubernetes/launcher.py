@@ -197,6 +197,8 @@ class KubernetesLauncher(Launcher):
     async def adopt(
         self, container: str, runtime: str, found: Mapping[str, Any], echo: bytes
     ) -> Guest:
+        if failure := self._cache.failure or self._claims.failure:
+            raise ProviderUnavailable(f"Kubernetes: {failure}")
         pod = self._cache.get(str(found["pod"]))
         if pod is None or container_of(pod) != container or terminated_state(pod):
             raise CreationFailed("It has ended.")

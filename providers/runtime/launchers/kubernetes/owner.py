@@ -45,6 +45,9 @@ _CONFLICT, _MISSING = 409, 404
 # The names of the Pods of this process by namespace and pool: a process has several launchers
 # while settings change.
 _known: dict[tuple[str, str], set[str]] = {}
+# What another process has written into a Lease last, and when that was seen here: as in client-go,
+# no clock of another machine counts.
+_seen: dict[tuple[str, str], tuple[tuple[str, str], float]] = {}
 
 
 class Owner:
@@ -138,11 +141,12 @@ class Owner:
     async def reap(self) -> int:
         """Remove the Pods and claims that are no longer needed. Return how many. Raises
         ApiFailure."""
+        absent = await self._absent_pools()
         # The Pod of a claim ends with the claim; one that is not claimed yet is the warm pool's.
         pods = [pod for pod in self._cache if not sandbox_of(pod)]
-        orphans = [(self._api.pods, pod) for pod in pods if await self._is_orphan(pod, pod)]
+        orphans = [(self._api.pods, pod) for pod in pods if self._is_orphan(pod, pod, absent)]
         for claim in self._claims:
-            if await self._is_orphan(claim, self._cache.get(bound_sandbox(claim))):
+            if self._is_orphan(claim, self._cache.get(bound_sandbox(claim)), absent):
                 orphans.append((self._api.claims, claim))
         for path, orphan in orphans:
             logger.warning("removing an orphan", extra={"orphan": orphan["metadata"]["name"]})
@@ -195,7 +199,7 @@ class Owner:
         self._lease = found
         spec = found.get("spec") or {}
         holder = spec.get("holderIdentity") or ""
-        if holder not in ("", self._holder) and _age(spec.get("renewTime")) < LEASE_SECONDS:
+        if holder not in ("", self._holder) and self._is_renewed(spec):
             self.is_holder = False
             raise ProviderUnavailable(
                 f"POOL_NAME: Another pool service, {holder}, has the name {self.pool!r} in the "
@@ -204,6 +208,16 @@ class Owner:
             )
         await self._write(self._spec())
         self.is_holder = True
+
+    def _is_renewed(self, spec: Mapping[str, Any]) -> bool:
+        """Whether another process may have renewed the Lease less than LEASE_SECONDS ago."""
+        key = self._api.namespace, self.pool
+        written = str(spec.get("holderIdentity")), str(spec.get("renewTime"))
+        known, since = _seen.get(key, (("", ""), 0.0))
+        if known != written:
+            since = time.monotonic()
+            _seen[key] = written, since
+        return time.monotonic() - since < LEASE_SECONDS
 
     async def _read(self, name: str) -> Object | None:
         try:
@@ -244,18 +258,24 @@ class Owner:
             except ApiFailure as error:
                 logger.warning("cannot look for orphans: %s", error)
 
-    async def _is_orphan(self, found: Object, pod: Object | None) -> bool:
+    async def _absent_pools(self) -> set[str]:
+        """Return the other pools that have Pods or claims here, and are gone for long."""
+        pools = {_pool_of(each) for each in (*self._cache, *self._claims)} - {"", self.pool}
+        absent = set()
+        for pool in pools:
+            lease = await self._read(f"cofferdam-{pool}") or {}
+            if _age((lease.get("spec") or {}).get("renewTime")) > ABSENT_SECONDS:
+                absent.add(pool)
+        return absent
+
+    def _is_orphan(self, found: Object, pod: Object | None, absent: set[str]) -> bool:
+        """Whether a Pod or a claim is no longer needed; `pod` is its Pod, where it has one."""
         metadata = found["metadata"]
         if metadata.get("deletionTimestamp"):
             return False
-        pool = metadata.get("labels", {}).get(POOL_LABEL, "")
-        if pool == self.pool:
+        if _pool_of(found) == self.pool:
             return self.is_holder and metadata["name"] not in self._names and not self._is_kept(pod)
-        if _age(metadata["creationTimestamp"]) < ABSENT_SECONDS:
-            return False
-        lease = await self._read(f"cofferdam-{pool}")
-        renewed = (lease or {}).get("spec", {}).get("renewTime")
-        return _age(renewed) > ABSENT_SECONDS
+        return _pool_of(found) in absent and _age(metadata["creationTimestamp"]) > ABSENT_SECONDS
 
     def _is_kept(self, pod: Object | None) -> bool:
         """Whether a predecessor has left it, to be found again."""
@@ -281,6 +301,11 @@ def bound_sandbox(claim: Object) -> str:
     """Return the name of the Sandbox that a claim has got, empty before."""
     sandbox = (claim.get("status") or {}).get("sandbox") or {}
     return str(sandbox.get("name") or "")
+
+
+def _pool_of(found: Object) -> str:
+    pool: str = found["metadata"].get("labels", {}).get(POOL_LABEL, "")
+    return pool
 
 
 def container_of(pod: Object) -> str:
