@@ -40,6 +40,7 @@ from tests.providers.kubernetes.conftest import NamedPool
 from tests.support.agent_sandbox_cluster import EXTENSIONS, AgentSandboxCluster
 from tests.support.kubernetes import require_cluster
 from tests.support.kubernetes_pods import (
+    POD_SETTINGS,
     RIGHTS,
     Pods,
     over_kubernetes,
@@ -685,9 +686,7 @@ def test_a_claim_of_a_pool_that_is_gone_is_removed_by_another(
 def named_pool(cluster: AgentSandboxCluster, namespace: str, tmp_path: Path) -> Iterator[NamedPool]:
     warm_pool(cluster, namespace)
     pool_account(cluster, namespace, [*RIGHTS, *CLAIM_RIGHTS])
-    opened = NamedPool(
-        cluster, tmp_path, namespace, kubernetes_claims=f"python={WARM_POOL}", runtime="runc"
-    )
+    opened = NamedPool(cluster, tmp_path, namespace, kubernetes_claims=f"python={WARM_POOL}")
     with opened.held:
         yield opened
 
@@ -745,10 +744,8 @@ def provider(
         over_kubernetes(cluster, tmp_path_factory.mktemp("pool"), namespace=namespace) as pool,
         provider_of(
             pool.url,
-            base_python_image="sandbox",
-            base_nodejs_image="sandbox",
+            **POD_SETTINGS,
             kubernetes_claims=f"python={WARM_POOL}",
-            runtime="runc",
             queue_timeout=120,
         ) as opened,
     ):
