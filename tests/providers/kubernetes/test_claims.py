@@ -248,11 +248,19 @@ def test_every_language_has_a_warm_pool_of_its_own(
         end(pods, sandbox)
 
 
+@pytest.fixture
+def gvisor_class(cluster: AgentSandboxCluster) -> Iterator[None]:
+    """A RuntimeClass of gVisor's, which launchers without a choice of their own would take."""
+    require("runsc")
+    cluster.runtime_class("gvisor", "runsc")
+    yield
+    cluster.request("DELETE", "/apis/node.k8s.io/v1/runtimeclasses/gvisor")
+
+
+@pytest.mark.usefixtures("gvisor_class")
 def test_the_pods_of_a_warm_pool_are_in_gvisor_where_its_template_says_so(
     cluster: AgentSandboxCluster, namespace: str, tmp_path: Path
 ) -> None:
-    require("runsc")
-    cluster.runtime_class("gvisor", "runsc")
     warm_pool(cluster, namespace, runtime="gvisor", replicas=0)
     with from_warm_pool(cluster, tmp_path, namespace, runtime="gvisor") as pods:
         code = "import os; print(os.getuid(), os.uname().release)"
@@ -767,13 +775,13 @@ def test_a_claimed_pod_keeps_the_promises_of_a_provider(
 # The command.
 
 
+@pytest.mark.usefixtures("gvisor_class")
 @pytest.mark.parametrize("language", OURS)
 @pytest.mark.parametrize("runtime", ["gvisor", "runc"])
 def test_the_api_server_takes_what_kubernetes_template_prints(
     cluster: AgentSandboxCluster, namespace: str, language: str, runtime: str
 ) -> None:
     """The Pod of a template too, which agent-sandbox's CRD does not check here."""
-    cluster.runtime_class("gvisor", "runsc")
     template, pool = printed(
         "agents", "--image", "any", "--language", language, "--runtime", runtime, "--memory", "512m"
     )
