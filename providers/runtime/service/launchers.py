@@ -195,6 +195,7 @@ class LauncherChoice:
                 require_gvisor=settings.require_gvisor,
                 filter_system_calls=settings.enable_seccomp,
                 pull_secret=settings.kubernetes_pull_secret,
+                claims=settings.kubernetes_claims,
                 memory=self.memory,
             )
         )

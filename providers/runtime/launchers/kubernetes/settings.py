@@ -21,6 +21,8 @@ class KubernetesSettings:
     `images` maps a language or a template's name to an image. `runtime` is the name of a
     RuntimeClass or of its handler; "auto" is one with gVisor's handler where there is one, and
     "runc" is none. `pull_secret` is the Secret with the credentials of the registry of images.
+    `claims` names SandboxWarmPools of agent-sandbox's by template, by "" that of all others; the
+    rest are plain Pods.
     With a `memory` kept sandboxes outlive this process. Without `filter_system_calls` only the
     seccomp profile of the cluster's container runtime holds.
     """
@@ -33,4 +35,5 @@ class KubernetesSettings:
     require_gvisor: bool = False
     filter_system_calls: bool = True
     pull_secret: str = ""
+    claims: Mapping[str, str] = field(default_factory=dict)
     memory: StateStore | None = None
