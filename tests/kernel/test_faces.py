@@ -75,8 +75,8 @@ FACES = {
     ),
     "providers.runtime.launchers": "bubblewrap docker guest_files images kubernetes oci unisolated",
     "providers.runtime.service": (
-        "command docker_check image_command launchers messages operations pool_manager settings "
-        "unix_socket"
+        "command docker_check image_command kubernetes_template launchers messages operations "
+        "pool_manager settings unix_socket"
     ),
     "providers.runtime.guest": (
         "advice archive child display kept kernel lanes names network notebook paths "

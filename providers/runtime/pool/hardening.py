@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import secrets
 import tomllib
 from dataclasses import dataclass
@@ -50,6 +51,14 @@ class Hardening:
         if maps_users:
             return int(settings["first_mapped_uid"]) + secrets.randbelow(settings["mapped_uids"])
         return int(settings["first_uid"]) + secrets.randbelow(settings["uids"])
+
+    def user_of(self, name: str) -> int:
+        """Return the first process's user in all containers that share a declaration's name."""
+        settings = self.settings
+        if "user" in settings:
+            return int(settings["user"])
+        number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+        return int(settings["first_uid"]) + number % int(settings["uids"])
 
     def container(self, user: int) -> dict[str, Any]:
         """What the engine takes as the configuration of a container for `user`."""

@@ -174,6 +174,14 @@ def command_of(
 ) -> tuple[str, ...]:
     """The argument list of a language's interpreter in sandboxes of the template `name`."""
     interpreter = launcher.interpreter(language, name) or ""
+    return interpreter_command(language, interpreter, launcher.node_runner(), limits)
+
+
+def interpreter_command(
+    language: str, interpreter: str, node_runner: Sequence[str], limits: SandboxLimits
+) -> tuple[str, ...]:
+    """The argument list of a language's interpreter, which has this path. `node_runner` has the
+    arguments by which Node.js finds the guest's runner."""
     if language == "nodejs":
         # More than there is, so that whoever bounds the memory sees it used up: at a limit of its
         # own Node ends with an exit code like any other.
@@ -184,5 +192,5 @@ def command_of(
             *("--expose-internals", "--experimental-vm-modules", "--no-warnings"),
             *("--no-force-async-hooks-checks", heap),
         )
-        return (interpreter, *options, *launcher.node_runner())
+        return (interpreter, *options, *node_runner)
     return (interpreter,)

@@ -198,6 +198,7 @@ class LauncherChoice:
                 registry=settings.kubernetes_registry,
                 registry_credential=settings.kubernetes_registry_credential,
                 data_dir=self.data_dir,
+                claims=settings.kubernetes_claims,
                 memory=self.memory,
             )
         )

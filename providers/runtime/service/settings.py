@@ -70,6 +70,24 @@ def _templates(text: str | None) -> dict[str, tuple[str, str]]:
     return found
 
 
+def _claims(text: str | None) -> dict[str, str]:
+    """SandboxWarmPool by template, by "" that of all others. Raises InvalidConfiguration."""
+    found: dict[str, str] = {}
+    for word in _names(text):
+        template, is_named, pool = word.rpartition("=")
+        problem = ""
+        if (is_named and not template) or not _OBJECT.fullmatch(pool):
+            problem = "is not template=SandboxWarmPool"
+        elif template in found:
+            problem = "names a template twice"
+        if problem:
+            raise InvalidConfiguration(
+                f"kubernetes_claims: {word!r} {problem}.", field="kubernetes_claims"
+            )
+        found[template] = pool
+    return found
+
+
 def parse_size(text: str) -> int:
     """Bytes of a size such as 256m or 1g. Raises ValueError."""
     match = _SIZE.fullmatch(text.strip().lower())
@@ -335,6 +353,20 @@ class ServiceSettings:
             read=lambda credential: credential or "",
         )
     )
+    kubernetes_claims: Mapping[str, str] = _setting(
+        PoolField(
+            "string",
+            "Kubernetes warm pools",
+            max=2000,
+            address=False,
+            placeholder="python=agents-python bash=agents-bash",
+            description="With POOL_LAUNCHER=kubernetes: the SandboxWarmPool (agent-sandbox) of "
+            "each template, or one name for all. The pool creates the Pods of other templates.",
+            group=IMAGES,
+            renews="launcher",
+            read=_claims,
+        )
+    )
     max_lifetime: float = _setting(
         PoolField(
             "integer",
@@ -458,6 +490,7 @@ def check_config(config: Mapping[str, Any]) -> None:
                 f"{name}: {config[name]!r} is not the name of an image.", field=name
             )
     _templates(config["templates"])
+    _claims(config["kubernetes_claims"])
 
 
 def settings_digest(config: Mapping[str, Any]) -> str:

@@ -34,7 +34,7 @@ SHORT_LEASE = {f"{OWNER}.LEASE_SECONDS": 3, f"{OWNER}.RENEW_SECONDS": 0.5}
 class NamedPool:
     """A pool of one name, whose processes run on one machine after the other."""
 
-    def __init__(self, cluster: Cluster, folder: Path, namespace: str) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, namespace: str, **config: Any) -> None:
         self.cluster, self.namespace = cluster, namespace
         self.port = free_port()
         self.held = ExitStack()
@@ -49,6 +49,7 @@ class NamedPool:
                 max_sandboxes=12,
                 **POD_SETTINGS,
                 queue_timeout=120,
+                **config,
             )
         )
 

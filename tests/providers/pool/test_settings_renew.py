@@ -43,6 +43,10 @@ OTHER: Mapping[str, Any] = {
     "base_nodejs_image": "another/node",
     "base_bash_image": "another/bash",
     "templates": "science:python=another/science",
+    "kubernetes_pull_secret": "another",
+    "kubernetes_registry": "registry.example/another",
+    "kubernetes_registry_credential": "another:one",
+    "kubernetes_claims": "another",
     "max_lifetime": 301,
 }
 

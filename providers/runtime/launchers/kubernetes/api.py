@@ -38,6 +38,8 @@ _PROTOCOL = "v4.channel.k8s.io"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 MERGE = "application/merge-patch+json"
+# agent-sandbox's API beside its Sandbox.
+EXTENSIONS = "extensions.agents.x-k8s.io/v1beta1"
 
 Object = dict[str, Any]
 
@@ -185,6 +187,15 @@ class Api:
         """The path of the namespace's Pods."""
         return f"/api/v1/namespaces/{self.namespace}/pods"
 
+    @property
+    def claims(self) -> str:
+        """The path of the namespace's SandboxClaims."""
+        return self.extension("sandboxclaims")
+
+    def extension(self, kind: str) -> str:
+        """Return the path of the namespace's objects of one of agent-sandbox's kinds."""
+        return f"/apis/{EXTENSIONS}/namespaces/{self.namespace}/{kind}"
+
     @contextlib.asynccontextmanager
     async def _answer(
         self,
@@ -206,8 +217,10 @@ class Api:
                 data=None if body is None else json.dumps(body),
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=seconds),
+                # It would have our credentials elsewhere.
+                allow_redirects=False,
             ) as answer:
-                if answer.status >= 400:
+                if answer.status >= 300:
                     raise _failure(answer.status, await answer.text(errors="replace"))
                 yield answer
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""What the API server has of our Pods: one list, and a watch that keeps it up to date.
+"""What the API server has of our objects: one list, and a watch that keeps it up to date.
 
 As Kubernetes' own controllers do it: a list, then a watch from its resourceVersion on; bookmarks
 move that on where nothing changes; a version that is too old (410) and a lost connection begin
@@ -29,18 +29,22 @@ _GONE = 410
 Condition = Callable[[Object | None], bool]
 
 
-class PodCache:
-    """The Pods with a label, by name. Used from one event loop only.
+class ObjectCache:
+    """The objects of one kind with a label, by name. Used from one event loop only.
 
     `failure` is why the API server could not be asked last, empty while it can.
     """
+
+    @property
+    def _path(self) -> str:
+        raise NotImplementedError
 
     def __init__(self, api: Api, selector: str) -> None:
         self.failure = ""
         self.lists = 0
         self._api = api
         self._selector = selector
-        self._pods: dict[str, Object] = {}
+        self._objects: dict[str, Object] = {}
         self._waiting: dict[str, list[tuple[Condition, asyncio.Future[Object | None]]]] = {}
         self._task: asyncio.Task[None] | None = None
         self._version = ""
@@ -52,26 +56,26 @@ class PodCache:
             self._task = asyncio.ensure_future(self._follow())
 
     def close(self) -> None:
-        """Stop. Whoever waits for a Pod waits in vain."""
+        """Stop. Whoever waits for an object waits in vain."""
         if self._task is not None:
             self._task.cancel()
 
     def get(self, name: str) -> Object | None:
-        """Return a Pod as it was seen last, None for one that is gone."""
-        return self._pods.get(name)
+        """Return an object as it was seen last, None for one that is gone."""
+        return self._objects.get(name)
 
     def __iter__(self) -> Iterator[Object]:
-        return iter(list(self._pods.values()))
+        return iter(list(self._objects.values()))
 
-    def put(self, pod: Object) -> None:
+    def put(self, found: Object) -> None:
         """Take what a call has answered, where the watch has not seen it yet."""
-        self._pods.setdefault(pod["metadata"]["name"], pod)
+        self._objects.setdefault(found["metadata"]["name"], found)
 
     async def wait(self, name: str, condition: Condition) -> Object | None:
-        """Wait until a Pod, or its absence (None), fulfils a condition. Return it."""
-        pod = self._pods.get(name)
-        if condition(pod):
-            return pod
+        """Wait until an object, or its absence (None), fulfils a condition. Return it."""
+        found = self._objects.get(name)
+        if condition(found):
+            return found
         future: asyncio.Future[Object | None] = asyncio.get_running_loop().create_future()
         entry = condition, future
         self._waiting.setdefault(name, []).append(entry)
@@ -92,33 +96,39 @@ class PodCache:
                     await self._list()
                 await self._watch()
                 failures = 0
-            except ApiFailure as error:
-                if error.status == _GONE:
-                    self._version = ""
-                    continue
+            except Exception as error:
                 failures += 1
-                if not self.failure:
-                    logger.warning("the Pods cannot be watched: %s", error)
-                self.failure = str(error)
                 # What has happened meanwhile is in the next list.
                 self._version = ""
-                most = min(LONGEST_PAUSE_SECONDS, PAUSE_SECONDS * 2.0 ** min(failures, 10))
-                await asyncio.sleep(random.uniform(most / 2, most))  # noqa: S311
+                is_gone = isinstance(error, ApiFailure) and error.status == _GONE
+                if not is_gone:
+                    self._note(error)
+                elif failures == 1:
+                    continue
+            most = min(LONGEST_PAUSE_SECONDS, PAUSE_SECONDS * 2.0 ** min(failures, 10))
+            await asyncio.sleep(random.uniform(most / 2, most))  # noqa: S311
+
+    def _note(self, error: Exception) -> None:
+        """Note why the server cannot be followed. An answer that is malformed ends nothing here."""
+        why = str(error) if isinstance(error, ApiFailure) else f"malformed answer: {error!r}"
+        if not self.failure:
+            logger.warning("%s cannot be watched: %s", self._path, why)
+        self.failure = why
 
     async def _list(self) -> None:
         found: dict[str, Object] = {}
         query = {"labelSelector": self._selector, "limit": str(PAGE)}
         while True:
-            answer = await self._api.call("GET", self._api.pods, query=query)
-            found.update((pod["metadata"]["name"], pod) for pod in answer["items"])
+            answer = await self._api.call("GET", self._path, query=query)
+            found.update((each["metadata"]["name"], each) for each in answer["items"])
             following = answer["metadata"].get("continue")
             if not following:
                 break
             query["continue"] = following
         self.lists += 1
         self.failure = ""
-        gone = self._pods.keys() - found.keys()
-        self._pods = found
+        gone = self._objects.keys() - found.keys()
+        self._objects = found
         self._version = answer["metadata"]["resourceVersion"]
         for name in [*found, *gone]:
             self._notify(name)
@@ -131,22 +141,38 @@ class PodCache:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(WATCH_SECONDS),
         }
-        async for event in self._api.watch(self._api.pods, query):
+        async for event in self._api.watch(self._path, query):
             self.failure = ""
-            pod: dict[str, Any] = event["object"]
-            metadata = pod["metadata"]
+            changed: dict[str, Any] = event["object"]
+            metadata = changed["metadata"]
             self._version = metadata["resourceVersion"]
             if event["type"] == "BOOKMARK":
                 continue
             name = metadata["name"]
             if event["type"] == "DELETED":
-                self._pods.pop(name, None)
+                self._objects.pop(name, None)
             else:
-                self._pods[name] = pod
+                self._objects[name] = changed
             self._notify(name)
 
     def _notify(self, name: str) -> None:
-        pod = self._pods.get(name)
+        found = self._objects.get(name)
         for condition, future in self._waiting.get(name, []):
-            if not future.done() and condition(pod):
-                future.set_result(pod)
+            if not future.done() and condition(found):
+                future.set_result(found)
+
+
+class PodCache(ObjectCache):
+    """The Pods with a label."""
+
+    @property
+    def _path(self) -> str:
+        return self._api.pods
+
+
+class ClaimCache(ObjectCache):
+    """The SandboxClaims with a label. It stays empty until it is opened."""
+
+    @property
+    def _path(self) -> str:
+        return self._api.claims

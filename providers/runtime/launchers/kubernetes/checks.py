@@ -25,14 +25,25 @@ _RIGHTS = (
     ("coordination.k8s.io", "leases", "", ("get", "create", "patch")),
     ("networking.k8s.io", "networkpolicies", "", ("list",)),
 )
+# The same with warm pools of agent-sandbox's.
+_CLAIM_RIGHTS = (
+    (
+        "extensions.agents.x-k8s.io",
+        "sandboxclaims",
+        "",
+        ("get", "list", "watch", "create", "delete"),
+    ),
+    ("extensions.agents.x-k8s.io", "sandboxtemplates", "", ("get",)),
+    ("extensions.agents.x-k8s.io", "sandboxwarmpools", "", ("get",)),
+)
 _CLASSES = "/apis/node.k8s.io/v1/runtimeclasses"
 
 
-async def require_rights(api: Api) -> None:
+async def require_rights(api: Api, *, claims: bool = False) -> None:
     """Raise ProviderUnavailable with the rights that the pool's account lacks, and ApiFailure."""
     wanted = [
         (group, resource, subresource, verb)
-        for group, resource, subresource, verbs in _RIGHTS
+        for group, resource, subresource, verbs in (*_RIGHTS, *(_CLAIM_RIGHTS if claims else ()))
         for verb in verbs
     ]
     allowed = await asyncio.gather(*(_may(api, *each) for each in wanted))

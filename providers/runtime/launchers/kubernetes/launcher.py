@@ -24,10 +24,8 @@ from providers.errors import (
 )
 from providers.languages import OURS, version_in
 from providers.runtime.launchers.container_guest import (
-    ALONE_SECONDS,
     Image,
     environment_with,
-    guest_command,
     image_of,
     node_runner,
     probe_command,
@@ -43,13 +41,14 @@ from providers.runtime.launchers.kubernetes.api import (
     Object,
     error_of,
 )
-from providers.runtime.launchers.kubernetes.cache import PodCache
+from providers.runtime.launchers.kubernetes.cache import ClaimCache, PodCache
 from providers.runtime.launchers.kubernetes.checks import (
     GVISOR_REMEDY,
     find_runtime_class,
     require_closed_network,
     require_rights,
 )
+from providers.runtime.launchers.kubernetes.claims import ClaimedPods, require_warm_pools
 from providers.runtime.launchers.kubernetes.guest import (
     End,
     KubernetesGuest,
@@ -64,36 +63,36 @@ from providers.runtime.launchers.kubernetes.manifest import (
     POOL_LABEL,
     RECORD_ANNOTATION,
     TENANT_LABEL,
+    command_of,
     pod_manifest,
     shape_of,
 )
-from providers.runtime.launchers.kubernetes.owner import Owner, container_of
+from providers.runtime.launchers.kubernetes.owner import (
+    Owner,
+    bound_sandbox,
+    container_of,
+    sandbox_of,
+)
+from providers.runtime.launchers.kubernetes.pods import PlainPods, PodSource
 from providers.runtime.launchers.kubernetes.settings import KubernetesSettings
 from providers.runtime.launchers.kubernetes.templates import PodTemplates
 from providers.runtime.launchers.seccomp import build_filter
 from providers.runtime.pool.hardening import GVISOR, RUNC, Hardening
 from providers.runtime.pool.launcher import Guest, Launcher
 from providers.runtime.pool.state_store import SandboxRecord
-from providers.runtime.pool.template import WORKSPACE, Template
+from providers.runtime.pool.template import Template
 from providers.values import SandboxLimits
 
 logger = logging.getLogger(__name__)
 
-# How long a Pod may wait for a node: an autoscaler makes one in minutes.
-PENDING_SECONDS = 600.0
 # How long the probe of an image may take, which a node may have to pull first.
 PROBE_SECONDS = 180.0
-# How long the end of a Pod may take to be seen.
-END_SECONDS, GONE_SECONDS = 3.0, 15.0
-# What a node says of an image that it will not have in a moment.
-_BAD_IMAGE = frozenset(
-    {
-        *("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"),
-        *("CreateContainerConfigError", "CreateContainerError", "RunContainerError"),
-    }
-)
+# How long the end of a Pod may take to be known.
+END_SECONDS = 3.0
+# How long the removals that are under way are waited for at the launcher's end.
+REMOVAL_SECONDS = 0.3
 _CLAIM_ATTEMPTS = 3
-_CONFLICT, _MISSING = 409, 404
+_CONFLICT, _MISSING, _FORBIDDEN = 409, 404, 403
 
 
 class KubernetesLauncher(Launcher):
@@ -106,7 +105,9 @@ class KubernetesLauncher(Launcher):
         self._settings = settings
         self._api = Api(settings.namespace, settings.kubeconfig)
         self._cache = PodCache(self._api, f"{APP_LABEL}={APP}")
-        self._owner = Owner(self._api, settings.pool, self._cache, settings.memory)
+        self._claims = ClaimCache(self._api, f"{APP_LABEL}={APP}")
+        self._owner = Owner(self._api, settings.pool, self._cache, self._claims, settings.memory)
+        self._pods = PlainPods(self._api, self._cache, self._owner)
         self._hardening = Hardening.of(RUNC)
         self._runtime_class = ""
         self._seccomp = b""
@@ -128,12 +129,14 @@ class KubernetesLauncher(Launcher):
         """
         await self._api.open()
         try:
-            await require_rights(self._api)
+            await require_rights(self._api, claims=bool(self._settings.claims))
+            await require_warm_pools(self._api, self._settings.claims.values())
             await require_closed_network(self._api, self._owner.labels)
             self._runtime_class = await find_runtime_class(
                 self._api, self._settings.runtime, require_gvisor=self._settings.require_gvisor
             )
             await self._cache.open()
+            await self._open_claims()
         except ApiFailure as error:
             raise error_of(error, "read the namespace") from error
         await self._owner.take()
@@ -142,6 +145,14 @@ class KubernetesLauncher(Launcher):
         with contextlib.suppress(ApiFailure):
             await self._owner.reap()
         await self._find_images()
+
+    async def _open_claims(self) -> None:
+        """Know the claims, those of a pool that had other settings too. Raises ApiFailure."""
+        try:
+            await self._claims.open()
+        except ApiFailure as error:
+            if self._settings.claims or error.status not in (_FORBIDDEN, _MISSING):
+                raise
 
     def languages(self) -> list[str]:
         return [name for name in OURS if self.interpreter(name)]
@@ -172,6 +183,7 @@ class KubernetesLauncher(Launcher):
     def close(self) -> None:
         self._owner.close()
         self._cache.close()
+        self._claims.close()
         if self._api.is_open:
             self._later(self._disconnect())
 
@@ -179,20 +191,13 @@ class KubernetesLauncher(Launcher):
         image = self._image(template.name, template.language)
         if image is None:
             raise CreationFailed(f"Kubernetes: there is no image for {template.name!r}.")
-        argument = template.guest_argument(
-            workspace=WORKSPACE,
-            # The limit of a container may end the whole of it, and says so late.
-            watch_memory=True,
-            uid=self._hardening.program_uid,
-            alone_seconds=ALONE_SECONDS,
-        )
-        name = self._owner.new_name()
+        source = self._source_of(template.name)
+        command = command_of(image, template, self._hardening)
+        manifest = self._manifest(image, command, template.limits)
+        name = manifest["metadata"]["name"]
         pod: Object | None = None
         try:
-            pod = await self._create(
-                name, image, guest_command(image, argument), template.limits, self._runtime_class
-            )
-            pod = await self._wait_until_running(name)
+            pod = await source.make(manifest)
             stream = await self._attach(pod)
             try:
                 await _send(stream, image.modules, self._seccomp)
@@ -200,21 +205,21 @@ class KubernetesLauncher(Launcher):
                 await stream.close()
                 raise
         except BaseException:
-            self._later(self._remove(name, pod))
+            self._later(self._remove(source, name, pod))
             raise
-        return self._guest(pod, stream, image)
+        return self._guest(source, name, pod, stream, image)
 
     async def adopt(
         self, container: str, runtime: str, found: Mapping[str, Any], echo: bytes
     ) -> Guest:
-        name = str(found["pod"])
+        if failure := self._cache.failure or self._claims.failure:
+            raise ProviderUnavailable(f"Kubernetes: {failure}")
+        pod = self._cache.get(str(found["pod"]))
+        if pod is None or container_of(pod) != container or terminated_state(pod):
+            raise CreationFailed("It has ended.")
+        source, name = self._made_by(pod)
         self._owner.know(name)
         try:
-            if self._cache.failure:
-                raise ProviderUnavailable(f"Kubernetes: {self._cache.failure}")
-            pod = self._cache.get(name)
-            if pod is None or container_of(pod) != container or terminated_state(pod):
-                raise CreationFailed("It has ended.")
             is_ours = pod["metadata"].get("labels", {}).get(POOL_LABEL) == self._settings.pool
             if not is_ours or shape_of(pod) != found["shape"] or runtime != self.runtime:
                 raise CreationFailed("Its Pod is not as it was made.")
@@ -224,7 +229,7 @@ class KubernetesLauncher(Launcher):
             raise
         # Its copy is of a lease that another process has renewed.
         self._copied[container] = 0.0
-        return self._guest(pod, stream, None, dict(found["facts"]), echo)
+        return self._guest(source, name, pod, stream, None, dict(found["facts"]), echo)
 
     async def copies(self) -> list[str]:
         found = [
@@ -237,91 +242,78 @@ class KubernetesLauncher(Launcher):
     async def end(self, container: str) -> None:
         for pod in self._cache:
             if container_of(pod) == container:
-                await self._remove(pod["metadata"]["name"], pod)
+                await self._remove(*self._made_by(pod), pod)
+
+    def _source_of(self, template: str) -> PodSource:
+        """Return where sandboxes of a template come from."""
+        if "@" in template:
+            # Of an image that no warm pool has.
+            return self._pods
+        warm_pool = self._settings.claims.get(template) or self._settings.claims.get("")
+        return self._claimed(warm_pool) if warm_pool else self._pods
+
+    def _claimed(self, warm_pool: str = "") -> ClaimedPods:
+        return ClaimedPods(self._api, self._cache, self._claims, self._owner, warm_pool)
+
+    def _made_by(self, pod: Object) -> tuple[PodSource, str]:
+        """Return where a Pod has come from, and the name to remove it by. Raises CreationFailed."""
+        sandbox = sandbox_of(pod)
+        if not sandbox:
+            return self._pods, pod["metadata"]["name"]
+        for claim in self._claims:
+            if bound_sandbox(claim) == sandbox:
+                return self._claimed(), claim["metadata"]["name"]
+        raise CreationFailed("Its SandboxClaim has ended.")
 
     def _guest(
         self,
+        source: PodSource,
+        name: str,
         pod: Object,
         stream: AttachedStream,
         image: Image | None,
         facts: dict[str, Any] | None = None,
         echo: bytes = b"",
     ) -> KubernetesGuest:
-        name = pod["metadata"]["name"]
+        pod_name = pod["metadata"]["name"]
         facts = facts or {"image_digest": image.digest if image else ""}
 
         async def destroy() -> None:
             await stream.close()
-            await self._remove(name, pod)
+            await self._remove(source, name, pod)
 
         return KubernetesGuest(
             stream,
             container=container_of(pod),
-            found={"pod": name, "shape": shape_of(pod), "facts": facts},
+            found={"pod": pod_name, "shape": shape_of(pod), "facts": facts},
             facts=facts,
             destroy=destroy,
-            end_of=partial(self._end_of, name, pod),
-            stay=partial(self._stay, name, pod),
-            claim=partial(self._claim, name, pod),
+            end_of=partial(self._end_of, pod_name, pod),
+            stay=partial(self._stay, pod_name, pod),
+            claim=partial(self._claim, pod_name, pod),
             echo=echo,
         )
 
-    async def _create(
-        self,
-        name: str,
-        image: Image,
-        command: list[str],
-        limits: SandboxLimits,
-        runtime_class: str,
-        *,
-        stays_open: bool = True,
+    def _manifest(
+        self, image: Image, command: list[str], limits: SandboxLimits, *, stays_open: bool = True
     ) -> Object:
-        """Create a Pod. Raises SandboxError."""
+        """Return the manifest of a Pod with a new name."""
         user = self._hardening.choose_user(maps_users=False)
         environment = self._hardening.container(user)["environment"]
-        body = pod_manifest(
-            name,
+        return pod_manifest(
+            self._owner.new_name(),
             image=image.id,
             command=command,
             environment=environment_with(image, environment),
             limits=limits,
             hardening=self._hardening,
             user=user,
-            runtime_class=runtime_class,
+            runtime_class=self._runtime_class,
             pull_secret=self._settings.pull_secret,
             labels=self._owner.labels,
             owner=self._owner.reference,
             stays_open=stays_open,
         )
-        if not self._owner.is_holder:
-            raise ProviderUnavailable(
-                f"POOL_NAME: Another pool service has the name {self._settings.pool!r} now."
-            )
-        try:
-            pod = await self._api.call("POST", self._api.pods, body)
-        except ApiFailure as error:
-            raise error_of(error, "create Pods") from error
-        self._cache.put(pod)
-        return pod
-
-    async def _wait_until_running(self, name: str, seconds: float = PENDING_SECONDS) -> Object:
-        """Return a Pod whose container runs. Raises SandboxError."""
-        try:
-            async with asyncio.timeout(seconds):
-                pod = await self._cache.wait(name, _is_decided)
-        except TimeoutError:
-            raise RateLimited(
-                f"Kubernetes: {_why_pending(self._cache.get(name))}. The cluster has no room for "
-                "another sandbox now. Try again later, or give it more nodes."
-            ) from None
-        if pod is None:
-            raise CreationFailed("Kubernetes: the Pod was deleted before it ran.")
-        if problem := _image_problem(pod):
-            raise CreationFailed(f"Kubernetes: {problem}")
-        if pod["status"]["phase"] != "Running":
-            reason = end_of(pod).lost or _how_it_ended(pod)
-            raise CreationFailed(f"Kubernetes: the Pod did not start: {reason}.")
-        return pod
 
     async def _attach(
         self, pod: Object, kind: type[SandboxError] = CreationFailed
@@ -334,28 +326,11 @@ class KubernetesLauncher(Launcher):
                 raise failure from error
             raise kind(failure.message) from error
 
-    async def _remove(self, name: str, pod: Object | None) -> None:
+    async def _remove(self, source: PodSource, name: str, pod: Object | None) -> None:
         """Remove a Pod. One that cannot be removed now is left to the search for orphans."""
-        try:
-            pod = pod or self._cache.get(name)
-            if pod is None:
-                # The server may have made it, and the answer was lost.
-                pod = await self._api.call("GET", f"{self._api.pods}/{name}")
-            uid = pod["metadata"]["uid"]
-            await self._owner.remove(name, uid)
-            async with asyncio.timeout(GONE_SECONDS):
-                await self._cache.wait(
-                    name, lambda seen: seen is None or seen["metadata"]["uid"] != uid
-                )
-        except ApiFailure as error:
-            if error.status != _MISSING:
-                logger.warning("Pod not removed", extra={"reason": str(error)})
-        except TimeoutError:
-            logger.warning("Pod still there after its deletion", extra={"pod": name})
-        finally:
-            self._owner.forget(name)
-            if pod is not None:
-                self._copied.pop(container_of(pod), None)
+        await source.remove(name, pod)
+        if pod is not None:
+            self._copied.pop(container_of(pod), None)
 
     async def _end_of(self, name: str, pod: Object) -> End:
         """Return how a Pod ended whose stream has ended, as far as it is known in time."""
@@ -412,9 +387,9 @@ class KubernetesLauncher(Launcher):
     async def _label_with_owner(self, name: str, pod: Object, tenant: str) -> None:
         """Note the tenant at a Pod that is as we know it, and at no other."""
         uid = pod["metadata"]["uid"]
+        seen = self._cache.get(name) or pod
         try:
             for _ in range(_CLAIM_ATTEMPTS):
-                seen = self._cache.get(name) or pod
                 if seen["metadata"]["uid"] != uid:
                     return
                 version = seen["metadata"]["resourceVersion"]
@@ -425,7 +400,7 @@ class KubernetesLauncher(Launcher):
                 except ApiFailure as error:
                     if error.status != _CONFLICT:
                         raise
-                pod = await self._api.call("GET", f"{self._api.pods}/{name}")
+                seen = await self._api.call("GET", f"{self._api.pods}/{name}")
         except ApiFailure as error:
             # The Pod of a short run may be gone.
             if error.status != _MISSING:
@@ -436,6 +411,9 @@ class KubernetesLauncher(Launcher):
         return await self._api.call("PATCH", path, {"metadata": metadata}, content_type=MERGE)
 
     async def _disconnect(self) -> None:
+        # The removal of a sandbox that did not start is to reach the API server.
+        if under_way := self._tasks - {asyncio.current_task()}:
+            await asyncio.wait(under_way, timeout=REMOVAL_SECONDS)
         await self._owner.release()
         await self._templates.close()
         await self._api.close()
@@ -497,7 +475,7 @@ class KubernetesLauncher(Launcher):
             "memory": "supervisor, then the Pod's limit",
             "cpu_seconds": "supervisor",
             "processes": "supervisor",
-            "users": "gVisor's kernel" if is_gvisor else "uid per Pod",
+            "users": self._separation_of_users(is_gvisor),
             "system_calls": calls,
         }
         probed = {name: image_of(name, digest, answer) for name, (answer, digest) in found.items()}
@@ -505,21 +483,19 @@ class KubernetesLauncher(Launcher):
             key: probed[name] for key, name in self._settings.images.items() if name in probed
         }
 
+    def _separation_of_users(self, is_gvisor: bool) -> str:
+        if is_gvisor:
+            return "gVisor's kernel"
+        # All Pods of a warm pool are made of one template.
+        return "uid per warm pool" if self._settings.claims else "uid per Pod"
+
     async def _probe(self, name: str) -> tuple[dict[str, Any], str]:
         """Return what a Pod of an image says of it, and the image's digest. Raises SandboxError."""
-        pod_name = self._owner.new_name()
         nothing = Image(name, "", {}, {}, b"", -1)
+        manifest = self._manifest(nothing, probe_command(), SandboxLimits(), stays_open=False)
         pod = None
         try:
-            pod = await self._create(
-                pod_name,
-                nothing,
-                probe_command(),
-                SandboxLimits(),
-                self._runtime_class,
-                stays_open=False,
-            )
-            pod = await self._wait_until_running(pod_name, PROBE_SECONDS)
+            pod = await self._pods.make(manifest, PROBE_SECONDS)
             stream = await self._attach(pod)
             try:
                 output = await _ask(stream, probe_request(sources()))
@@ -529,7 +505,7 @@ class KubernetesLauncher(Launcher):
                 raise CreationFailed(stream.complaint or "the probe printed nothing")
             return read_probe(output), _digest_of(pod)
         finally:
-            await self._remove(pod_name, pod)
+            await self._remove(self._pods, manifest["metadata"]["name"], pod)
 
 
 async def _send(stream: AttachedStream, *parts: bytes) -> None:
@@ -554,47 +530,6 @@ async def _ask(stream: AttachedStream, request: bytes) -> bytes:
     except (OSError, TimeoutError) as error:
         raise CreationFailed(f"Kubernetes: the probe did not answer: {error}") from error
     return output
-
-
-def _is_decided(pod: Object | None) -> bool:
-    """Whether it is known if a Pod will run."""
-    if pod is None:
-        return True
-    phase = (pod.get("status") or {}).get("phase")
-    if phase == "Running":
-        return (
-            any(
-                each["name"] == CONTAINER and "running" in (each.get("state") or {})
-                for each in pod["status"].get("containerStatuses") or ()
-            )
-            or terminated_state(pod) is not None
-        )
-    return phase in ("Succeeded", "Failed") or bool(_image_problem(pod))
-
-
-def _image_problem(pod: Object) -> str:
-    """Return why the node will not start a Pod's container, empty where it may."""
-    for each in (pod.get("status") or {}).get("containerStatuses") or ():
-        waiting = (each.get("state") or {}).get("waiting") or {}
-        if waiting.get("reason") in _BAD_IMAGE:
-            message = str(waiting.get("message") or "")[:300]
-            return f"the image {each['image']} cannot be used: {waiting['reason']}: {message}"
-    return ""
-
-
-def _how_it_ended(pod: Object) -> str:
-    status = pod.get("status") or {}
-    ended = terminated_state(pod) or status
-    words = [str(ended.get(name) or "") for name in ("reason", "message")]
-    code = f"exit code {ended['exitCode']}" if "exitCode" in ended else ""
-    return ": ".join(each for each in ("its container ended", code, *words) if each)[:500]
-
-
-def _why_pending(pod: Object | None) -> str:
-    for condition in ((pod or {}).get("status") or {}).get("conditions") or ():
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            return f"no node takes the Pod: {condition.get('message')}"
-    return "the Pod did not start in time"
 
 
 def _digest_of(pod: Object) -> str:

@@ -1,9 +1,9 @@
 """Whose a Pod is: the pool's Lease, and the search for Pods that are no longer needed.
 
 The Lease `cofferdam-POOL` is the lock of the pool's name, over all machines, and the owner of its
-Pods: with it, or with their namespace, the cluster removes them. The Lease of a pool that has ended
-stays, so that kept sandboxes are found again; what is left of a pool whose Lease was not renewed
-for long is removed by the other pools of the namespace.
+Pods and SandboxClaims: with it, or with their namespace, the cluster removes them. The Lease of a
+pool that has ended stays, so that kept sandboxes are found again; what is left of a pool whose
+Lease was not renewed for long is removed by the other pools of the namespace.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from providers.runtime.launchers.kubernetes.api import (
     Object,
     error_of,
 )
-from providers.runtime.launchers.kubernetes.cache import PodCache
+from providers.runtime.launchers.kubernetes.cache import ClaimCache, PodCache
 from providers.runtime.launchers.kubernetes.manifest import POOL_LABEL, RECORD_ANNOTATION
 from providers.runtime.pool.state_store import StateStore, read_copy
 
@@ -53,8 +53,16 @@ _seen: dict[tuple[str, str], tuple[tuple[str, str], float]] = {}
 class Owner:
     """One launcher's hold on the name of its pool, and on its Pods."""
 
-    def __init__(self, api: Api, pool: str, cache: PodCache, memory: StateStore | None) -> None:
-        self._api, self._pool, self._cache, self._memory = api, pool, cache, memory
+    def __init__(
+        self,
+        api: Api,
+        pool: str,
+        cache: PodCache,
+        claims: ClaimCache,
+        memory: StateStore | None,
+    ) -> None:
+        self._api, self.pool, self._memory = api, pool, memory
+        self._cache, self._claims = cache, claims
         self._holder = _identity()
         self._mine: set[str] = set()
         self._prefix = f"cofferdam-{secrets.token_hex(4)}"
@@ -67,7 +75,7 @@ class Owner:
     @property
     def labels(self) -> dict[str, str]:
         """The labels by which the pool's Pods are found."""
-        return {POOL_LABEL: self._pool}
+        return {POOL_LABEL: self.pool}
 
     @property
     def reference(self) -> Mapping[str, Any]:
@@ -92,44 +100,57 @@ class Owner:
             ]
 
     def new_name(self) -> str:
-        """Return the name of a Pod that is about to be made."""
+        """Return the name of a Pod or a claim that is about to be made."""
         name = f"{self._prefix}-{next(self._numbers)}"
         self.know(name)
         return name
 
     def know(self, name: str) -> None:
-        """A Pod of this name is in use."""
+        """A Pod or a claim of this name is in use."""
         self._mine.add(name)
-        _known.setdefault((self._api.namespace, self._pool), set()).add(name)
+        _known.setdefault((self._api.namespace, self.pool), set()).add(name)
 
     def forget(self, name: str) -> None:
-        """A Pod of this name is an orphan if it is still there."""
+        """A Pod or a claim of this name is an orphan if it is still there."""
         self._mine.discard(name)
         self._names.discard(name)
 
-    async def remove(self, name: str, uid: str) -> None:
-        """Remove a Pod. One that is gone, or another one of its name, is no error. Raises
+    def require_name(self) -> None:
+        """Raise ProviderUnavailable where another process has the pool's name by now."""
+        if not self.is_holder:
+            raise ProviderUnavailable(
+                f"POOL_NAME: Another pool service has the name {self.pool!r} now."
+            )
+
+    async def remove(self, path: str, found: Object) -> None:
+        """Remove an object. One that is gone, or another one of its name, is no error. Raises
         ApiFailure."""
+        metadata = found["metadata"]
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
             "gracePeriodSeconds": 0,
-            "preconditions": {"uid": uid},
+            "preconditions": {"uid": metadata["uid"]},
         }
         try:
-            await self._api.call("DELETE", f"{self._api.pods}/{name}", body)
+            await self._api.call("DELETE", f"{path}/{metadata['name']}", body)
         except ApiFailure as error:
             if error.status not in (_MISSING, _CONFLICT):
                 raise
 
     async def reap(self) -> int:
-        """Remove the Pods that are no longer needed. Return how many. Raises ApiFailure."""
+        """Remove the Pods and claims that are no longer needed. Return how many. Raises
+        ApiFailure."""
         absent = await self._absent_pools()
-        orphans = [pod for pod in self._cache if self._is_orphan(pod, absent)]
-        for pod in orphans:
-            metadata = pod["metadata"]
-            logger.warning("removing an orphaned Pod", extra={"pod": metadata["name"]})
-            await self.remove(metadata["name"], metadata["uid"])
+        # The Pod of a claim ends with the claim; one that is not claimed yet is the warm pool's.
+        pods = [pod for pod in self._cache if not sandbox_of(pod)]
+        orphans = [(self._api.pods, pod) for pod in pods if self._is_orphan(pod, pod, absent)]
+        for claim in self._claims:
+            if self._is_orphan(claim, self._cache.get(bound_sandbox(claim)), absent):
+                orphans.append((self._api.claims, claim))
+        for path, orphan in orphans:
+            logger.warning("removing an orphan", extra={"orphan": orphan["metadata"]["name"]})
+            await self.remove(path, orphan)
         return len(orphans)
 
     def close(self) -> None:
@@ -148,11 +169,11 @@ class Owner:
 
     @property
     def _name(self) -> str:
-        return f"cofferdam-{self._pool}"
+        return f"cofferdam-{self.pool}"
 
     @property
     def _names(self) -> set[str]:
-        return _known.setdefault((self._api.namespace, self._pool), set())
+        return _known.setdefault((self._api.namespace, self.pool), set())
 
     @property
     def _leases(self) -> str:
@@ -181,7 +202,7 @@ class Owner:
         if holder not in ("", self._holder) and self._is_renewed(spec):
             self.is_holder = False
             raise ProviderUnavailable(
-                f"POOL_NAME: Another pool service, {holder}, has the name {self._pool!r} in the "
+                f"POOL_NAME: Another pool service, {holder}, has the name {self.pool!r} in the "
                 f"namespace {self._api.namespace}. Give each pool service its own name, or wait "
                 f"{LEASE_SECONDS} s after its end.",
             )
@@ -190,7 +211,7 @@ class Owner:
 
     def _is_renewed(self, spec: Mapping[str, Any]) -> bool:
         """Whether another process may have renewed the Lease less than LEASE_SECONDS ago."""
-        key = self._api.namespace, self._pool
+        key = self._api.namespace, self.pool
         written = str(spec.get("holderIdentity")), str(spec.get("renewTime"))
         known, since = _seen.get(key, (("", ""), 0.0))
         if known != written:
@@ -226,7 +247,8 @@ class Owner:
             await asyncio.sleep(RENEW_SECONDS)
             try:
                 await self._take()
-            except (ApiFailure, ProviderUnavailable) as error:
+            except Exception as error:
+                # Whatever is wrong now, the next time it may not be.
                 logger.warning("the pool's Lease was not renewed: %s", error)
 
     async def _reap_again(self) -> None:
@@ -234,12 +256,12 @@ class Owner:
             await asyncio.sleep(REAP_SECONDS)
             try:
                 await self.reap()
-            except ApiFailure as error:
+            except Exception as error:
                 logger.warning("cannot look for orphans: %s", error)
 
     async def _absent_pools(self) -> set[str]:
-        """Return the other pools of the namespace that have Pods and are gone for long."""
-        pools = {_pool_of(pod) for pod in self._cache} - {self._pool}
+        """Return the other pools that have Pods or claims here, and are gone for long."""
+        pools = {_pool_of(each) for each in (*self._cache, *self._claims)} - {"", self.pool}
         absent = set()
         for pool in pools:
             lease = await self._read(f"cofferdam-{pool}") or {}
@@ -247,17 +269,18 @@ class Owner:
                 absent.add(pool)
         return absent
 
-    def _is_orphan(self, pod: Object, absent: set[str]) -> bool:
-        metadata = pod["metadata"]
+    def _is_orphan(self, found: Object, pod: Object | None, absent: set[str]) -> bool:
+        """Whether a Pod or a claim is no longer needed; `pod` is its Pod, where it has one."""
+        metadata = found["metadata"]
         if metadata.get("deletionTimestamp"):
             return False
-        if _pool_of(pod) == self._pool:
+        if _pool_of(found) == self.pool:
             return self.is_holder and metadata["name"] not in self._names and not self._is_kept(pod)
-        return _pool_of(pod) in absent and _age(metadata["creationTimestamp"]) > ABSENT_SECONDS
+        return _pool_of(found) in absent and _age(metadata["creationTimestamp"]) > ABSENT_SECONDS
 
-    def _is_kept(self, pod: Object) -> bool:
+    def _is_kept(self, pod: Object | None) -> bool:
         """Whether a predecessor has left it, to be found again."""
-        if self._memory is None or pod["status"].get("phase") != "Running":
+        if self._memory is None or pod is None or pod["status"].get("phase") != "Running":
             return False
         remembered = self._memory.of_container(container_of(pod))
         if remembered is None and not self._memory.is_restored:
@@ -267,8 +290,22 @@ class Owner:
         return remembered is not None and not remembered.is_over
 
 
-def _pool_of(pod: Object) -> str:
-    pool: str = pod["metadata"].get("labels", {}).get(POOL_LABEL, "")
+def sandbox_of(pod: Object) -> str:
+    """Return the name of agent-sandbox's Sandbox that has made a Pod, empty for a plain Pod."""
+    for each in pod["metadata"].get("ownerReferences") or ():
+        if each["kind"] == "Sandbox" and each.get("controller"):
+            return str(each["name"])
+    return ""
+
+
+def bound_sandbox(claim: Object) -> str:
+    """Return the name of the Sandbox that a claim has got, empty before."""
+    sandbox = (claim.get("status") or {}).get("sandbox") or {}
+    return str(sandbox.get("name") or "")
+
+
+def _pool_of(found: Object) -> str:
+    pool: str = found["metadata"].get("labels", {}).get(POOL_LABEL, "")
     return pool
 
 

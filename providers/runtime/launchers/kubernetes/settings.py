@@ -23,6 +23,8 @@ class KubernetesSettings:
     "runc" is none. `pull_secret` is the Secret with the credentials of the registry of images.
     `registry` is the repository that images of templates are pushed to, with the `user:password` of
     `registry_credential`; what is pushed lies in `data_dir` meanwhile.
+    `claims` names SandboxWarmPools of agent-sandbox's by template, by "" that of all others; the
+    rest are plain Pods.
     With a `memory` kept sandboxes outlive this process. Without `filter_system_calls` only the
     seccomp profile of the cluster's container runtime holds.
     """
@@ -38,4 +40,5 @@ class KubernetesSettings:
     registry: str = ""
     registry_credential: str = field(default="", repr=False)
     data_dir: Path | None = None
+    claims: Mapping[str, str] = field(default_factory=dict)
     memory: StateStore | None = None
