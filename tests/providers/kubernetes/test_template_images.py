@@ -129,6 +129,23 @@ def test_the_last_layer_has_the_files_and_is_the_same_each_time(
     assert not list(tmp_path.iterdir())
 
 
+def test_languages_of_one_image_share_it(
+    images: Registry, folders: list[tuple[str, Path]], tmp_path: Path
+) -> None:
+    async def work(templates: PodTemplates) -> None:
+        python = await templates.make(usual(images.host), *folders[0])
+        pushes = images.requests("PUT", "/v2/templates/manifests/")
+        bash = await templates.make(usual(images.host), *folders[0])
+        assert bash.id == python.id
+        assert images.requests("PUT", "/v2/templates/manifests/") == pushes
+        # What was removed is pushed again.
+        await templates.drop(python)
+        again = await templates.make(usual(images.host), *folders[0])
+        assert images.manifest("templates", again.digest)
+
+    with_templates(work, images.url, tmp_path, registry_credential=CREDENTIAL, pool="shared")
+
+
 def test_it_is_made_of_the_image_that_was_looked_into(
     images: Registry, folders: list[tuple[str, Path]], base: PackedImage, tmp_path: Path
 ) -> None:

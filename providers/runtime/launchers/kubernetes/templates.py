@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import hashlib
+import io
 import json
 import logging
 import re
@@ -37,6 +38,7 @@ from providers.runtime.launchers.image_registry import (
     Missing,
     Reference,
 )
+from providers.runtime.launchers.kubernetes.manifest import POOL_LABEL
 from providers.runtime.launchers.kubernetes.settings import KubernetesSettings
 from providers.templates import base as bases
 from providers.templates.base import Base
@@ -46,7 +48,6 @@ logger = logging.getLogger(__name__)
 
 # Each takes a processor and room in the data directory.
 PARALLEL_IMAGES = 2
-POOL_LABEL = "cofferdam.pool"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -65,6 +66,8 @@ class PodTemplates:
         self._architecture = ""
         # Of images that templates are based on, by their name with the digest.
         self._bases: dict[str, Image] = {}
+        # The digests of images that were pushed, by template and base image.
+        self._pushed: dict[tuple[str, str], str] = {}
         self._pool = hashlib.sha256(settings.pool.encode()).hexdigest()[:12]
         self._may_delete = True
 
@@ -88,7 +91,10 @@ class PodTemplates:
         except SandboxError as error:
             logger.warning("the image of a template was not removed: %s", error.message)
             return
-        if not self._may_delete:
+        if self._may_delete:
+            left = {key: each for key, each in self._pushed.items() if each != image.digest}
+            self._pushed = left
+        else:
             logger.warning(
                 "the registry deletes no images: remove those of templates there yourself",
                 extra={"repository": self._settings.registry},
@@ -175,21 +181,32 @@ class PodTemplates:
         release: str = "",
         interpreter: str = "",
     ) -> Image:
-        """Push the base image with one more layer. Raises SandboxError."""
+        """Return the base image with one more layer, which is pushed. Raises SandboxError."""
+        key = digest, manifest.digest
+        if key not in self._pushed:
+            archive = image_archive(folder, place_of(digest), release, interpreter)
+            self._pushed[key] = await self._push(registry, manifest, archive, digest)
+        pushed = self._pushed[key]
+        name = registry.repository.image(pushed)
+        made = with_template(base, name, digest, has_interpreter=bool(interpreter))
+        return replace(made, digest=pushed)
+
+    async def _push(
+        self, registry: ImageRegistry, manifest: Manifest, archive: Iterator[bytes], digest: str
+    ) -> str:
+        """Push an image with one more layer; return its digest. Raises SandboxError."""
         config = await registry.read_config(manifest)
         if (config.get("os"), config.get("architecture")) != ("linux", self._architecture):
             raise InvalidConfiguration(
-                f"template: The image {base.id} is for {config.get('os')!r:.20} and "
+                f"template: Its base image is for {config.get('os')!r:.20} and "
                 f"{config.get('architecture')!r:.20}, and the nodes are linux and "
                 f"{self._architecture}.",
                 field="template",
             )
-        archive = image_archive(folder, place_of(digest), release, interpreter)
         try:
             with tempfile.TemporaryFile(dir=self._settings.data_dir) as file:
                 layer = await asyncio.to_thread(_write_layer, archive, file)
-                kind = LAYERS[manifest.media_type]
-                blob = Descriptor(kind, layer.digest, layer.size)
+                blob = Descriptor(LAYERS[manifest.media_type], layer.digest, layer.size)
                 for each in dict.fromkeys(manifest.layers):
                     await registry.copy_blob(manifest.repository, each)
                 await registry.put_blob(blob, file)
@@ -204,23 +221,15 @@ class PodTemplates:
             f"sha256:{hashlib.sha256(content).hexdigest()}",
             len(content),
         )
-        with tempfile.TemporaryFile(dir=self._settings.data_dir) as file:
-            file.write(content)
-            await registry.put_blob(described, file)
-        pushed = _to_bytes(
-            {
-                "schemaVersion": 2,
-                "mediaType": manifest.media_type,
-                "config": described.to_json(),
-                "layers": [each.to_json() for each in (*manifest.layers, blob)],
-            }
-        )
+        await registry.put_blob(described, io.BytesIO(content))
+        pushed = {
+            "schemaVersion": 2,
+            "mediaType": manifest.media_type,
+            "config": described.to_json(),
+            "layers": [each.to_json() for each in (*manifest.layers, blob)],
+        }
         tag = f"{self._pool}-{digest[:24]}-{manifest.digest.removeprefix('sha256:')[:12]}"
-        name = await registry.put_manifest(tag, manifest.media_type, pushed)
-        made = with_template(
-            base, registry.repository.image(name), digest, has_interpreter=bool(interpreter)
-        )
-        return replace(made, digest=name)
+        return await registry.put_manifest(tag, manifest.media_type, _to_bytes(pushed))
 
     def _with_layer(self, config: dict[str, Any], diff_id: str) -> dict[str, Any]:
         """Return a configuration with one more layer. No other pool has, or deletes, the same."""
