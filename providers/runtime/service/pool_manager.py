@@ -81,6 +81,7 @@ async def open_revision(
     except BaseException:
         # Nobody else has it yet.
         launcher.close()
+        await launcher.disconnect()
         raise
 
 
@@ -318,6 +319,7 @@ class PoolManager:
         self.let_go(instance)
         instance.revision.instances -= 1
         instance.revision.tell_full()
+        self.close_if_unused(instance.revision)
 
     async def hold(
         self, spec: PoolSpec, tell_full: Callable[[bool], None], *, is_trial: bool = False
@@ -532,6 +534,7 @@ class PoolManager:
             id(revision.launcher): revision.launcher for revision in revisions
         }.values():
             launcher.close()
+            await launcher.disconnect()
 
     async def current(self) -> Revision:
         """The revision in force, waited for while it is being opened for the first time."""
@@ -603,6 +606,7 @@ class PoolManager:
         async with self._changing:
             if not any(other.launcher is revision.launcher for other in self._open.values()):
                 revision.launcher.close()
+                await revision.launcher.disconnect()
 
     def end(self, instance: Instance) -> None:
         """Have the pool take it back, whatever runs in it."""

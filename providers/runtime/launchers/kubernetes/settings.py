@@ -23,8 +23,9 @@ class KubernetesSettings:
     "runc" is none. `pull_secret` is the Secret with the credentials of the registry of images.
     `claims` names SandboxWarmPools of agent-sandbox's by template, by "" that of all others; the
     rest are plain Pods.
-    With a `memory` kept sandboxes outlive this process. Without `filter_system_calls` only the
-    seccomp profile of the cluster's container runtime holds.
+    With a `memory` kept sandboxes outlive this process, and with a secret `key` of the pool they
+    are found from other machines. Without `filter_system_calls` only the seccomp profile of the
+    cluster's container runtime holds.
     """
 
     pool: str = "default"
@@ -37,3 +38,4 @@ class KubernetesSettings:
     pull_secret: str = ""
     claims: Mapping[str, str] = field(default_factory=dict)
     memory: StateStore | None = None
+    key: str = field(default="", repr=False)
