@@ -1,0 +1,592 @@
+"""What a Kubernetes control plane does for sandboxes a second, and 200 sessions in Pods.
+
+etcd, API server, scheduler and controller manager are Kubernetes' own, on one machine with all that
+calls them. The nodes are virtual. In the first part they are hollow: they report that a Pod runs,
+and start nothing, so what is measured is the control plane alone. Attached Pods and the sessions
+have containers of runc. Needs root, `.ci/install-kubernetes` and requirements-kubernetes.txt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Figures, measure, percentiles, table, write_json
+from benchmarks.processors import TICK_MS
+from benchmarks.service import (
+    ROOT,
+    Service,
+    api_caller,
+    http_caller,
+    processes_of,
+    running_service,
+)
+from benchmarks.sessions import opened
+from providers.runtime.launchers.container_guest import Image, guest_command
+from providers.runtime.launchers.kubernetes.api import MERGE, Api, Object
+from providers.runtime.launchers.kubernetes.cache import PodCache
+from providers.runtime.launchers.kubernetes.manifest import (
+    APP,
+    APP_LABEL,
+    CONTAINER,
+    pod_manifest,
+)
+from providers.runtime.pool.hardening import RUNC, Hardening
+from providers.runtime.pool.template import Template
+from providers.values import SandboxLimits
+from tests.support.kubernetes import Cluster
+from tests.support.kubernetes_pods import prepared_namespace
+from tests.support.node_api import Api as NodeApi
+from tests.support.virtual_kubelet import Node, Setup, now
+
+HOLLOW_NODES = 4
+# Callers at once in all rows with several.
+CALLERS = 16
+# Room for all Pods on one virtual node, whatever the machine has.
+ROOM = {"cpu": "2000", "memory": "2000Gi", "pods": "2000"}
+# So many times one row as another where a single call takes less.
+MANY = 5
+WAIT_SECONDS = 120.0
+IDLE_SECONDS = 20.0
+
+COMPONENTS = {
+    "etcd": "etcd",
+    "kube-apiserver": "API server",
+    "kube-scheduler": "scheduler",
+    "kube-controller-manager": "controllers",
+    "tests.support.virtual_kubelet": "nodes",
+    "benchmarks.control_plane": "nodes",
+}
+COPY = "import os\nwhile data := os.read(0, 65536): os.write(1, data)"
+_RENEW = (
+    "import time; from executions.sessions.maintenance import renew_living; renew_living(); "
+    "began = time.perf_counter(); renew_living(); print(time.perf_counter() - began)"
+)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a group of processes has used: processor time in ms, and resident memory in MiB."""
+
+    processor_ms: float
+    memory_mib: float
+
+
+def usage_of(pid: int) -> Usage:
+    """Read what a process and its ended children have used (proc(5)). One that is gone: nothing."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (OSError, IndexError):
+        return Usage(0, 0)
+    ticks = sum(int(each) for each in fields[11:15])
+    return Usage(ticks * TICK_MS, pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
+
+
+def cluster_usage() -> dict[str, Usage]:
+    """Return what each component of this process's cluster has used, and its nodes."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    found: dict[str, Usage] = {}
+    for pid in map(int, children):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        except OSError:
+            continue
+        words = {Path(word).name for word in command[:3]}
+        for program, component in COMPONENTS.items():
+            if program in words:
+                found[component] = _sum(found.get(component), usage_of(pid))
+    return found
+
+
+def service_usage(service: Service) -> dict[str, Usage]:
+    """Return what the web process, the pool service and the workers have used."""
+    found: dict[str, Usage] = {}
+    for pid in processes_of(service):
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+        except OSError:
+            continue
+        for word, part in (("gunicorn", "web"), ("manage.py pool", "pool"), ("qcluster", "worker")):
+            if word in command:
+                found[part] = _sum(found.get(part), usage_of(pid))
+    return found
+
+
+def _sum(first: Usage | None, second: Usage) -> Usage:
+    if first is None:
+        return second
+    return Usage(first.processor_ms + second.processor_ms, first.memory_mib + second.memory_mib)
+
+
+def processor_ms_each(
+    before: Mapping[str, Usage], after: Mapping[str, Usage], count: int
+) -> dict[str, float]:
+    """Return the processor time of each component for one of `count` things, in ms."""
+    return {
+        name: round((after[name].processor_ms - before[name].processor_ms) / count, 2)
+        for name in after
+        if name in before
+    }
+
+
+def memory_growth(before: Mapping[str, Usage], after: Mapping[str, Usage]) -> dict[str, float]:
+    """Return by how much the memory of each component grew, in MiB."""
+    return {
+        name: round(after[name].memory_mib - before[name].memory_mib, 1)
+        for name in after
+        if name in before
+    }
+
+
+class HollowNode(Node):
+    """A node that reports each of its Pods as running, and starts nothing."""
+
+    def _see(self, pod: dict[str, Any]) -> None:
+        uid = pod["metadata"]["uid"]
+        if uid not in self._running:
+            self._running[uid] = asyncio.ensure_future(self._run(pod))
+
+    def _forget(self, pod: Any) -> None:
+        """There is nothing to end."""
+
+    async def _run(self, pod: dict[str, Any]) -> None:
+        when = now()
+        spec = pod["spec"]["containers"][0]
+        container = {
+            "name": spec["name"],
+            "image": spec["image"],
+            "imageID": "",
+            "containerID": f"hollow://{pod['metadata']['uid']}",
+            "ready": True,
+            "restartCount": 0,
+            "state": {"running": {"startedAt": when}},
+        }
+        status = {"phase": "Running", "startTime": when, "containerStatuses": [container]}
+        metadata = pod["metadata"]
+        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
+        await self._api.patch(path, {"status": status})
+
+    @property
+    def _running(self) -> dict[str, Any]:
+        running: dict[str, Any] = self.__dict__.setdefault("running", {})
+        return running
+
+
+async def serve_hollow_nodes(address: str, folder: Path) -> None:
+    """Have hollow nodes until standard input ends. Prints a line when they are ready."""
+    context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
+    context.load_cert_chain(str(folder / "admin.pem"))
+    api = NodeApi(address, context)
+    serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    serving.load_cert_chain(str(folder / "admin.pem"))
+    setup: Any = Setup(api, folder, folder, None, serving, "")  # type: ignore[arg-type]
+    for number in range(HOLLOW_NODES):
+        await HollowNode(f"hollow-{number}", ROOM, setup).start()
+    print("ready", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+
+
+@contextmanager
+def hollow_nodes(cluster: Cluster) -> Iterator[None]:
+    """Have hollow nodes of a cluster in a process of their own, which Pods may use."""
+    with tempfile.TemporaryDirectory(prefix="cofferdam-bench-") as name:
+        folder = Path(name)
+        (folder / "ca.pem").write_bytes((cluster.folder / "ca.pem").read_bytes())
+        (folder / "admin.pem").touch(mode=0o600)
+        (folder / "admin.pem").write_bytes(cluster.identity("admin").read_bytes())
+        command = [sys.executable, "-m", "benchmarks.control_plane", "--hollow", cluster.url, name]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=ROOT)
+        try:
+            assert process.stdout
+            if process.stdout.readline() != b"ready\n":
+                raise RuntimeError("the hollow nodes did not start")
+            _wait_for(lambda: not any(_taints(cluster)), "the hollow nodes are not ready")
+            yield
+        finally:
+            process.communicate()
+
+
+def _taints(cluster: Cluster) -> list[Any]:
+    nodes = cluster.request("GET", "/api/v1/nodes")["items"]
+    return [node["spec"].get("taints") for node in nodes]
+
+
+class Sandboxes:
+    """Pods as the launcher makes them, without anything in them. One event loop has it."""
+
+    def __init__(self, api: Api, cache: PodCache, owner: Mapping[str, Any]) -> None:
+        self.api, self.cache = api, cache
+        self._owner = owner
+        self._count = 0
+        template = Template("python", "python")
+        argument = template.guest_argument(
+            workspace="/workspace", watch_memory=True, uid=None, alone_seconds=60
+        )
+        self._guest = guest_command(
+            Image("python", "", {"python": "python3"}, {}, b"", -1), argument
+        )
+
+    @classmethod
+    async def open(cls, api: Api) -> Sandboxes:
+        await api.open()
+        lease = {"metadata": {"name": "bench"}, "spec": {"holderIdentity": "bench"}}
+        leases = f"/apis/coordination.k8s.io/v1/namespaces/{api.namespace}/leases"
+        made = await api.call("POST", leases, lease)
+        owner = {
+            "apiVersion": "coordination.k8s.io/v1",
+            "kind": "Lease",
+            "name": "bench",
+            "uid": made["metadata"]["uid"],
+        }
+        cache = PodCache(api, f"{APP_LABEL}={APP}")
+        await cache.open()
+        return cls(api, cache, owner)
+
+    async def start(self, command: list[str] | None = None) -> Object:
+        """Create a Pod and wait until it runs."""
+        self._count += 1
+        name = f"bench-{self._count}"
+        body = pod_manifest(
+            name,
+            image="sandbox",
+            command=command or self._guest,
+            environment=["PATH=/usr/bin:/bin"],
+            limits=SandboxLimits(),
+            hardening=Hardening.of(RUNC),
+            user=20_000,
+            runtime_class="",
+            pull_secret="",
+            labels={"cofferdam.pool": "bench"},
+            owner=self._owner,
+        )
+        self.cache.put(await self.api.call("POST", self.api.pods, body))
+        async with asyncio.timeout(WAIT_SECONDS):
+            pod = await self.cache.wait(name, _is_running)
+        assert pod
+        return pod
+
+    async def remove(self, pod: Object) -> None:
+        """Delete a Pod and wait until it is gone."""
+        name = pod["metadata"]["name"]
+        body = {"gracePeriodSeconds": 0, "preconditions": {"uid": pod["metadata"]["uid"]}}
+        await self.api.call("DELETE", f"{self.api.pods}/{name}", body)
+        async with asyncio.timeout(WAIT_SECONDS):
+            await self.cache.wait(name, lambda seen: seen is None)
+
+    async def label(self, name: str, value: str) -> None:
+        body = {"metadata": {"labels": {"bench": value}}}
+        await self.api.call("PATCH", f"{self.api.pods}/{name}", body, content_type=MERGE)
+
+
+def _is_running(pod: Object | None) -> bool:
+    return pod is not None and (pod.get("status") or {}).get("phase") == "Running"
+
+
+async def _at_once(count: int, callers: int, call: Callable[[int], Awaitable[None]]) -> float:
+    """Make so many calls, by so many callers. Return the seconds taken."""
+    numbers = iter(range(count))
+
+    async def caller() -> None:
+        for number in numbers:
+            await call(number)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(caller() for _ in range(callers)))
+    return time.perf_counter() - began
+
+
+async def measure_lives(
+    sandboxes: Sandboxes, count: int, callers: int
+) -> tuple[list[Figures], dict[str, float]]:
+    """Time Pods from their creation until they run, and until they are gone. Also return the
+    processor time of each component for one Pod, in ms."""
+    starts: list[float] = []
+    lives: list[float] = []
+
+    async def live(_: int) -> None:
+        began = time.perf_counter()
+        pod = await sandboxes.start()
+        starts.append((time.perf_counter() - began) * 1000)
+        await sandboxes.remove(pod)
+        lives.append((time.perf_counter() - began) * 1000)
+
+    before = cluster_usage()
+    seconds = await _at_once(count, callers, live)
+    each = processor_ms_each(before, cluster_usage(), count)
+    rows = [
+        percentiles("a Pod created until it runs", callers, starts, seconds),
+        percentiles("and deleted until it is gone", callers, lives, seconds),
+    ]
+    return rows, each
+
+
+async def measure_patches(
+    sandboxes: Sandboxes, names: list[str], count: int, callers: int
+) -> tuple[list[Figures], dict[str, float]]:
+    """Time label patches until their answer, and until a watch shows them. Also return the
+    processor time of each component for one patch, in ms."""
+    sent: dict[str, float] = {}
+    answers: list[float] = []
+    lags: list[float] = []
+    query = {
+        "watch": "true",
+        "labelSelector": f"{APP_LABEL}={APP}",
+        "timeoutSeconds": "600",
+    }
+    all_seen = asyncio.Event()
+    wanted = {f"{callers}-{number}" for number in range(count)}
+
+    async def follow() -> None:
+        async for event in sandboxes.api.watch(sandboxes.api.pods, query):
+            value = event["object"]["metadata"]["labels"].get("bench", "")
+            if value in wanted and value in sent:
+                wanted.discard(value)
+                lags.append((time.perf_counter() - sent[value]) * 1000)
+                if not wanted:
+                    all_seen.set()
+                    return
+
+    async def patch(number: int) -> None:
+        value = f"{callers}-{number}"
+        sent[value] = time.perf_counter()
+        await sandboxes.label(names[number % len(names)], value)
+        answers.append((time.perf_counter() - sent[value]) * 1000)
+
+    following = asyncio.ensure_future(follow())
+    before = cluster_usage()
+    seconds = await _at_once(count, callers, patch)
+    each = processor_ms_each(before, cluster_usage(), count)
+    async with asyncio.timeout(WAIT_SECONDS):
+        await all_seen.wait()
+    await following
+    rows = [
+        percentiles("a label patch until its answer", callers, answers, seconds),
+        percentiles("a label patch until a watch shows it", callers, lags, seconds),
+    ]
+    return rows, each
+
+
+async def measure_attach(
+    sandboxes: Sandboxes, count: int
+) -> tuple[list[Figures], dict[str, float]]:
+    """Time attaching to a container, and a line there and back. Also return the processor time of
+    each component for one line, in ms."""
+    pod = await sandboxes.start(["python3", "-c", COPY])
+    name = pod["metadata"]["name"]
+    loop = asyncio.get_running_loop()
+
+    async def there_and_back(end: Any) -> None:
+        await loop.sock_sendall(end, b"1\n")
+        if await loop.sock_recv(end, 16) != b"1\n":
+            raise RuntimeError("the container sent something else")
+
+    attached: list[float] = []
+    for _ in range(count):
+        began = time.perf_counter()
+        stream = await sandboxes.api.attach(name, CONTAINER)
+        await there_and_back(stream.end)
+        attached.append((time.perf_counter() - began) * 1000)
+        stream.end.close()
+        await stream.close()
+    stream = await sandboxes.api.attach(name, CONTAINER)
+    lines: list[float] = []
+    before = cluster_usage()
+    for _ in range(count * MANY):
+        began = time.perf_counter()
+        await there_and_back(stream.end)
+        lines.append((time.perf_counter() - began) * 1000)
+    each = processor_ms_each(before, cluster_usage(), len(lines))
+    stream.end.close()
+    await stream.close()
+    await sandboxes.remove(pod)
+    rows = [
+        percentiles("attach, with a first line there and back", 1, attached),
+        percentiles("a line there and back, attached", 1, lines),
+    ]
+    return rows, each
+
+
+async def measure_control_plane(
+    cluster: Cluster, kubeconfig: Path, pods: int
+) -> tuple[list[Figures], dict[str, Any]]:
+    """Return the rows of the first part, and what they cost each component."""
+    api = Api(prepared_namespace(cluster), kubeconfig)
+    sandboxes = await Sandboxes.open(api)
+    rows: list[Figures] = []
+    each: dict[str, Any] = {}
+    try:
+        with hollow_nodes(cluster):
+            await measure_lives(sandboxes, CALLERS, CALLERS)  # uncounted
+            for callers in (1, CALLERS):
+                found, each[f"a Pod, {callers} callers"] = await measure_lives(
+                    sandboxes, pods if callers > 1 else pods // MANY, callers
+                )
+                rows += found
+            before = cluster_usage()
+            kept: list[Object] = []
+
+            async def keep(_: int) -> None:
+                kept.append(await sandboxes.start())
+
+            await _at_once(pods, CALLERS, keep)
+            each["MiB more with the Pods"] = memory_growth(before, cluster_usage())
+            each["bytes of a Pod as JSON"] = len(json.dumps(kept[0]))
+            names = [pod["metadata"]["name"] for pod in kept]
+            for callers in (1, CALLERS):
+                found, each[f"a patch, {callers} callers"] = await measure_patches(
+                    sandboxes, names, pods * (MANY if callers > 1 else 1), callers
+                )
+                rows += found
+
+            async def remove(number: int) -> None:
+                await sandboxes.remove(kept[number])
+
+            await _at_once(len(kept), CALLERS, remove)
+        for number in range(HOLLOW_NODES):
+            cluster.request("DELETE", f"/api/v1/nodes/hollow-{number}")
+        cluster.add_node("runc", **ROOM)
+        found, each["a line, attached"] = await measure_attach(sandboxes, 40)
+        rows += found
+    finally:
+        sandboxes.cache.close()
+        await api.close()
+    return rows, each
+
+
+@contextmanager
+def service_on(
+    cluster: Cluster, folder: Path, config: dict[str, object], **settings: str
+) -> Iterator[Service]:
+    """Start a service whose pool makes Pods in a namespace of its own."""
+    folder.mkdir()
+    with running_service(
+        folder / "data",
+        config,
+        "self_managed",
+        POOL_LAUNCHER="kubernetes",
+        KUBECONFIG=str(cluster.kubeconfig(folder / "kubeconfig")),
+        KUBERNETES_NAMESPACE=prepared_namespace(cluster),
+        **settings,
+    ) as service:
+        yield service
+
+
+def measure_sessions(
+    cluster: Cluster, folder: Path, count: int, calls: int
+) -> tuple[list[Figures], dict[str, Any]]:
+    """Return the rows of cells and runs beside so many sessions, and what the sessions cost."""
+    config: dict[str, object] = {"max_sandboxes": 2 * count + 20, "queue_timeout": 60}
+    bounds = {"SESSIONS_PER_TENANT": "1000", "SANDBOX_MAX_TOTAL": "1000"}
+    rows: list[Figures] = []
+    found: dict[str, Any] = {"sessions": count}
+    with service_on(cluster, folder, config, **bounds) as service:
+        headers = {"X-API-Key": service.api_key}
+        content = json.dumps({"code": "x = 1\nx"}).encode()
+
+        def run() -> Callable[[], None]:
+            return api_caller(service, {"code": "print(1)"}, b'"stdout":"1\\n"')
+
+        def cell(session: str) -> Callable[[], None]:
+            path = f"/api/v1/sessions/{session}/executions"
+            return http_caller(service.port, path, content, headers, b'"text/plain":"1"')
+
+        rows.append(measure("a single run, no session", run, callers=1, calls=calls, pause=0.5))
+        before = {**cluster_usage(), **service_usage(service)}
+        began = time.perf_counter()
+        with ThreadPoolExecutor(4) as threads:
+            sessions = list(threads.map(lambda _: opened(service), range(count)))
+        found["sessions opened a second"] = round(count / (time.perf_counter() - began), 1)
+        took = []
+        for session in sessions:
+            call = cell(session)
+            began = time.perf_counter()
+            call()
+            took.append((time.perf_counter() - began) * 1000)
+        rows.append(percentiles(f"the first cell of each of {count} sessions", 1, took))
+        after = {**cluster_usage(), **service_usage(service)}
+        found["MiB more with the sessions"] = memory_growth(before, after)
+        found["ms of the processors for a session and a cell"] = processor_ms_each(
+            before, after, count
+        )
+        rows.append(
+            measure("a cell of one of them", lambda: cell(sessions[0]), callers=1, calls=calls)
+        )
+        rows.append(measure("a single run beside them", run, callers=1, calls=calls, pause=0.5))
+        found["ms for one renewed session"] = round(
+            1000 * float(service.manage("shell", "-c", _RENEW).splitlines()[-1]) / count, 2
+        )
+        before = {**cluster_usage(), **service_usage(service)}
+        time.sleep(IDLE_SECONDS)
+        after = {**cluster_usage(), **service_usage(service)}
+        found["ms of the processors in a second beside idle sessions"] = processor_ms_each(
+            before, after, int(IDLE_SECONDS)
+        )
+    return rows, found
+
+
+def _wait_for(is_so: Callable[[], bool], complaint: str) -> None:
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise RuntimeError(complaint)
+        time.sleep(0.1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.control_plane", description=__doc__)
+    parser.add_argument("--pods", type=int, default=300, help="in each row of Pods (300)")
+    parser.add_argument("--sessions", type=int, default=200, help="(200; 0: none)")
+    parser.add_argument("--calls", type=int, default=40, help="cells and runs in each row (40)")
+    parser.add_argument("--json", type=Path, default=ROOT / "var" / "bench" / "control_plane.json")
+    parser.add_argument("--hollow", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.hollow:
+        asyncio.run(serve_hollow_nodes(options.hollow[0], Path(options.hollow[1])))
+        return
+    extra: dict[str, Any] = {
+        "machine": platform.platform(),
+        "cpus": os.cpu_count(),
+        "load": [os.getloadavg()],
+    }
+    with tempfile.TemporaryDirectory(prefix="cofferdam-bench-") as name, Cluster(()) as cluster:
+        folder = Path(name)
+        kubeconfig = cluster.kubeconfig(folder / "kubeconfig")
+        print("measuring Pods ...", file=sys.stderr)
+        rows, extra["control_plane"] = asyncio.run(
+            measure_control_plane(cluster, kubeconfig, options.pods)
+        )
+        print(table(rows, rows[0]))
+        if options.sessions:
+            print("measuring sessions ...", file=sys.stderr)
+            found, extra["kept"] = measure_sessions(
+                cluster, folder / "service", options.sessions, options.calls
+            )
+            print(table(found, found[0]))
+            rows += found
+    extra["load"].append(os.getloadavg())
+    for part in ("control_plane", "kept"):
+        for what, value in extra.get(part, {}).items():
+            print(f"{what}: {value}")
+    print(f"load average before and after: {extra['load'][0][0]:.1f}, {extra['load'][1][0]:.1f}")
+    write_json(options.json, rows, extra)
+    print(f"written to {options.json}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
