@@ -70,6 +70,7 @@ LANES: Mapping[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "faults": (("faults", "chaos"), frozenset({"own_servers", "postgres", "own_swift"})),
     "browser": (("admin/browser",), frozenset({"page"})),
     "containers": ((), frozenset({"engine", "private_engine"})),
+    "kubernetes": ((), frozenset({"cluster"})),
     "sandbox": (
         (
             *("attacks", "docs", "clients", "site", "doors/codex", "doors/e2b", "doors/mcp"),

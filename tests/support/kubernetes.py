@@ -46,6 +46,7 @@ _GRACE_SECONDS = 20
 _TOLERATION_SECONDS = 1
 
 _TRIES = 3
+_PREFIX = "cofferdam-cluster-"
 
 T = TypeVar("T")
 
@@ -65,8 +66,9 @@ class Cluster:
 
     def __enter__(self) -> Cluster:
         memory = Path("/dev/shm")
-        place = memory if os.access(memory, os.W_OK) else None
-        self.folder = Path(tempfile.mkdtemp(prefix="cofferdam-cluster-", dir=place))
+        place = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+        _remove_abandoned(place)
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=place))
         try:
             self._authority = Authority("Cluster")
             (self.folder / "ca.pem").write_text(self._authority.pem)
@@ -155,7 +157,8 @@ class Cluster:
         from kubernetes import config
 
         path = kubeconfig or self.folder / "admin.yaml"
-        return kind(config.new_client_from_config(config_file=str(path)))
+        client: Any = config
+        return kind(client.new_client_from_config(config_file=str(path)))
 
     def request(
         self,
@@ -431,6 +434,13 @@ class Cluster:
             end = path.read_text(errors="replace").splitlines()[-lines:]
             found.append("\n".join([f"== {path.name}", *end]))
         return "\n".join(found)
+
+
+def _remove_abandoned(place: Path) -> None:
+    """Remove the folders of clusters whose tests were killed."""
+    for folder in place.glob(f"{_PREFIX}*"):
+        if not Path("/proc", folder.name.split("-")[2]).exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _path_of(pod: Mapping[str, Any]) -> str:

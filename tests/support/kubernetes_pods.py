@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +18,8 @@ from providers.runtime.pool.requests import make_template
 from providers.runtime.pool.sandbox import Sandbox
 from providers.values import ExecutionResult, Job, SandboxLimits
 from tests.support.kubernetes import Cluster
+from tests.support.pool_service import PoolService, manage
+from tests.support.processes import ROOT, clean_environment, free_port, started
 
 # The nodes of the tests show a Pod of any image this machine's programs.
 IMAGES = {"python": "sandbox"}
@@ -30,6 +32,24 @@ CLOSED_NETWORK = {
         "policyTypes": ["Ingress", "Egress"],
     },
 }
+
+RIGHTS = [
+    {
+        "apiGroups": [""],
+        "resources": ["pods"],
+        "verbs": ["get", "list", "watch", "create", "patch", "delete"],
+    },
+    {"apiGroups": [""], "resources": ["pods/attach"], "verbs": ["create", "get"]},
+    {
+        "apiGroups": ["coordination.k8s.io"],
+        "resources": ["leases"],
+        "verbs": ["get", "create", "patch"],
+    },
+    {"apiGroups": ["networking.k8s.io"], "resources": ["networkpolicies"], "verbs": ["list"]},
+]
+CLUSTER_RIGHTS = [
+    {"apiGroups": ["node.k8s.io"], "resources": ["runtimeclasses"], "verbs": ["list"]}
+]
 
 _pools = itertools.count()
 
@@ -111,3 +131,63 @@ def pods_of(cluster: Cluster, folder: Path, **settings: Any) -> Iterator[Pods]:
         yield opened
     finally:
         opened.close()
+
+
+@contextmanager
+def over_kubernetes(
+    cluster: Cluster,
+    folder: Path,
+    *,
+    namespace: str,
+    port: int | None = None,
+    constants: Mapping[str, object] | None = None,
+    **extra: str,
+) -> Iterator[PoolService]:
+    """`manage.py pool` with Pods in a namespace, healthy. It has the rights that it is to have."""
+    port = port or free_port()
+    environment = clean_environment(
+        folder / "data",
+        PORT=str(port),
+        KUBECONFIG=str(pool_account(cluster, namespace)),
+        KUBERNETES_NAMESPACE=namespace,
+        SANDBOX_BASE_PYTHON_IMAGE="sandbox",
+        SANDBOX_BASE_NODEJS_IMAGE="sandbox",
+        SANDBOX_EXECUTOR_MANAGER_POOL_SIZE="1",
+        **extra,
+    )
+    command = [*manage(constants), "pool", "--launcher", "kubernetes", "--port", str(port)]
+    with started(command, environment, ROOT, folder / f"log-{port}") as service:
+        pool = PoolService(service, "", folder / "data")
+        pool.wait_until_healthy()
+        yield pool
+
+
+def pool_account(cluster: Cluster, namespace: str) -> Path:
+    """The kubeconfig of a service account with the rights of a pool service."""
+    path = cluster.folder / f"{namespace}-pool"
+    if path.exists():
+        return path
+    account = {"metadata": {"name": "pool"}}
+    roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{namespace}"
+    cluster.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", account)
+    subject = {"kind": "ServiceAccount", "name": "pool", "namespace": namespace}
+    for where, kind, name, rules in (
+        (roles, "Role", "pool", RIGHTS),
+        ("/apis/rbac.authorization.k8s.io/v1", "ClusterRole", f"pool-{namespace}", CLUSTER_RIGHTS),
+    ):
+        role, binding = f"{kind.lower()}s", f"{kind.lower()}bindings"
+        cluster.request("POST", f"{where}/{role}", {"metadata": {"name": name}, "rules": rules})
+        cluster.request(
+            "POST",
+            f"{where}/{binding}",
+            {
+                "metadata": {"name": name},
+                "subjects": [subject],
+                "roleRef": {
+                    "apiGroup": "rbac.authorization.k8s.io",
+                    "kind": kind,
+                    "name": name,
+                },
+            },
+        )
+    return cluster.kubeconfig_of(path, "pool", namespace)

@@ -97,7 +97,8 @@ class State:
 
 
 class NodePod:
-    """One Pod here. `containers` has those that run, by name, each with its process."""
+    """One Pod here. `containers` has those that run, by name, each with its process; `logs` are
+    what the newest of each name has written."""
 
     def __init__(self, pod: dict[str, Any], setup: Setup, node: str) -> None:
         self.pod = pod
@@ -105,6 +106,7 @@ class NodePod:
         self.name: str = pod["metadata"]["name"]
         self.namespace: str = pod["metadata"]["namespace"]
         self.containers: dict[str, tuple[Container, dict[str, Any]]] = {}
+        self.logs: dict[str, bytearray] = {}
         self._spec: dict[str, Any] = pod["spec"]
         self._setup = setup
         self._api = setup.api
@@ -122,6 +124,10 @@ class NodePod:
         self._hurried = asyncio.Event()
         self._is_ending = False
         self._is_over = pod["status"].get("phase") in ("Succeeded", "Failed")
+        # Its containers were those of a node that was lost, which has come back without them.
+        self._was_lost = any(
+            each.get("containerID") for each in pod["status"].get("containerStatuses") or []
+        )
         self._kill_at = 0.0
         self._task: asyncio.Task[None] | None = None
 
@@ -235,6 +241,11 @@ class NodePod:
 
     async def _live(self) -> None:
         """Run all containers until they are over. Returns early where the Pod is to end."""
+        if self._was_lost and self._spec.get("restartPolicy") == "Never":
+            for state in self._states:
+                state.now = {"terminated": {"exitCode": 255, "reason": "Unknown"}}
+                state.is_over = True
+            return
         tool = await self._find_tool()
         place = await self._make_place()
         if tool is None or place is None:
@@ -367,6 +378,7 @@ class NodePod:
             }
             return None
         self.containers[spec["name"]] = (container, process)
+        self.logs[spec["name"]] = container.log
         state.now = {"running": {"startedAt": _now()}}
         state.is_ready = not spec.get("readinessProbe")
         return container
@@ -496,7 +508,7 @@ class NodePod:
                 return str(values.get(path.removeprefix(prefix).removesuffix("']"), ""))
         if path not in known:
             raise BadContainer("CreateContainerConfigError", f"the field {path} is not known here")
-        return known[path]
+        return str(known[path])
 
     @property
     def _address(self) -> str:

@@ -118,7 +118,7 @@ def write_bundle(
         if value is not None
     }
     hostname = pod["spec"].get("hostname") or pod["metadata"]["name"]
-    process = _process(container, image, security, environment | {"HOSTNAME": hostname})
+    process = _process(container, image, security, {**environment, "HOSTNAME": hostname})
     folder.mkdir(mode=0o711)
     root = image.root or _root_of_machine(folder)
     mounts = [*_usual_mounts(), *_machine_mounts(root) * (image.root is None)]

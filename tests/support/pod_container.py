@@ -15,11 +15,11 @@ from typing import Any
 
 from providers.runtime.pool.cgroup import ROOT as CGROUPS
 from providers.runtime.pool.cgroup import Cgroup
+from tests.support.processes import command_line
 
 # Of what it has written, so much is kept for `kubectl logs`.
 LOG_BYTES = 1 << 20
 _CHUNK = 1 << 16
-_KILLED = 128 + signal.SIGKILL
 
 Sink = Callable[[int, bytes], Awaitable[None]]
 
@@ -67,7 +67,7 @@ class Container:
         self._input_once = input_once
         self._input: asyncio.StreamWriter | None = None
         self._pid: int | None = None
-        self._process: asyncio.subprocess.Process | None = None
+        self._helpers: set[int] = set()
         self._attached: Attachment | None = None
         self._pumps: list[asyncio.Task[None]] = []
 
@@ -107,25 +107,26 @@ class Container:
     async def _run(self, streams: list[int]) -> int:
         """The exit code of the runtime, 0 where the container runs."""
         loop = asyncio.get_running_loop()
-        kept = {"stdin": streams[0], "stdout": streams[1], "stderr": streams[2]}
-        environment = {"PATH": os.environ.get("PATH", os.defpath)}
-        if self._is_gvisor:
-            command = [*self._tool, "run", "--bundle", str(self.folder), self.name]
-            for path in self.cgroup.procs:
-                command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', path, *command]
-            self._process = await asyncio.create_subprocess_exec(*command, env=environment, **kept)
-            task = loop.create_task(self._wait_for_process(self._process))
-            self._pumps.append(task)
-            return 0
         pid_file = self.folder / "pid"
         command = [*self._tool, "run", "--detach", "--pid-file", str(pid_file)]
+        command += ["--bundle", str(self.folder), self.name]
+        if self._is_gvisor:
+            for path in self.cgroup.procs:
+                command = ["/bin/sh", "-c", 'echo $$ > "$0" && exec "$@"', path, *command]
         process = await asyncio.create_subprocess_exec(
-            *command, "--bundle", str(self.folder), self.name, env=environment, **kept
+            *command,
+            env={"PATH": os.environ.get("PATH", os.defpath)},
+            stdin=streams[0],
+            stdout=streams[1],
+            stderr=streams[2],
         )
         if code := await process.wait():
             return code
-        # It is our child now: this process adopts what has lost its parent.
+        # It is our child now, as this process adopts what has lost its parent. So is the file
+        # server of gVisor.
         self._pid = int(pid_file.read_text())
+        if self._is_gvisor:
+            self._helpers = _adopted(self.name) - {self._pid}
         pidfd = os.pidfd_open(self._pid)
         loop.add_reader(pidfd, self._at_end, pidfd)
         return 0
@@ -137,15 +138,7 @@ class Container:
         _, status = os.waitpid(self._pid, 0)
         self._pid = None
         code = os.waitstatus_to_exitcode(status)
-        self._tell_end(code if code >= 0 else 128 - code)
-
-    async def _wait_for_process(self, process: asyncio.subprocess.Process) -> None:
-        code = await process.wait()
-        if self.cgroup.evidence().out_of_memory:
-            code = _KILLED
-        self._tell_end(code if code >= 0 else 128 - code)
-
-    def _tell_end(self, code: int) -> None:
+        code = code if code >= 0 else 128 - code
         if self.cgroup.evidence().out_of_memory:
             self.ended.set_result(End(code, "OOMKilled"))
         else:
@@ -196,30 +189,34 @@ class Container:
 
     async def signal(self, number: int) -> None:
         """Send a signal to its process 1, if there is one."""
-        if self._pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, number)
-        elif self._process is not None and not self.ended.done():
-            if number == signal.SIGKILL:
-                with contextlib.suppress(ProcessLookupError):
-                    self._process.kill()
-            else:
-                words = [*self._tool, "kill", self.name, str(int(number))]
-                silent = asyncio.subprocess.DEVNULL
-                kill = await asyncio.create_subprocess_exec(*words, stdout=silent, stderr=silent)
-                await kill.wait()
+        if self._pid is None:
+            return
+        if self._is_gvisor and number != signal.SIGKILL:
+            await self._ask("kill", self.name, str(int(number)))
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self._pid, number)
+
+    async def _ask(self, *words: str) -> None:
+        """Run a command of the runtime, whatever comes of it."""
+        silent = asyncio.subprocess.DEVNULL
+        process = await asyncio.create_subprocess_exec(
+            *self._tool, *words, stdout=silent, stderr=silent
+        )
+        await process.wait()
 
     async def remove(self) -> None:
         """Kill it, and remove what it has left."""
         await self.signal(signal.SIGKILL)
-        if self._pid is not None or self._process is not None:
+        if self._pid is not None:
             await self.ended
         await self._end_streams()
-        if not self._is_gvisor:
-            silent = asyncio.subprocess.DEVNULL
-            words = [*self._tool, "delete", "--force", self.name]
-            delete = await asyncio.create_subprocess_exec(*words, stdout=silent, stderr=silent)
-            await delete.wait()
+        await self._ask("delete", "--force", self.name)
+        for pid in self._helpers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        self._helpers.clear()
         await self.cgroup.remove()
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -238,6 +235,13 @@ class Container:
         for task in self._pumps:
             task.cancel()
         self._pumps.clear()
+
+
+def _adopted(name: str) -> set[int]:
+    """The children of this process that have the container's name in their command line."""
+    own = os.getpid()
+    children = Path(f"/proc/{own}/task/{own}/children").read_text().split()
+    return {pid for pid in map(int, children) if name.encode() in command_line(pid).split(b"\0")}
 
 
 def cgroup_path(cgroup: Cgroup) -> str:

@@ -1,7 +1,7 @@
 """The port of a kubelet: `exec`, `attach` and logs of its containers.
 
 Streams are those of v4.channel.k8s.io over WebSocket: each message begins with the number of its
-stream. No stream can be ended by itself.
+stream. No stream can be ended by itself. SPDY is not spoken, which older kubectl's exec needs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from tests.support.node_pods import Pods
+from tests.support.node_pods import NodePod, Pods
 from tests.support.pod_container import Container
 
 PROTOCOL = "v4.channel.k8s.io"
@@ -71,13 +71,18 @@ class StreamServer:
             raise web.HTTPForbidden
         return await handler(request)
 
-    def _container(self, request: web.Request) -> tuple[Container, dict[str, Any]]:
+    def _pod(self, request: web.Request) -> NodePod:
         place = request.match_info
         for pod in self._pods.values():
-            found = pod.containers.get(place["container"])
-            if found and (pod.namespace, pod.name) == (place["namespace"], place["pod"]):
-                return found
-        raise web.HTTPNotFound(text="container not found in pod")
+            if (pod.namespace, pod.name) == (place["namespace"], place["pod"]):
+                return pod
+        raise web.HTTPNotFound(text="pod does not exist")
+
+    def _container(self, request: web.Request) -> tuple[Container, dict[str, Any]]:
+        found = self._pod(request).containers.get(request.match_info["container"])
+        if found is None:
+            raise web.HTTPNotFound(text="container not found in pod")
+        return found
 
     async def _open(self, request: web.Request, first: int) -> web.WebSocketResponse:
         socket = web.WebSocketResponse(protocols=[PROTOCOL], max_msg_size=0, compress=False)
@@ -95,8 +100,8 @@ class StreamServer:
             await socket.close()
 
     async def _log(self, request: web.Request) -> web.Response:
-        container, _ = self._container(request)
-        return web.Response(body=bytes(container.log), content_type="text/plain")
+        log = self._pod(request).logs.get(request.match_info["container"], b"")
+        return web.Response(body=bytes(log), content_type="text/plain")
 
     async def _attach(self, request: web.Request) -> web.StreamResponse:
         container, _ = self._container(request)

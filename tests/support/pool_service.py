@@ -19,8 +19,8 @@ from typing import Any
 
 from providers.sandbox import KeptSandbox
 from providers.self_managed.provider import SelfManagedProvider
-from tests.conftest import require
 from tests.support.processes import ROOT, Service, clean_environment, free_port, started
+from tests.support.required import require
 
 CODE = "print('ran')"
 # In a process that is found by its command line.
@@ -124,7 +124,7 @@ def _answer(status: int, content: bytes, headers: Any) -> Answer:
     return Answer(status, json.loads(content) if content else None, dict(headers))
 
 
-def _manage(constants: Mapping[str, object] | None) -> list[str]:
+def manage(constants: Mapping[str, object] | None) -> list[str]:
     """The command of `manage.py`, with module constants by their full names, set as they are
     given: a time that would be waited for is as short as a test can have it.
     """
@@ -142,7 +142,7 @@ def running(
     **extra: str,
 ) -> AbstractContextManager[PoolService]:
     """`manage.py pool` with these arguments and this environment, healthy."""
-    command = [*_manage(constants), "pool", "--launcher", "bubblewrap"]
+    command = [*manage(constants), "pool", "--launcher", "bubblewrap"]
     return _running(log, [*command, *arguments], port, data_dir or log.parent / "data", extra)
 
 
@@ -177,7 +177,7 @@ def over_docker(
         SANDBOX_EXECUTOR_MANAGER_POOL_SIZE="1",
         **extra,
     )
-    command = [*_manage(constants), "pool", "--launcher", "docker", "--port", str(port)]
+    command = [*manage(constants), "pool", "--launcher", "docker", "--port", str(port)]
     with started(command, environment, ROOT, log) as service:
         pool = PoolService(service)
         pool.wait_until_healthy(60)

@@ -15,6 +15,7 @@ import contextlib
 import ctypes
 import json
 import logging
+import os
 import shutil
 import signal
 import ssl
@@ -27,7 +28,7 @@ from typing import Any
 
 import aiohttp
 
-from providers.runtime.pool.cgroup import CgroupParent
+from providers.runtime.pool.cgroup import ROOT, CgroupParent, own_groups
 from tests.support.node_api import MERGE, RETRY_SECONDS, Api, ApiError
 from tests.support.node_pods import NodePod, Pods, Setup
 from tests.support.pod_streams import StreamServer
@@ -103,8 +104,10 @@ class Node:
 
     async def _report(self, ready: str, reason: str) -> None:
         when = now()
-        facts = ("machineID", "systemUUID", "bootID", "kernelVersion", "osImage")
-        facts += ("containerRuntimeVersion", "kubeletVersion", "kubeProxyVersion")
+        facts = (
+            *("machineID", "systemUUID", "bootID", "kernelVersion", "osImage"),
+            *("containerRuntimeVersion", "kubeletVersion", "kubeProxyVersion"),
+        )
         conditions = [
             {"type": kind, "status": "False" if ready == "True" else ready, "reason": reason}
             for kind in ("MemoryPressure", "DiskPressure", "PIDPressure")
@@ -225,6 +228,8 @@ class Kubelet:
         self._nodes: dict[str, Node] = {}
 
     async def add(self, name: str, capacity: dict[str, str]) -> None:
+        if name in self._nodes:
+            return
         node = Node(name, capacity, self._setup)
         self._nodes[name] = node
         await node.start()
@@ -256,6 +261,19 @@ class Kubelet:
             print(answer, flush=True)
 
 
+def remove_groups(parent: CgroupParent) -> None:
+    """Remove the group of all Pods, with those of this name that runc has made on version 1."""
+    name = parent.path.name
+    if parent.version == 1:
+        for controller, own in own_groups(Path("/proc")).items():
+            kind = controller.removeprefix("name=") or "unified"
+            group = ROOT / kind / own.lstrip("/") / name
+            for folder in (*group.glob("*/"), group):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+    parent.remove()
+
+
 async def run(options: argparse.Namespace) -> None:
     context = ssl.create_default_context(cafile=options.authority)
     context.load_cert_chain(options.identity)
@@ -282,7 +300,7 @@ async def run(options: argparse.Namespace) -> None:
     finally:
         await kubelet.close()
         await api.close()
-        cgroups.remove()
+        remove_groups(cgroups)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -293,6 +311,8 @@ def main() -> None:
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    # What is made here is for containers of any user to read.
+    os.umask(0o022)
     # The first process of a container loses its parent, and is to be ours.
     ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
     asyncio.set_child_watcher(asyncio.PidfdChildWatcher())

@@ -33,7 +33,7 @@ CALL_SECONDS = 25.0
 HEARTBEAT_SECONDS = 30.0
 _PIECE_BYTES = 1 << 16
 _COMPLAINT_BYTES = 2000
-_STDIN, _STDOUT, _STDERR, _STATUS = range(4)
+_STDIN, _STDOUT, _STDERR = range(3)
 _PROTOCOL = "v4.channel.k8s.io"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -174,9 +174,11 @@ class Api:
                 timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
             )
         except aiohttp.WSServerHandshakeError as error:
-            raise ApiFailure(error.status, "attach", error.message) from error
+            # The text of the answer is lost with the connection.
+            said = f"the attach was answered with status {error.status}"
+            raise ApiFailure(error.status, "", said) from error
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise ApiFailure(0, "attach", str(error) or type(error).__name__) from error
+            raise ApiFailure(0, "", str(error) or type(error).__name__) from error
         return AttachedStream(connection)
 
     @property
@@ -279,7 +281,7 @@ class AttachedStream:
                 kind, data = message.data[0], message.data[1:]
                 if kind == _STDOUT:
                     await loop.sock_sendall(self._ours, data)
-                elif len(self.stderr) < _COMPLAINT_BYTES:
+                elif kind == _STDERR and len(self.stderr) < _COMPLAINT_BYTES:
                     self.stderr += data[: _COMPLAINT_BYTES - len(self.stderr)]
         except OSError:
             # Its reader has left.

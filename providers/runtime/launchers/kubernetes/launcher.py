@@ -301,8 +301,7 @@ class KubernetesLauncher(Launcher):
         if problem := _image_problem(pod):
             raise CreationFailed(f"Kubernetes: {problem}")
         if pod["status"]["phase"] != "Running":
-            ended = end_of(pod)
-            reason = ended.lost or f"its container ended with exit code {ended.exit_code}"
+            reason = end_of(pod).lost or _how_it_ended(pod)
             raise CreationFailed(f"Kubernetes: the Pod did not start: {reason}.")
         return pod
 
@@ -561,6 +560,14 @@ def _image_problem(pod: Object) -> str:
             message = str(waiting.get("message") or "")[:300]
             return f"the image {each['image']} cannot be used: {waiting['reason']}: {message}"
     return ""
+
+
+def _how_it_ended(pod: Object) -> str:
+    status = pod.get("status") or {}
+    ended = terminated_state(pod) or status
+    words = [str(ended.get(name) or "") for name in ("reason", "message")]
+    code = f"exit code {ended['exitCode']}" if "exitCode" in ended else ""
+    return ": ".join(each for each in ("its container ended", code, *words) if each)[:500]
 
 
 def _why_pending(pod: Object | None) -> str:

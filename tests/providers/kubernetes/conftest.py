@@ -1,0 +1,117 @@
+"""A namespace for sandboxes, and pools whose processes end and start again, on other machines too."""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from providers.errors import SandboxError
+from providers.sandbox import KeptSandbox
+from providers.self_managed.provider import SelfManagedProvider
+from providers.values import SandboxSpec
+from tests.support.kubernetes import Cluster
+from tests.support.kubernetes_pods import Pods, over_kubernetes, pods_of, prepared_namespace
+from tests.support.pool_service import PoolService, provider_of
+from tests.support.processes import free_port
+
+OWNER = "providers.runtime.launchers.kubernetes.owner"
+# A pool that was killed is not waited for as long as it would be.
+SHORT_LEASE = {f"{OWNER}.LEASE_SECONDS": 3, f"{OWNER}.RENEW_SECONDS": 0.5}
+
+
+class NamedPool:
+    """A pool of one name, whose processes run on one machine after the other."""
+
+    def __init__(self, cluster: Cluster, folder: Path, namespace: str) -> None:
+        self.cluster, self.namespace = cluster, namespace
+        self.port = free_port()
+        self.held = ExitStack()
+        self.pool: PoolService
+        self._folder = folder
+        self._machines = itertools.count()
+        self.start()
+        self.provider: SelfManagedProvider = self.held.enter_context(
+            provider_of(
+                self.pool.url,
+                pool_size=1,
+                max_sandboxes=12,
+                base_python_image="sandbox",
+                base_nodejs_image="sandbox",
+                queue_timeout=120,
+            )
+        )
+
+    def start(self, **extra: str) -> None:
+        """Start its process on another machine, which has a data directory of its own."""
+        machine = self._folder / f"machine-{next(self._machines)}"
+        machine.mkdir()
+        self.pool = self.held.enter_context(
+            over_kubernetes(
+                self.cluster,
+                machine,
+                namespace=self.namespace,
+                port=self.port,
+                constants=SHORT_LEASE,
+                POOL_NAME="shared",
+                SHUTDOWN_GRACE_SECONDS="0",
+                **extra,
+            )
+        )
+
+    def stop(self, number: signal.Signals) -> None:
+        process = self.pool.service.process
+        process.send_signal(number)
+        process.wait(60)
+
+    def keep(self, owner: str = "alice", **spec: Any) -> KeptSandbox:
+        sandbox = self.provider.open(SandboxSpec(kept=True, **spec), owner)
+        assert isinstance(sandbox, KeptSandbox)
+        return sandbox
+
+    def pods(self) -> list[dict[str, Any]]:
+        path = f"/api/v1/namespaces/{self.namespace}/pods"
+        found: list[dict[str, Any]] = self.cluster.request("GET", path)["items"]
+        return found
+
+    def pod_of(self, sandbox: KeptSandbox) -> dict[str, Any]:
+        """The Pod that a kept sandbox is in: the only one with a record."""
+        (found,) = [
+            pod
+            for pod in self.pods()
+            if "cofferdam.record" in pod["metadata"].get("annotations", {})
+        ]
+        return found
+
+    def delete(self, pod: dict[str, Any]) -> None:
+        path = f"/api/v1/namespaces/{self.namespace}/pods/{pod['metadata']['name']}"
+        self.cluster.request("DELETE", path, {"gracePeriodSeconds": 0})
+
+
+@pytest.fixture
+def named_pool(cluster: Cluster, tmp_path: Path) -> Iterator[NamedPool]:
+    opened = NamedPool(cluster, tmp_path, prepared_namespace(cluster))
+    with opened.held:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def pods(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pods]:
+    """Sandboxes of a launcher in this process."""
+    with pods_of(cluster, tmp_path_factory.mktemp("pods")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def closed_afterwards() -> Iterator[list[KeptSandbox]]:
+    """The kept sandboxes in it are closed at the end."""
+    found: list[KeptSandbox] = []
+    yield found
+    for each in found:
+        with suppress(SandboxError):
+            each.close()
