@@ -48,8 +48,7 @@ from providers.runtime.launchers.kubernetes.manifest import (
 from providers.runtime.pool.hardening import RUNC, Hardening
 from providers.runtime.pool.template import Template
 from providers.values import SandboxLimits
-from tests.support.kubernetes import Cluster
-from tests.support.kubernetes_pods import prepared_namespace
+from tests.support.kubernetes import PROGRAMS, Cluster
 from tests.support.node_api import Api as NodeApi
 from tests.support.virtual_kubelet import Node, Setup, now
 
@@ -70,6 +69,15 @@ COMPONENTS = {
     "kube-controller-manager": "controllers",
     "tests.support.virtual_kubelet": "nodes",
     "benchmarks.control_plane": "nodes",
+}
+CLOSED_NETWORK = {
+    "apiVersion": "networking.k8s.io/v1",
+    "kind": "NetworkPolicy",
+    "metadata": {"name": "sandboxes"},
+    "spec": {
+        "podSelector": {"matchLabels": {APP_LABEL: APP}},
+        "policyTypes": ["Ingress", "Egress"],
+    },
 }
 COPY = "import os\nwhile data := os.read(0, 65536): os.write(1, data)"
 _RENEW = (
@@ -153,6 +161,14 @@ def memory_growth(before: Mapping[str, Usage], after: Mapping[str, Usage]) -> di
     }
 
 
+def prepared_namespace(cluster: Cluster) -> str:
+    """Make a namespace for sandboxes, whose network is closed, and return its name."""
+    name = cluster.namespace()
+    policies = f"/apis/networking.k8s.io/v1/namespaces/{name}/networkpolicies"
+    cluster.request("POST", policies, CLOSED_NETWORK)
+    return name
+
+
 class HollowNode(Node):
     """A node that reports each of its Pods as running, and starts nothing."""
 
@@ -199,6 +215,7 @@ async def serve_hollow_nodes(address: str, folder: Path) -> None:
         await HollowNode(f"hollow-{number}", ROOM, setup).start()
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.read)
+    await api.close()
 
 
 @contextmanager
@@ -540,6 +557,14 @@ def measure_sessions(
     return rows, found
 
 
+def require_programs() -> None:
+    """Exit with the remedy where a cluster cannot be here."""
+    if os.geteuid() != 0:
+        raise SystemExit("The nodes of a cluster need root.")
+    if not (PROGRAMS / "kube-apiserver").exists():
+        raise SystemExit("Kubernetes is missing. Install it: sudo .ci/install-kubernetes")
+
+
 def _wait_for(is_so: Callable[[], bool], complaint: str) -> None:
     deadline = time.monotonic() + WAIT_SECONDS
     while not is_so():
@@ -559,6 +584,7 @@ def main() -> None:
     if options.hollow:
         asyncio.run(serve_hollow_nodes(options.hollow[0], Path(options.hollow[1])))
         return
+    require_programs()
     extra: dict[str, Any] = {
         "machine": platform.platform(),
         "cpus": os.cpu_count(),
