@@ -219,7 +219,7 @@ def forced_writes(folder: Path, calls: int) -> Figures:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.database", description=__doc__)
-    parser.add_argument("--calls", type=int, default=1000, help="in each row (1000)")
+    parser.add_argument("--calls", type=int, default=600, help="in each row (600)")
     parser.add_argument("--json", type=Path, default=ROOT / "var" / "bench" / "database.json")
     parser.add_argument("--inside", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
