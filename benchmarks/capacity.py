@@ -124,7 +124,7 @@ class Case:
 
 
 CASE = Case()
-KEPT = Case(awake=0.1, runs_a_pod=100)
+REUSED = Case(awake=0.1, runs_a_pod=100)
 
 # A lease of a session is ten minutes, and its Pod is told of it when a third of that is over.
 LEASE_SECONDS = 600.0
@@ -358,7 +358,7 @@ def simulate(
 
 # The tables of the page.
 
-PEAK_SECONDS, HOUR_SECONDS = 60.0, 10.0
+PEAK_SECONDS, HOUR_SECONDS = 60.0, 20.0
 
 
 def tables() -> Iterator[str]:
@@ -366,8 +366,8 @@ def tables() -> Iterator[str]:
     yield measured_table(MEASURED)
     yield ends_table(MEASURED)
     yield case_table(MEASURED)
-    yield peak_table(MEASURED, KEPT)
-    yield day_table(MEASURED, KEPT)
+    yield peak_table(MEASURED, REUSED)
+    yield day_table(MEASURED, REUSED)
 
 
 def measured_table(measured: Measured) -> str:
@@ -395,7 +395,7 @@ def ends_table(measured: Measured) -> str:
     rows.append(
         ("renewal of sessions", f"{renewals:,.0f} open sessions", "the same", "one process")
     )
-    return _table(("one of", "runs a second, kept Pods", "fresh Pods", ""), rows)
+    return _table(("one of", "runs a second, reused Pods", "fresh Pods", ""), rows)
 
 
 def _rate(load: float) -> str:
@@ -404,9 +404,9 @@ def _rate(load: float) -> str:
 
 def case_table(measured: Measured) -> str:
     """What the case needs, with fresh Pods and all sessions awake, and as the page advises."""
-    columns = [_needs(measured, case) for case in (CASE, KEPT)]
+    columns = [_needs(measured, case) for case in (CASE, REUSED)]
     rows = [(name, columns[0][name], columns[1][name]) for name in columns[0]]
-    return _table(("", "a fresh Pod each, all sessions awake", "kept Pods, 10 % awake"), rows)
+    return _table(("", "a fresh Pod each, all sessions awake", "reused Pods, 10 % awake"), rows)
 
 
 def _needs(measured: Measured, case: Case) -> dict[str, str]:

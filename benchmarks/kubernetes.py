@@ -36,7 +36,7 @@ from benchmarks.control_plane import (
     service_on,
     service_usage,
 )
-from benchmarks.executions import PROGRAM, process_caller
+from benchmarks.executions import PROGRAM, PYTHON, process_caller
 from benchmarks.measure import Call, Figures, measure, percentiles, table, write_json
 from benchmarks.service import ROOT, Service, api_caller, running_service
 from tests.support.kubernetes import Cluster
@@ -81,7 +81,7 @@ def exec_caller(cluster: Cluster, namespace: str, name: str) -> Call:
             name,
             namespace,
             container=_CONTAINER,
-            command=["python3", "-c", PROGRAM],
+            command=[PYTHON, "-c", PROGRAM],
             stdin=False,
             stdout=True,
             stderr=True,
@@ -135,8 +135,8 @@ def latencies(cluster: Cluster, folder: Path, rounds: int) -> list[Figures]:
             for launcher in LAUNCHERS
         }
         ways: dict[str, Call] = {
-            "exec python3 -c 'print(1)' in a Pod": exec_caller(cluster, namespace, name),
-            "python3 -c 'print(1)' on this machine": process_caller(["python3", "-c", PROGRAM])(),
+            f"exec {PYTHON} -c 'print(1)' in a Pod": exec_caller(cluster, namespace, name),
+            f"{PYTHON} -c 'print(1)'": process_caller([PYTHON, "-c", PROGRAM])(),
         }
         for launcher, service in services.items():
             ways[f"POST /api/v1/executions, {launcher}"] = post_caller(service)
@@ -174,7 +174,7 @@ def require_engine() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kubernetes", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=40, help="of one caller, in turn (40)")
+    parser.add_argument("--rounds", type=int, default=30, help="of one caller, in turn (30)")
     parser.add_argument("--calls", type=int, default=320, help="of many callers (320)")
     parser.add_argument("--json", type=Path, default=ROOT / "var" / "bench" / "kubernetes.json")
     options = parser.parse_args()

@@ -9,9 +9,9 @@ import pytest
 from benchmarks import capacity
 from benchmarks.capacity import (
     CASE,
-    KEPT,
     LEDGER,
     MEASURED,
+    REUSED,
     Flow,
     Installation,
     Simulation,
@@ -43,7 +43,7 @@ def test_utilisation_is_arrivals_times_service_time() -> None:
 
 def test_the_number_present_is_arrivals_times_stay() -> None:
     """Little's law, at each station of the whole installation."""
-    found = simulate(MEASURED, KEPT, plan(MEASURED, KEPT), KEPT.peak, SECONDS)
+    found = simulate(MEASURED, REUSED, plan(MEASURED, REUSED), REUSED.peak, SECONDS)
     for name, report in found.reports.items():
         arrivals = report.arrivals / found.end
         stay = report.stays / report.arrivals
@@ -58,7 +58,7 @@ def test_one_server_waits_as_theory_says() -> None:
 
 
 def test_nothing_is_lost_or_made() -> None:
-    found = simulate(MEASURED, KEPT, plan(MEASURED, KEPT), KEPT.peak, SECONDS)
+    found = simulate(MEASURED, REUSED, plan(MEASURED, REUSED), REUSED.peak, SECONDS)
     assert {name: len(ends) for name, ends in found.ends.items()} == found.started
     assert all(count > 0 for count in found.started.values())
     for report in found.reports.values():
@@ -110,7 +110,7 @@ def test_the_hours_of_a_day_have_all_its_executions() -> None:
 
 
 def test_a_plan_leaves_no_station_too_busy_in_the_busiest_hour() -> None:
-    for case in (CASE, KEPT):
+    for case in (CASE, REUSED):
         planned: Installation = plan(MEASURED, case)
         for station, load in loads(flows(MEASURED, case, case.peak)).items():
             if station in planned.servers:
