@@ -383,7 +383,7 @@ POOL: Group = Group(
             "pool's port if one is named, and with `auto` if Docker answers. A "
             "[gVisor kernel per tenant](security.md#a-gvisor-kernel-per-tenant) needs `gvisor`, "
             "as root or with a delegated cgroup. `kubernetes`: [Pods of a "
-            "cluster](deployment/kubernetes.md).",
+            "cluster](providers/kubernetes.md).",
         ),
         text(
             "POOL_NAME",

@@ -70,7 +70,7 @@ class Pods:
         until(has_it, lambda: f"{json.dumps(found, indent=1)}\n{self.cluster.logs()}")
         return found
 
-    def ended(self, name: str, phase: str = "Failed") -> Any:
+    def end_of(self, name: str, phase: str = "Failed") -> Any:
         """The end of the Pod's container, as its status has it."""
         return self.wait(name, phase)["status"]["containerStatuses"][0]["state"]["terminated"]
 
@@ -107,7 +107,7 @@ class Pods:
         """What a command in the Pod writes to its outputs, and its status."""
         streams: dict[int, bytes] = {1: b"", 2: b"", 3: b""}
         with self.connection(name, "exec", command=list(command), stdin=0) as socket:
-            while message := bytes_of(socket):
+            while message := read_message(socket):
                 streams[message[0]] += message[1:]
         return streams[1], streams[2], json.loads(streams[3])
 
@@ -119,17 +119,17 @@ def until(is_so: Callable[[], bool], complaint: Callable[[], str] = lambda: "") 
         time.sleep(0.02)
 
 
-def bytes_of(socket: websocket.WebSocket) -> bytes:
+def read_message(socket: websocket.WebSocket) -> bytes:
     """The next message."""
     message = socket.recv()
     return message if isinstance(message, bytes) else message.encode()
 
 
-def received(socket: websocket.WebSocket, length: int) -> bytes:
+def read_bytes(socket: websocket.WebSocket, length: int) -> bytes:
     """So many bytes of the container's output."""
     found = b""
     while len(found) < length:
-        message = bytes_of(socket)
+        message = read_message(socket)
         assert message[0] == 1, message
         found += message[1:]
     return found
@@ -160,10 +160,10 @@ def test_attached_bytes_go_both_ways_unchanged(pods: Pods) -> None:
     with pods.connection("one", "attach") as socket:
         for start in range(0, len(data), 1 << 15):
             socket.send_binary(b"\0" + data[start : start + (1 << 15)])
-        assert received(socket, len(data)) == data
+        assert read_bytes(socket, len(data)) == data
         with pods.connection("one", "attach") as other:
             other.send_binary(b"\0again")
-            assert received(other, 5) == b"again"
+            assert read_bytes(other, 5) == b"again"
             # The first has lost the streams, and its connection.
             with pytest.raises(websocket.WebSocketConnectionClosedException):
                 while socket.recv():
@@ -171,7 +171,7 @@ def test_attached_bytes_go_both_ways_unchanged(pods: Pods) -> None:
                 raise websocket.WebSocketConnectionClosedException
     with pods.connection("one", "attach") as socket:
         socket.send_binary(b"\0later")
-        assert received(socket, 5) == b"later"
+        assert read_bytes(socket, 5) == b"later"
 
 
 def test_an_input_that_is_taken_once_ends_with_its_connection(pods: Pods) -> None:
@@ -179,8 +179,8 @@ def test_an_input_that_is_taken_once_ends_with_its_connection(pods: Pods) -> Non
     pods.wait("one")
     with pods.connection("one", "attach") as socket:
         socket.send_binary(b"\0text")
-        assert received(socket, 4) == b"text"
-    assert pods.ended("one", "Succeeded")["exitCode"] == 0
+        assert read_bytes(socket, 4) == b"text"
+    assert pods.end_of("one", "Succeeded")["exitCode"] == 0
 
 
 def test_the_end_of_a_container_ends_what_is_attached(pods: Pods) -> None:
@@ -188,9 +188,9 @@ def test_the_end_of_a_container_ends_what_is_attached(pods: Pods) -> None:
     pods.wait("one")
     with pods.connection("one", "attach") as socket:
         socket.send_binary(b"\0bread\n")
-        assert received(socket, 10) == b"got bread\n"
+        assert read_bytes(socket, 10) == b"got bread\n"
         assert json.loads(socket.recv()[1:])["status"] == "Success"
-    assert pods.ended("one")["exitCode"] == 3
+    assert pods.end_of("one")["exitCode"] == 3
     assert pods.log("one") == "got bread\n"
 
 
@@ -201,7 +201,7 @@ def test_a_container_that_takes_too_much_memory_is_reported(pods: Pods, handler:
     resources = {"resources": {"limits": limits, "requests": limits}}
     command = ["python3", "-c", "bytearray(1 << 28)"]
     pods.create("one", command, resources, runtimeClassName=handler)
-    end = pods.ended("one")
+    end = pods.end_of("one")
     assert (end["exitCode"], end["reason"]) == (137, "OOMKilled")
 
 
@@ -244,9 +244,9 @@ def test_a_container_is_bound_as_its_pod_says(pods: Pods) -> None:
         "seccompProfile": {"type": "RuntimeDefault"},
     }
     show = (
-        "id -u; id -g; grep -E 'CapBnd|NoNewPrivs|Seccomp:' /proc/self/status; hostname; pwd;"
+        "exec 2>&1; id -u; id -g; grep -E 'CapBnd|NoNewPrivs|Seccomp:' /proc/self/status; hostname; pwd;"
         "touch /tmp/a || echo read only; touch /work/b && stat -c %a /work;"
-        "head -c 2M /dev/zero > /work/c || echo full; ls /sys/class/net 2>&1; tail -n +3 /proc/net/dev"
+        "head -c 2M /dev/zero > /work/c || echo full; tail -n +3 /proc/net/dev"
     )
     container = {
         "securityContext": security,
@@ -286,6 +286,66 @@ def test_a_container_that_must_not_be_root_waits(pods: Pods) -> None:
     until(lambda: not pods.is_there("one"))
 
 
+def test_a_pod_has_its_secrets_and_what_its_first_container_has_left(pods: Pods) -> None:
+    objects = pods.path.removesuffix("pods")
+    secret = {"metadata": {"name": "key"}, "stringData": {"word": "sesame"}}
+    pods.cluster.request("POST", f"{objects}secrets", secret)
+    config = {"metadata": {"name": "settings"}, "data": {"colour": "red"}}
+    pods.cluster.request("POST", f"{objects}configmaps", config)
+    mounts = [
+        {"name": "shared", "mountPath": "/shared"},
+        {"name": "settings", "mountPath": "/settings"},
+    ]
+    reference = {"secretKeyRef": {"name": "key", "key": "word"}}
+    first = {
+        "name": "first",
+        "image": "machine",
+        "command": ["sh", "-c", "echo $WORD > /shared/word"],
+        "env": [{"name": "WORD", "valueFrom": reference}],
+        "volumeMounts": mounts[:1],
+    }
+    pods.create(
+        "one",
+        ["sh", "-c", "cat /shared/word /settings/colour"],
+        {"volumeMounts": mounts},
+        initContainers=[first],
+        volumes=[
+            {"name": "shared", "emptyDir": {}},
+            {"name": "settings", "configMap": {"name": "settings"}},
+        ],
+    )
+    assert pods.end_of("one", "Succeeded")["exitCode"] == 0
+    assert pods.log("one") == "sesame\nred"
+
+
+def test_a_container_is_started_again_and_ready_when_its_probe_says_so(pods: Pods) -> None:
+    command = [
+        "sh",
+        "-c",
+        "echo x >> /kept/starts; test $(wc -l < /kept/starts) -gt 1 && sleep 600",
+    ]
+    pods.create(
+        "one",
+        command,
+        {
+            "volumeMounts": [{"name": "kept", "mountPath": "/kept"}],
+            "readinessProbe": {"exec": {"command": ["test", "-e", "/kept/ready"]}},
+        },
+        restartPolicy="Always",
+        volumes=[{"name": "kept", "emptyDir": {}}],
+    )
+
+    def status() -> Any:
+        (found,) = pods.read("one")["status"].get("containerStatuses") or [{}]
+        return found
+
+    until(lambda: status().get("restartCount") == 1 and "running" in status()["state"])
+    assert status()["lastState"]["terminated"]["exitCode"] == 1
+    assert not status()["ready"]
+    pods.run("one", "touch", "/kept/ready")
+    until(lambda: status()["ready"])
+
+
 def test_a_runtime_class_gives_gvisor(pods: Pods) -> None:
     pods.cluster.runtime_class("gvisor", "runsc")
     pods.create("one", COPY, {"stdin": True}, runtimeClassName="gvisor")
@@ -296,21 +356,21 @@ def test_a_runtime_class_gives_gvisor(pods: Pods) -> None:
     data = os.urandom(1 << 17)
     with pods.connection("one", "attach") as socket:
         socket.send_binary(b"\0" + data)
-        assert received(socket, len(data)) == data
+        assert read_bytes(socket, len(data)) == data
     pods.delete("one")
     until(lambda: not pods.is_there("one"))
 
 
-def test_a_runtime_class_that_no_node_has_is_told_in_an_event(pods: Pods) -> None:
+def test_a_runtime_class_that_no_node_has_is_reported_in_an_event(pods: Pods) -> None:
     pods.cluster.runtime_class("kata", "kata")
     pods.create("one", ["true"], runtimeClassName="kata")
     events = pods.path.removesuffix("pods") + "events"
 
-    def is_told() -> bool:
+    def has_event() -> bool:
         found = pods.cluster.request("GET", events)["items"]
         return any(event["reason"] == "FailedCreatePodSandBox" for event in found)
 
-    until(is_told)
+    until(has_event)
     assert pods.read("one")["status"]["phase"] == "Pending"
 
 
@@ -378,7 +438,7 @@ def test_a_node_that_comes_back_runs_nothing_twice(pods: Pods, tmp_path: Path) -
     pods.wait("one")
     cluster.lose_node("returning")
     cluster.add_node("returning")
-    assert pods.ended("one")["exitCode"] == 255
+    assert pods.end_of("one")["exitCode"] == 255
     assert (tmp_path / "runs").read_text() == "run\n"
     cluster.remove_node("returning")
 
@@ -410,4 +470,4 @@ def test_a_store_that_stands_still_is_waited_for(pods: Pods) -> None:
     pods.cluster.stop_etcd()
     pods.cluster.continue_etcd()
     pods.create("one", ["true"])
-    assert pods.ended("one", "Succeeded")["reason"] == "Completed"
+    assert pods.end_of("one", "Succeeded")["reason"] == "Completed"

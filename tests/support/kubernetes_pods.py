@@ -16,6 +16,7 @@ from providers.runtime.launchers.kubernetes.manifest import APP, APP_LABEL
 from providers.runtime.pool.background import BackgroundLoop
 from providers.runtime.pool.requests import make_template
 from providers.runtime.pool.sandbox import Sandbox
+from providers.runtime.pool.template import Template
 from providers.values import ExecutionResult, Job, SandboxLimits
 from tests.support.kubernetes import Cluster
 from tests.support.pool_service import PoolService, manage
@@ -23,6 +24,7 @@ from tests.support.processes import ROOT, clean_environment, free_port, started
 
 # The nodes of the tests show a Pod of any image this machine's programs.
 IMAGES = {"python": "sandbox"}
+IMAGE_FIELDS = {"base_python_image": "sandbox", "base_nodejs_image": "sandbox"}
 CLOSED_NETWORK = {
     "apiVersion": "networking.k8s.io/v1",
     "kind": "NetworkPolicy",
@@ -87,11 +89,13 @@ class Pods:
             self.close()
             raise
 
+    def template(self, language: str = "python", **limits: int) -> Template:
+        bounds = replace(SandboxLimits(), **limits)
+        return make_template(language, language, self.launcher, bounds)
+
     def start(self, language: str = "python", **limits: int) -> Sandbox:
         """A warm sandbox in a Pod of its own."""
-        bounds = replace(SandboxLimits(), **limits)
-        template = make_template(language, language, self.launcher, bounds)
-        return self.loop.call(Sandbox.start(self.launcher, template))
+        return self.loop.call(Sandbox.start(self.launcher, self.template(language, **limits)))
 
     def run_in(
         self, sandbox: Sandbox, code: str, *, timeout: float = 60, **job: Any
@@ -162,8 +166,10 @@ def over_kubernetes(
         yield pool
 
 
-def pool_account(cluster: Cluster, namespace: str) -> Path:
-    """The kubeconfig of a service account with the rights of a pool service."""
+def pool_account(
+    cluster: Cluster, namespace: str, rights: list[dict[str, list[str]]] = RIGHTS
+) -> Path:
+    """The kubeconfig of a service account with the rights of a pool service, or with others."""
     path = cluster.folder / f"{namespace}-pool"
     if path.exists():
         return path
@@ -172,7 +178,7 @@ def pool_account(cluster: Cluster, namespace: str) -> Path:
     cluster.request("POST", f"/api/v1/namespaces/{namespace}/serviceaccounts", account)
     subject = {"kind": "ServiceAccount", "name": "pool", "namespace": namespace}
     for where, kind, name, rules in (
-        (roles, "Role", "pool", RIGHTS),
+        (roles, "Role", "pool", rights),
         ("/apis/rbac.authorization.k8s.io/v1", "ClusterRole", f"pool-{namespace}", CLUSTER_RIGHTS),
     ):
         role, binding = f"{kind.lower()}s", f"{kind.lower()}bindings"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+from datetime import UTC, datetime
 from typing import Any
 
 import aiohttp
@@ -12,6 +13,11 @@ import aiohttp
 RETRY_SECONDS = 0.2
 MERGE = "application/merge-patch+json"
 _MOST_LINE = 1 << 24
+
+
+def timestamp() -> str:
+    """The time as Kubernetes writes it."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 class ApiError(Exception):

@@ -16,7 +16,6 @@ import signal
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -24,7 +23,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from providers.runtime.pool.cgroup import CgroupParent
-from tests.support.node_api import MERGE, Api, ApiError
+from tests.support.node_api import MERGE, Api, ApiError, timestamp
 from tests.support.pod_bundles import (
     BadContainer,
     Place,
@@ -45,10 +44,6 @@ _GVISOR_BYTES = 64 << 20
 _numbers = itertools.count(1)
 
 Pods = dict[str, "NodePod"]
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @dataclass
@@ -115,13 +110,13 @@ class NodePod:
         self._folder = setup.folder / self.uid
         self._path = f"/api/v1/namespaces/{self.namespace}/pods/{self.name}"
         self._states = [State(each) for each in self._spec["containers"]]
-        self._first = [State(each) for each in self._spec.get("initContainers") or []]
-        self._started_at = _now()
+        self._init_states = [State(each) for each in self._spec.get("initContainers") or []]
+        self._started_at = timestamp()
         self._failure: dict[str, str] = {}
         self._publishing = asyncio.Lock()
-        self._changed = asyncio.Event()
-        self._deleted = asyncio.Event()
-        self._hurried = asyncio.Event()
+        self._change = asyncio.Event()
+        self._deletion = asyncio.Event()
+        self._shorter_grace = asyncio.Event()
         self._is_ending = False
         self._is_over = pod["status"].get("phase") in ("Succeeded", "Failed")
         # Its containers were those of a node that was lost, which has come back without them.
@@ -137,15 +132,15 @@ class NodePod:
     def update(self, pod: dict[str, Any]) -> None:
         """Take note of the newest object."""
         self.pod = pod
-        self._changed.set()
+        self._change.set()
         metadata = pod["metadata"]
         if metadata.get("deletionTimestamp"):
             loop = asyncio.get_running_loop()
             wanted = loop.time() + float(metadata.get("deletionGracePeriodSeconds") or 0)
-            if not self._deleted.is_set() or wanted < self._kill_at:
+            if not self._deletion.is_set() or wanted < self._kill_at:
                 self._kill_at = wanted
-                self._hurried.set()
-            self._deleted.set()
+                self._shorter_grace.set()
+            self._deletion.set()
 
     async def vanish(self) -> None:
         """Kill all containers. Nothing is reported any more."""
@@ -159,14 +154,14 @@ class NodePod:
         loop = asyncio.get_running_loop()
         try:
             if not self._is_over:
-                life = asyncio.create_task(self._live())
+                life = asyncio.create_task(self._run_containers())
                 deadline = asyncio.create_task(self._pass_deadline())
-                deleted = asyncio.create_task(self._deleted.wait())
-                works: set[asyncio.Task[Any]] = {life, deadline, deleted}
+                deletion = asyncio.create_task(self._deletion.wait())
+                works: set[asyncio.Task[Any]] = {life, deadline, deletion}
                 try:
                     await asyncio.wait(works, return_when=asyncio.FIRST_COMPLETED)
                     if not life.done():
-                        if not deleted.done():
+                        if not deletion.done():
                             grace = self._spec.get("terminationGracePeriodSeconds", 30)
                             self._kill_at = loop.time() + float(grace)
                             self._failure = {
@@ -183,7 +178,7 @@ class NodePod:
                 self._is_over = True
                 await self._publish()
                 await self._remove()
-            await self._deleted.wait()
+            await self._deletion.wait()
             await self._delete()
         except asyncio.CancelledError:
             raise
@@ -196,13 +191,13 @@ class NodePod:
         loop = asyncio.get_running_loop()
         start = loop.time()
         while True:
-            self._changed.clear()
+            self._change.clear()
             limit = self.pod["spec"].get("activeDeadlineSeconds")
             left = None if limit is None else start + float(limit) - loop.time()
             if left is not None and left <= 0:
                 return
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), left)
+                await asyncio.wait_for(self._change.wait(), left)
 
     async def _stop(self, life: asyncio.Task[None]) -> None:
         """Ask the containers to end, and kill those that have not in the time they were given."""
@@ -211,11 +206,11 @@ class NodePod:
         for container, _ in list(self.containers.values()):
             await container.signal(signal.SIGTERM)
         while not life.done():
-            self._hurried.clear()
-            hurried = asyncio.create_task(self._hurried.wait())
+            self._shorter_grace.clear()
+            shorter = asyncio.create_task(self._shorter_grace.wait())
             left = max(0.0, self._kill_at - loop.time())
-            await asyncio.wait({life, hurried}, timeout=left, return_when="FIRST_COMPLETED")
-            hurried.cancel()
+            await asyncio.wait({life, shorter}, timeout=left, return_when="FIRST_COMPLETED")
+            shorter.cancel()
             if loop.time() >= self._kill_at:
                 for container, _ in list(self.containers.values()):
                     await container.signal(signal.SIGKILL)
@@ -237,9 +232,7 @@ class NodePod:
         self.containers.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    # Life.
-
-    async def _live(self) -> None:
+    async def _run_containers(self) -> None:
         """Run all containers until they are over. Returns early where the Pod is to end."""
         if self._was_lost and self._spec.get("restartPolicy") == "Never":
             for state in self._states:
@@ -250,13 +243,13 @@ class NodePod:
         place = await self._make_place()
         if tool is None or place is None:
             return
-        for state in self._first:
-            await self._keep(state, tool, place)
+        for state in self._init_states:
+            await self._run_container(state, tool, place)
             if state.code != 0:
                 for other in self._states:
                     other.is_over = True
                 return
-        await asyncio.gather(*(self._keep(state, tool, place) for state in self._states))
+        await asyncio.gather(*(self._run_container(state, tool, place) for state in self._states))
 
     async def _find_tool(self) -> str | None:
         name = self._spec.get("runtimeClassName")
@@ -270,11 +263,11 @@ class NodePod:
                 handler = f"of {name}, {error}"
             if handler in TOOLS:
                 return TOOLS[handler]
-            await self._tell(
+            await self._make_event(
                 "FailedCreatePodSandBox",
                 f'Failed to create pod sandbox: no runtime for "{handler}" is configured',
             )
-            await self._rest()
+            await self._pause()
         return None
 
     async def _make_place(self) -> Place | None:
@@ -292,44 +285,44 @@ class NodePod:
                 }
                 return Place(self._folder, volumes, self._setup.images, variables)
             except (LookupError, BadContainer) as error:
-                await self._tell("FailedMount", f"MountVolume.SetUp failed: {error}")
-                await self._rest()
+                await self._make_event("FailedMount", f"MountVolume.SetUp failed: {error}")
+                await self._pause()
         return None
 
-    async def _rest(self) -> None:
+    async def _pause(self) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._deleted.wait(), RETRY_SECONDS)
+            await asyncio.wait_for(self._deletion.wait(), RETRY_SECONDS)
 
-    async def _keep(self, state: State, tool: str, place: Place) -> None:
+    async def _run_container(self, state: State, tool: str, place: Place) -> None:
         """Run a container until it is not to be started again."""
         policy = self._spec.get("restartPolicy", "Always")
-        is_first = state in self._first
+        is_first = state in self._init_states
         while not self._is_ending:
             container = await self._start(state, tool, place)
             if container is not None:
                 await self._publish()
                 probe = asyncio.create_task(self._probe(state))
                 try:
-                    end = await asyncio.shield(container.ended)
+                    end = await asyncio.shield(container.end)
                 finally:
                     probe.cancel()
                 await self._note_end(state, container, end)
             if state.code is None:
                 await self._publish()
-                await self._rest()
+                await self._pause()
                 continue
             again = policy == "Always" and not is_first
             again = again or (policy != "Never" and state.code != 0)
             if self._is_ending or not again:
                 break
-            old = self.containers.pop(state.spec["name"], None)
-            if old:
+            if old := self.containers.get(state.spec["name"]):
                 await old[0].remove()
+                del self.containers[state.spec["name"]]
             state.last, state.restarts = state.now, state.restarts + 1
             if state.restarts > 1:
                 state.now = {"waiting": {"reason": "CrashLoopBackOff"}}
                 await self._publish()
-                await self._rest()
+                await self._pause()
         state.is_over = True
 
     async def _start(self, state: State, tool: str, place: Place) -> Container | None:
@@ -363,10 +356,10 @@ class NodePod:
         except BadContainer as error:
             state.number = 0
             state.now = {"waiting": {"reason": error.reason, "message": str(error)}}
-            await self._tell("Failed", str(error))
+            await self._make_event("Failed", str(error))
             return None
         except OSError as error:
-            when = _now()
+            when = timestamp()
             state.now = {
                 "terminated": {
                     "exitCode": 128,
@@ -379,7 +372,7 @@ class NodePod:
             return None
         self.containers[spec["name"]] = (container, process)
         self.logs[spec["name"]] = container.log
-        state.now = {"running": {"startedAt": _now()}}
+        state.now = {"running": {"startedAt": timestamp()}}
         state.is_ready = not spec.get("readinessProbe")
         return container
 
@@ -390,7 +383,7 @@ class NodePod:
                 "exitCode": end.code,
                 "reason": end.reason,
                 "startedAt": state.now["running"]["startedAt"],
-                "finishedAt": _now(),
+                "finishedAt": timestamp(),
                 "containerID": f"virtual://{state.number}",
             }
         }
@@ -434,8 +427,6 @@ class NodePod:
                 return bool(command.returncode == 0)
         except (OSError, aiohttp.ClientError, TimeoutError):
             return False
-
-    # What containers are given.
 
     async def _object(self, kind: str, name: str, is_optional: bool | None) -> dict[str, Any]:
         """Raises BadContainer where there is none."""
@@ -560,12 +551,10 @@ class NodePod:
                 shutil.chown(path, group=int(group))
                 path.chmod(path.stat().st_mode | 0o040)
 
-    # What is reported.
-
     def _phase(self) -> str:
         if self._failure:
             return "Failed"
-        if any(state.is_over and state.code not in (0, None) for state in self._first):
+        if any(state.is_over and state.code not in (0, None) for state in self._init_states):
             return "Failed"
         codes = [state.code for state in self._states]
         if self._is_over or (all(s.is_over for s in self._states) and None not in codes):
@@ -575,9 +564,9 @@ class NodePod:
 
     def _status(self) -> dict[str, Any]:
         ready = all(state.is_ready for state in self._states)
-        first = all(state.code == 0 for state in self._first)
+        first = all(state.code == 0 for state in self._init_states)
         phase = self._phase()
-        when = _now()
+        when = timestamp()
         old = {each["type"]: each for each in self.pod["status"].get("conditions") or []}
         conditions = []
         for kind, is_so in (
@@ -598,7 +587,7 @@ class NodePod:
             "podIPs": [{"ip": self._address}],
             "conditions": conditions,
             "containerStatuses": [state.status() for state in self._states],
-            "initContainerStatuses": [state.status() for state in self._first],
+            "initContainerStatuses": [state.status() for state in self._init_states],
             **self._failure,
         }
 
@@ -615,9 +604,9 @@ class NodePod:
         except ApiError as error:
             logger.info("%s: %s", self.name, error)
 
-    async def _tell(self, reason: str, message: str) -> None:
+    async def _make_event(self, reason: str, message: str) -> None:
         """Make an event of the Pod."""
-        when = _now()
+        when = timestamp()
         event = {
             "metadata": {"generateName": f"{self.name}."},
             "involvedObject": {

@@ -122,7 +122,7 @@ def write_bundle(
     folder.mkdir(mode=0o711)
     root = image.root or _root_of_machine(folder)
     mounts = [*_usual_mounts(), *_machine_mounts(root) * (image.root is None)]
-    mounts += _etc(folder, hostname, process["user"]["uid"], image)
+    mounts += _etc(folder, pod["spec"], hostname, process["user"]["uid"], image)
     mounts += _volumes(pod, container, place, security)
     if image.root is None:
         for each in mounts:
@@ -274,10 +274,15 @@ def _machine_mounts(root: Path) -> list[dict[str, Any]]:
     return mounts
 
 
-def _etc(folder: Path, hostname: str, uid: int, image: ImageRoot) -> list[dict[str, Any]]:
+def _etc(
+    folder: Path, spec: Mapping[str, Any], hostname: str, uid: int, image: ImageRoot
+) -> list[dict[str, Any]]:
+    hosts = f"127.0.0.1 localhost\n::1 localhost\n127.0.0.1 {hostname}\n"
+    for alias in spec.get("hostAliases") or []:
+        hosts += f"{alias['ip']} {' '.join(alias['hostnames'])}\n"
     files = {
         "hostname": f"{hostname}\n",
-        "hosts": f"127.0.0.1 localhost\n::1 localhost\n127.0.0.1 {hostname}\n",
+        "hosts": hosts,
         "resolv.conf": "",
     }
     if image.root is None:

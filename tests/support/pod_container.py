@@ -57,7 +57,7 @@ class Container:
         self.name = name
         self.cgroup = cgroup
         self.log = bytearray()
-        self.ended: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self.end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
         self._is_gvisor = os.path.basename(tool) == "runsc"
         self._tool = [tool, "--root", str(folder / "state")]
         if self._is_gvisor:
@@ -68,7 +68,8 @@ class Container:
         self._input: asyncio.StreamWriter | None = None
         self._pid: int | None = None
         self._helpers: set[int] = set()
-        self._attached: Attachment | None = None
+        self._attachment: Attachment | None = None
+        self._removal: asyncio.Task[None] | None = None
         self._pumps: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -86,7 +87,13 @@ class Container:
                 read, write = os.pipe2(os.O_CLOEXEC)
                 theirs.append(write)
                 ours.append(read)
-            failed = await self._run(theirs)
+            work = asyncio.create_task(self._run(theirs))
+            try:
+                failed = await asyncio.shield(work)
+            except asyncio.CancelledError:
+                # What has begun has to be known, or it could not be removed.
+                await work
+                raise
         except BaseException:
             for fd in ours:
                 os.close(fd)
@@ -126,7 +133,7 @@ class Container:
         # server of gVisor.
         self._pid = int(pid_file.read_text())
         if self._is_gvisor:
-            self._helpers = _adopted(self.name) - {self._pid}
+            self._helpers = _children_of(self.name) - {self._pid}
         pidfd = os.pidfd_open(self._pid)
         loop.add_reader(pidfd, self._at_end, pidfd)
         return 0
@@ -140,36 +147,36 @@ class Container:
         code = os.waitstatus_to_exitcode(status)
         code = code if code >= 0 else 128 - code
         if self.cgroup.evidence().out_of_memory:
-            self.ended.set_result(End(code, "OOMKilled"))
+            self.end.set_result(End(code, "OOMKilled"))
         else:
-            self.ended.set_result(End(code, "Error" if code else "Completed"))
+            self.end.set_result(End(code, "Error" if code else "Completed"))
 
     async def _pump(self, number: int, reader: asyncio.StreamReader) -> None:
         while data := await reader.read(_CHUNK):
             self.log += data
             del self.log[:-LOG_BYTES]
-            if attached := self._attached:
+            if attachment := self._attachment:
                 with contextlib.suppress(ConnectionError):
-                    await attached.send(number, data)
+                    await attachment.send(number, data)
 
     def attach(self, send: Sink) -> Attachment:
         """Give the streams to a connection. One that has had them is over."""
-        if self._attached:
-            self._attached.over.set()
-        self._attached = Attachment(send)
-        return self._attached
+        if self._attachment:
+            self._attachment.over.set()
+        self._attachment = Attachment(send)
+        return self._attachment
 
     async def write(self, attachment: Attachment, data: bytes) -> None:
         """Write to its standard input, for the one that has the streams."""
-        if self._input and self._attached is attachment:
+        if self._input and self._attachment is attachment:
             self._input.write(data)
             with contextlib.suppress(ConnectionError):
                 await self._input.drain()
 
     def detach(self, attachment: Attachment) -> None:
         """The end of a connection, which is that of the input where this is taken once."""
-        if self._attached is attachment:
-            self._attached = None
+        if self._attachment is attachment:
+            self._attachment = None
             if self._input_once and self._input:
                 self._input.close()
                 self._input = None
@@ -206,10 +213,15 @@ class Container:
         await process.wait()
 
     async def remove(self) -> None:
-        """Kill it, and remove what it has left."""
+        """Kill it, and remove what it has left. That goes on where the caller is cancelled."""
+        if self._removal is None:
+            self._removal = asyncio.create_task(self._remove())
+        await asyncio.shield(self._removal)
+
+    async def _remove(self) -> None:
         await self.signal(signal.SIGKILL)
         if self._pid is not None:
-            await self.ended
+            await self.end
         await self._end_streams()
         await self._ask("delete", "--force", self.name)
         for pid in self._helpers:
@@ -225,8 +237,8 @@ class Container:
         await asyncio.wait(self._pumps, timeout=10)
 
     async def _end_streams(self) -> None:
-        if self._attached:
-            self._attached.over.set()
+        if self._attachment:
+            self._attachment.over.set()
         if self._input:
             self._input.close()
             self._input = None
@@ -237,7 +249,7 @@ class Container:
         self._pumps.clear()
 
 
-def _adopted(name: str) -> set[int]:
+def _children_of(name: str) -> set[int]:
     """The children of this process that have the container's name in their command line."""
     own = os.getpid()
     children = Path(f"/proc/{own}/task/{own}/children").read_text().split()

@@ -34,7 +34,7 @@ class StreamServer:
         self._client = client
         self._runner: web.AppRunner | None = None
         self._sockets: set[web.WebSocketResponse] = set()
-        self._left: set[asyncio.Task[Any]] = set()
+        self._readings: set[asyncio.Task[Any]] = set()
 
     async def start(self, port: int, context: ssl.SSLContext) -> None:
         """Raises OSError where the port is taken."""
@@ -57,7 +57,7 @@ class StreamServer:
         for socket in list(self._sockets):
             if socket._req is not None and socket._req.transport is not None:
                 socket._req.transport.abort()
-        for task in self._left:
+        for task in self._readings:
             task.cancel()
         if self._runner:
             await self._runner.shutdown()
@@ -105,7 +105,7 @@ class StreamServer:
 
     async def _attach(self, request: web.Request) -> web.StreamResponse:
         container, _ = self._container(request)
-        wanted = _wanted(request)
+        wanted = _wanted_streams(request)
         socket = await self._open(request, _OUTPUT if _OUTPUT in wanted else _STATUS)
 
         async def send(number: int, data: bytes) -> None:
@@ -120,7 +120,7 @@ class StreamServer:
                     await container.write(attachment, message.data[1:])
 
         async def end() -> None:
-            await asyncio.shield(container.ended)
+            await asyncio.shield(container.end)
             await container.read_all()
 
         works = [asyncio.create_task(each) for each in (read(), end(), attachment.over.wait())]
@@ -131,12 +131,12 @@ class StreamServer:
                 work.cancel()
             await asyncio.gather(*works, return_exceptions=True)
             container.detach(attachment)
-            await self._close(socket, _SUCCESS if container.ended.done() else None)
+            await self._close(socket, _SUCCESS if container.end.done() else None)
         return socket
 
     async def _exec(self, request: web.Request) -> web.StreamResponse:
         container, process = self._container(request)
-        wanted = _wanted(request)
+        wanted = _wanted_streams(request)
         command = await container.exec(request.query.getall("command"), process, next(_numbers))
         socket = await self._open(request, _OUTPUT if _OUTPUT in wanted else _STATUS)
 
@@ -159,8 +159,8 @@ class StreamServer:
             command.stdin.close()
         reading = asyncio.create_task(read())
         pumps = asyncio.gather(pump(_OUTPUT, command.stdout), pump(_ERROR, command.stderr))
-        self._left.add(reading)
-        reading.add_done_callback(self._left.discard)
+        self._readings.add(reading)
+        reading.add_done_callback(self._readings.discard)
         await pumps
         code = await command.wait()
         await self._close(socket, _SUCCESS if code == 0 else _failure(code))
@@ -172,7 +172,7 @@ def _is_input(message: aiohttp.WSMessage) -> bool:
     return message.type == aiohttp.WSMsgType.BINARY and message.data[:1] == bytes([_INPUT])
 
 
-def _wanted(request: web.Request) -> set[int]:
+def _wanted_streams(request: web.Request) -> set[int]:
     names = {"input": _INPUT, "output": _OUTPUT, "error": _ERROR}
     return {number for name, number in names.items() if request.query.get(name) in ("1", "true")}
 

@@ -21,6 +21,7 @@ import signal
 import ssl
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,7 +30,7 @@ from typing import Any
 import aiohttp
 
 from providers.runtime.pool.cgroup import ROOT, CgroupParent, own_groups
-from tests.support.node_api import MERGE, RETRY_SECONDS, Api, ApiError
+from tests.support.node_api import MERGE, RETRY_SECONDS, Api, ApiError, timestamp
 from tests.support.node_pods import NodePod, Pods, Setup
 from tests.support.pod_streams import StreamServer
 from tests.support.processes import free_port
@@ -38,10 +39,7 @@ logger = logging.getLogger("virtual_kubelet")
 
 HEARTBEAT_SECONDS = 2.0
 _SUBREAPER = 36
-
-
-def now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+_REMOVALS, _REMOVAL_SECONDS = 100, 0.02
 
 
 class Node:
@@ -75,7 +73,7 @@ class Node:
             if error.code != 409:
                 raise
         await self._report("True", "KubeletReady")
-        for work in (self._beat(), self._watch()):
+        for work in (self._renew_lease(), self._watch()):
             self._tasks.append(asyncio.create_task(work))
 
     async def _serve(self) -> int:
@@ -103,7 +101,7 @@ class Node:
         await self._report("Unknown", "NodeStatusUnknown")
 
     async def _report(self, ready: str, reason: str) -> None:
-        when = now()
+        when = timestamp()
         facts = (
             *("machineID", "systemUUID", "bootID", "kernelVersion", "osImage"),
             *("containerRuntimeVersion", "kubeletVersion", "kubeProxyVersion"),
@@ -133,7 +131,7 @@ class Node:
         path = f"/api/v1/nodes/{self.name}/status"
         await self._api.insist("PATCH", path, {"status": status}, MERGE)
 
-    async def _beat(self) -> None:
+    async def _renew_lease(self) -> None:
         """Renew the node's lease, and say that it is ready where something else has been said."""
         leases = "/apis/coordination.k8s.io/v1/namespaces/kube-node-lease/leases"
         count = 0
@@ -172,7 +170,7 @@ class Node:
         found = await self._api.request("GET", self._selection())
         there = {pod["metadata"]["uid"] for pod in found["items"]}
         for pod in found["items"]:
-            self._see(pod)
+            self._note(pod)
         for uid, own in list(self._pods.items()):
             if uid not in there:
                 self._forget(own)
@@ -189,14 +187,14 @@ class Node:
                     return
                 version = found["metadata"]["resourceVersion"]
                 if kind in ("ADDED", "MODIFIED"):
-                    self._see(found)
+                    self._note(found)
                 elif kind == "DELETED" and (own := self._pods.get(found["metadata"]["uid"])):
                     self._forget(own)
 
     def _selection(self) -> str:
         return f"/api/v1/pods?fieldSelector=spec.nodeName%3D{self.name}"
 
-    def _see(self, pod: dict[str, Any]) -> None:
+    def _note(self, pod: dict[str, Any]) -> None:
         uid = pod["metadata"]["uid"]
         own = self._pods.get(uid)
         if own is None:
@@ -208,13 +206,13 @@ class Node:
     def _forget(self, pod: NodePod) -> None:
         """The object is gone: what is left of it here goes, too."""
         self._pods.pop(pod.uid, None)
-        _keep(pod.vanish())
+        _start_task(pod.vanish())
 
 
 _background: set[asyncio.Task[None]] = set()
 
 
-def _keep(work: Coroutine[Any, Any, None]) -> None:
+def _start_task(work: Coroutine[Any, Any, None]) -> None:
     task = asyncio.create_task(work)
     _background.add(task)
     task.add_done_callback(_background.discard)
@@ -269,9 +267,21 @@ def remove_groups(parent: CgroupParent) -> None:
             kind = controller.removeprefix("name=") or "unified"
             group = ROOT / kind / own.lstrip("/") / name
             for folder in (*group.glob("*/"), group):
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
+                _remove_group(folder)
     parent.remove()
+
+
+def _remove_group(folder: Path) -> None:
+    """The last process of a group may need a moment to leave it."""
+    for _ in range(_REMOVALS):
+        try:
+            folder.rmdir()
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(_REMOVAL_SECONDS)
+    logger.warning("%s could not be removed", folder)
 
 
 async def run(options: argparse.Namespace) -> None:

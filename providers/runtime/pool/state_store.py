@@ -242,9 +242,9 @@ def read_copy(copy: str) -> SandboxRecord | None:
 def _parse(told: Any) -> SandboxRecord:
     """Raises ValueError or TypeError."""
     if not isinstance(told, dict) or set(told) != set(_KINDS):
-        raise ValueError("it has not the fields of a record")
+        raise ValueError("it lacks fields of a record, or has others")
     if not all(isinstance(told[name], kind) for name, kind in _KINDS.items()):
-        raise ValueError("a field has not its type")
+        raise ValueError("a field is of another type")
     remembered = SandboxRecord(**told)
     bytes.fromhex(remembered.marker)
     remembered.sandbox_limits  # noqa: B018  raises where they are none

@@ -16,7 +16,13 @@ from providers.sandbox import KeptSandbox
 from providers.self_managed.provider import SelfManagedProvider
 from providers.values import SandboxSpec
 from tests.support.kubernetes import Cluster
-from tests.support.kubernetes_pods import Pods, over_kubernetes, pods_of, prepared_namespace
+from tests.support.kubernetes_pods import (
+    IMAGE_FIELDS,
+    Pods,
+    over_kubernetes,
+    pods_of,
+    prepared_namespace,
+)
 from tests.support.pool_service import PoolService, provider_of
 from tests.support.processes import free_port
 
@@ -41,8 +47,7 @@ class NamedPool:
                 self.pool.url,
                 pool_size=1,
                 max_sandboxes=12,
-                base_python_image="sandbox",
-                base_nodejs_image="sandbox",
+                **IMAGE_FIELDS,
                 queue_timeout=120,
             )
         )

@@ -12,7 +12,7 @@ from providers.self_managed.provider import SelfManagedProvider
 from providers.values import SandboxSpec
 from tests.providers.contract.verdicts import is_told_as_not_offered
 from tests.support.kubernetes import Cluster
-from tests.support.kubernetes_pods import over_kubernetes, prepared_namespace
+from tests.support.kubernetes_pods import IMAGE_FIELDS, over_kubernetes, prepared_namespace
 from tests.support.pool_service import provider_of
 
 CLASSES = ("runc", "gvisor")
@@ -57,8 +57,7 @@ def _opened(
         provider_of(
             pool.url,
             runtime=runtime_class,
-            base_python_image="sandbox",
-            base_nodejs_image="sandbox",
+            **IMAGE_FIELDS,
             queue_timeout=120,
         ) as provider,
     ):

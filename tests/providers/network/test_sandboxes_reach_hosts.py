@@ -27,13 +27,16 @@ from providers.values import Command, ExecutionResult, InputFile, Job, SandboxSp
 from tests.e2b_sdks.published import INSTALLED
 from tests.providers.network.upstreams import ADDRESS, LARGE, Upstream, upstreams
 from tests.support.index_folders import put_npm_registry
+from tests.support.kubernetes_pods import IMAGE_FIELDS, over_kubernetes, prepared_namespace
 from tests.support.pool_service import over_docker, provider_of, running
 from tests.support.processes import free_port
 from tests.support.required import missing, require
 
-LAUNCHERS = ("bubblewrap", "runc", "gvisor", "docker")
+LAUNCHERS = ("bubblewrap", "runc", "gvisor", "docker", "kubernetes")
 # Their sandboxes have this machine's programs; the images of the engine have no curl and no pip.
-WITH_PROGRAMS = ("bubblewrap", "runc", "gvisor")
+WITH_PROGRAMS = ("bubblewrap", "runc", "gvisor", "kubernetes")
+# Containers and Pods have no file of ours that Node.js could be told to load.
+WITH_FOLDER = ("bubblewrap", "runc", "gvisor")
 TIMEOUT = 60.0
 AUTHORITY = "authority.pem"
 
@@ -80,16 +83,24 @@ def reach(
     launcher = request.param
     folder = tmp_path_factory.mktemp(launcher)
     allowed = {"NETWORK_ALLOWED_ADDRESSES": "127.0.0.0/8"}
+    images: dict[str, str] = {}
     with ExitStack() as stack:
         if launcher == "docker":
             request.getfixturevalue("engine")
             pool = stack.enter_context(over_docker(free_port(), folder / "log", **allowed))
+        elif launcher == "kubernetes":
+            cluster = request.getfixturevalue("cluster")
+            namespace = prepared_namespace(cluster)
+            pool = stack.enter_context(
+                over_kubernetes(cluster, folder, namespace=namespace, **allowed)
+            )
+            images = IMAGE_FIELDS
         else:
             require({"bubblewrap": "bwrap", "gvisor": "runsc"}.get(launcher, launcher))
             log = folder / "log"
             pool = stack.enter_context(running(log, "--launcher", launcher, **allowed))
         servers = stack.enter_context(upstreams(folder))
-        provider = stack.enter_context(provider_of(pool.url, pool_size=1, timeout=60))
+        provider = stack.enter_context(provider_of(pool.url, pool_size=1, timeout=60, **images))
         assert provider.holds_network
         yield Reach(provider, *servers)
 
@@ -213,7 +224,7 @@ def test_node_finds_the_network_by_itself(reach: Reach) -> None:
     assert result.stdout == wanted, (result.stdout, result.stderr)
 
 
-@pytest.mark.parametrize("reach", WITH_PROGRAMS, indirect=True)
+@pytest.mark.parametrize("reach", WITH_FOLDER, indirect=True)
 def test_node_that_a_program_starts_finds_the_network_by_itself(reach: Reach) -> None:
     code = f"""
     import subprocess

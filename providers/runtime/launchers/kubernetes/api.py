@@ -14,7 +14,7 @@ import socket
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import aiohttp
 from kubernetes.aio import client, config
@@ -119,15 +119,14 @@ class Api:
         self._client = client.ApiClient(settings)
 
     @property
-    def address(self) -> tuple[str, int]:
-        """The host and port of the API server."""
-        parts = urlsplit(self._open.configuration.host)
-        return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+    def is_open(self) -> bool:
+        """Whether it is known which cluster it is."""
+        return self._client is not None
 
     async def close(self) -> None:
         """Close every connection."""
         if self._client is not None:
-            await self._client.close()
+            await self._client.close()  # type: ignore[no-untyped-call]
             self._client = None
 
     async def call(

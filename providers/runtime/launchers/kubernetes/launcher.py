@@ -157,7 +157,8 @@ class KubernetesLauncher(Launcher):
     def close(self) -> None:
         self._owner.close()
         self._cache.close()
-        self._later(self._disconnect())
+        if self._api.is_open:
+            self._later(self._disconnect())
 
     async def start(self, template: Template) -> Guest:
         image = self._image(template.name, template.language)
