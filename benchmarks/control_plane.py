@@ -13,15 +13,15 @@ import asyncio
 import json
 import os
 import platform
-import ssl
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +49,9 @@ from providers.runtime.pool.hardening import RUNC, Hardening
 from providers.runtime.pool.template import Template
 from providers.values import SandboxLimits
 from tests.support.kubernetes import PROGRAMS, Cluster
-from tests.support.node_api import Api as NodeApi
-from tests.support.virtual_kubelet import Node, Setup, now
 
 HOLLOW_NODES = 4
+REPORT_SECONDS = 5.0
 # Callers at once in all rows with several.
 CALLERS = 16
 # Room for all Pods on one virtual node, whatever the machine has.
@@ -169,77 +168,107 @@ def prepared_namespace(cluster: Cluster) -> str:
     return name
 
 
-class HollowNode(Node):
+class HollowNode:
     """A node that reports each of its Pods as running, and starts nothing."""
 
-    def _see(self, pod: dict[str, Any]) -> None:
-        uid = pod["metadata"]["uid"]
-        if uid not in self._running:
-            self._running[uid] = asyncio.ensure_future(self._run(pod))
+    def __init__(self, name: str, api: Api) -> None:
+        self._name, self._api = name, api
+        self._tasks: set[asyncio.Task[None]] = set()
 
-    def _forget(self, pod: Any) -> None:
-        """There is nothing to end."""
+    async def start(self) -> None:
+        """Add the node, and follow its Pods from now on."""
+        await self._api.call("POST", "/api/v1/nodes", {"metadata": {"name": self._name}})
+        await self._report()
+        self._later(self._report_again())
+        self._later(self._follow())
 
-    async def _run(self, pod: dict[str, Any]) -> None:
-        when = now()
-        spec = pod["spec"]["containers"][0]
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+    async def _report(self) -> None:
+        when = _timestamp()
+        ready = {
+            "type": "Ready",
+            "status": "True",
+            "reason": "Hollow",
+            "lastHeartbeatTime": when,
+            "lastTransitionTime": when,
+        }
+        room = {**ROOM, "ephemeral-storage": "2000Gi"}
+        status = {"capacity": room, "allocatable": room, "conditions": [ready]}
+        path = f"/api/v1/nodes/{self._name}/status"
+        await self._api.call("PATCH", path, {"status": status}, content_type=MERGE)
+
+    async def _report_again(self) -> None:
+        while True:
+            await asyncio.sleep(REPORT_SECONDS)
+            await self._report()
+
+    async def _follow(self) -> None:
+        query = {
+            "watch": "true",
+            "fieldSelector": f"spec.nodeName={self._name}",
+            "timeoutSeconds": "3600",
+        }
+        async for event in self._api.watch("/api/v1/pods", query):
+            if event["type"] == "ADDED":
+                self._later(self._run(event["object"]))
+
+    async def _run(self, pod: Object) -> None:
+        when = _timestamp()
+        metadata, spec = pod["metadata"], pod["spec"]["containers"][0]
         container = {
             "name": spec["name"],
             "image": spec["image"],
             "imageID": "",
-            "containerID": f"hollow://{pod['metadata']['uid']}",
+            "containerID": f"hollow://{metadata['uid']}",
             "ready": True,
             "restartCount": 0,
             "state": {"running": {"startedAt": when}},
         }
         status = {"phase": "Running", "startTime": when, "containerStatuses": [container]}
-        metadata = pod["metadata"]
         path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
-        await self._api.patch(path, {"status": status})
+        await self._api.call("PATCH", path, {"status": status}, content_type=MERGE)
 
-    @property
-    def _running(self) -> dict[str, Any]:
-        running: dict[str, Any] = self.__dict__.setdefault("running", {})
-        return running
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
-async def serve_hollow_nodes(address: str, folder: Path) -> None:
-    """Have hollow nodes until standard input ends. Prints a line when they are ready."""
-    context = ssl.create_default_context(cafile=str(folder / "ca.pem"))
-    context.load_cert_chain(str(folder / "admin.pem"))
-    api = NodeApi(address, context)
-    serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    serving.load_cert_chain(str(folder / "admin.pem"))
-    setup: Any = Setup(api, folder, folder, None, serving, "")  # type: ignore[arg-type]
-    nodes = [HollowNode(f"hollow-{number}", ROOM, setup) for number in range(HOLLOW_NODES)]
+def _timestamp() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+async def serve_hollow_nodes(kubeconfig: Path) -> None:
+    """Have hollow nodes until standard input ends. Prints a line when they are there."""
+    api = Api("default", kubeconfig)
+    await api.open()
+    nodes = [HollowNode(f"hollow-{number}", api) for number in range(HOLLOW_NODES)]
     for node in nodes:
         await node.start()
     print("ready", flush=True)
     await asyncio.to_thread(sys.stdin.read)
     for node in nodes:
-        await node.lose()
+        node.close()
     await api.close()
 
 
 @contextmanager
-def hollow_nodes(cluster: Cluster) -> Iterator[None]:
+def hollow_nodes(cluster: Cluster, kubeconfig: Path) -> Iterator[None]:
     """Have hollow nodes of a cluster in a process of their own, which Pods may use."""
-    with tempfile.TemporaryDirectory(prefix="cofferdam-bench-") as name:
-        folder = Path(name)
-        (folder / "ca.pem").write_bytes((cluster.folder / "ca.pem").read_bytes())
-        (folder / "admin.pem").touch(mode=0o600)
-        (folder / "admin.pem").write_bytes(cluster.identity("admin").read_bytes())
-        command = [sys.executable, "-m", "benchmarks.control_plane", "--hollow", cluster.url, name]
-        pipe = subprocess.PIPE
-        process = subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=ROOT)
-        try:
-            assert process.stdout
-            if process.stdout.readline() != b"ready\n":
-                raise RuntimeError("the hollow nodes did not start")
-            _wait_for(lambda: not any(_taints(cluster)), "the hollow nodes are not ready")
-            yield
-        finally:
-            process.communicate()
+    command = [sys.executable, "-m", "benchmarks.control_plane", "--hollow", str(kubeconfig)]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=ROOT)
+    try:
+        assert process.stdout
+        if process.stdout.readline() != b"ready\n":
+            raise RuntimeError("the hollow nodes did not start")
+        _wait_for(lambda: not any(_taints(cluster)), "the hollow nodes are not ready")
+        yield
+    finally:
+        process.communicate()
 
 
 def _taints(cluster: Cluster) -> list[Any]:
@@ -451,7 +480,7 @@ async def measure_control_plane(
     rows: list[Figures] = []
     each: dict[str, Any] = {}
     try:
-        with hollow_nodes(cluster):
+        with hollow_nodes(cluster, kubeconfig):
             await measure_lives(sandboxes, CALLERS, CALLERS)  # uncounted
             for callers in (1, CALLERS):
                 found, each[f"a Pod, {callers} callers"] = await measure_lives(
@@ -583,10 +612,10 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, default=200, help="(200; 0: none)")
     parser.add_argument("--calls", type=int, default=40, help="cells and runs in each row (40)")
     parser.add_argument("--json", type=Path, default=ROOT / "var" / "bench" / "control_plane.json")
-    parser.add_argument("--hollow", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--hollow", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.hollow:
-        asyncio.run(serve_hollow_nodes(options.hollow[0], Path(options.hollow[1])))
+        asyncio.run(serve_hollow_nodes(options.hollow))
         return
     require_programs()
     extra: dict[str, Any] = {
