@@ -59,7 +59,7 @@ ROOM = {"cpu": "2000", "memory": "2000Gi", "pods": "2000"}
 # So many times one row as another where a single call takes less.
 MANY = 5
 WAIT_SECONDS = 120.0
-IDLE_SECONDS = 20.0
+IDLE_SECONDS = 10.0
 
 COMPONENTS = {
     "etcd": "etcd",
@@ -141,14 +141,36 @@ def _sum(first: Usage | None, second: Usage) -> Usage:
 
 
 def processor_ms_each(
-    before: Mapping[str, Usage], after: Mapping[str, Usage], count: int
+    before: Mapping[str, Usage],
+    after: Mapping[str, Usage],
+    count: int,
+    seconds: float = 0.0,
+    idle: Mapping[str, float] | None = None,
 ) -> dict[str, float]:
-    """Return the processor time of each component for one of `count` things, in ms."""
+    """Return the processor time of each component for one of `count` things, in ms.
+
+    `idle` is what each component uses in a second without them, which is subtracted.
+    """
     return {
-        name: round((after[name].processor_ms - before[name].processor_ms) / count, 2)
+        name: round(
+            (
+                after[name].processor_ms
+                - before[name].processor_ms
+                - (idle or {}).get(name, 0.0) * seconds
+            )
+            / count,
+            2,
+        )
         for name in after
         if name in before
     }
+
+
+def idle_ms(usage: Callable[[], Mapping[str, Usage]]) -> dict[str, float]:
+    """Return the processor time that each component uses in a second, in ms."""
+    before = usage()
+    time.sleep(IDLE_SECONDS)
+    return processor_ms_each(before, usage(), int(IDLE_SECONDS))
 
 
 def memory_growth(before: Mapping[str, Usage], after: Mapping[str, Usage]) -> dict[str, float]:
@@ -361,7 +383,7 @@ async def _at_once(count: int, callers: int, call: Callable[[int], Awaitable[Non
 
 
 async def measure_lives(
-    sandboxes: Sandboxes, count: int, callers: int
+    sandboxes: Sandboxes, count: int, callers: int, idle: Mapping[str, float]
 ) -> tuple[list[Figures], dict[str, float]]:
     """Time Pods from their creation until they run, and until they are gone. Also return the
     processor time of each component for one Pod, in ms."""
@@ -377,7 +399,7 @@ async def measure_lives(
 
     before = cluster_usage()
     seconds = await _at_once(count, callers, live)
-    each = processor_ms_each(before, cluster_usage(), count)
+    each = processor_ms_each(before, cluster_usage(), count, seconds, idle)
     rows = [
         percentiles("a Pod created until it runs", callers, starts, seconds),
         percentiles("and deleted until it is gone", callers, lives, seconds),
@@ -386,7 +408,7 @@ async def measure_lives(
 
 
 async def measure_patches(
-    sandboxes: Sandboxes, names: list[str], count: int, callers: int
+    sandboxes: Sandboxes, names: list[str], count: int, callers: int, idle: Mapping[str, float]
 ) -> tuple[list[Figures], dict[str, float]]:
     """Time label patches until their answer, and until a watch shows them. Also return the
     processor time of each component for one patch, in ms."""
@@ -420,7 +442,7 @@ async def measure_patches(
     following = asyncio.ensure_future(follow())
     before = cluster_usage()
     seconds = await _at_once(count, callers, patch)
-    each = processor_ms_each(before, cluster_usage(), count)
+    each = processor_ms_each(before, cluster_usage(), count, seconds, idle)
     async with asyncio.timeout(WAIT_SECONDS):
         await all_seen.wait()
     await following
@@ -481,10 +503,13 @@ async def measure_control_plane(
     each: dict[str, Any] = {}
     try:
         with hollow_nodes(cluster, kubeconfig):
-            await measure_lives(sandboxes, CALLERS, CALLERS)  # uncounted
+            await measure_lives(sandboxes, CALLERS, CALLERS, {})  # uncounted
+            idle = idle_ms(cluster_usage)
+            each["ms of the processors in a second, idle"] = idle
             for callers in (1, CALLERS):
+                count = pods if callers > 1 else pods // MANY
                 found, each[f"a Pod, {callers} callers"] = await measure_lives(
-                    sandboxes, pods if callers > 1 else pods // MANY, callers
+                    sandboxes, count, callers, idle
                 )
                 rows += found
             before = cluster_usage()
@@ -498,8 +523,9 @@ async def measure_control_plane(
             each["bytes of a Pod as JSON"] = len(json.dumps(kept[0]))
             names = [pod["metadata"]["name"] for pod in kept]
             for callers in (1, CALLERS):
+                count = pods * (MANY if callers > 1 else 1)
                 found, each[f"a patch, {callers} callers"] = await measure_patches(
-                    sandboxes, names, pods * (MANY if callers > 1 else 1), callers
+                    sandboxes, names, count, callers, idle
                 )
                 rows += found
 
@@ -581,11 +607,8 @@ def measure_sessions(
         found["ms for one renewed session"] = round(
             1000 * float(service.manage("shell", "-c", _RENEW).splitlines()[-1]) / count, 2
         )
-        before = {**cluster_usage(), **service_usage(service)}
-        time.sleep(IDLE_SECONDS)
-        after = {**cluster_usage(), **service_usage(service)}
-        found["ms of the processors in a second beside idle sessions"] = processor_ms_each(
-            before, after, int(IDLE_SECONDS)
+        found["ms of the processors in a second beside idle sessions"] = idle_ms(
+            lambda: {**cluster_usage(), **service_usage(service)}
         )
     return rows, found
 

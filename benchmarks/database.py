@@ -21,7 +21,14 @@ from typing import Any
 
 import psycopg
 
-from benchmarks.control_plane import Usage, processor_ms_each, service_usage, usage_of
+from benchmarks.control_plane import (
+    IDLE_SECONDS,
+    Usage,
+    idle_ms,
+    processor_ms_each,
+    service_usage,
+    usage_of,
+)
 from benchmarks.measure import Figures, measure, percentiles, table, write_json
 from benchmarks.servers import Database, databases, emptied
 from benchmarks.service import ROOT, api_caller, running_service
@@ -29,7 +36,6 @@ from benchmarks.service import ROOT, api_caller, running_service
 CALLERS = 8
 # Processes that end records at once.
 WRITERS = (1, 2, 4, 8)
-IDLE_SECONDS = 10.0
 # What is written and forced to the disk for comparison: a page of PostgreSQL's log.
 _PAGE = bytes(8192)
 _LOCK = "pg_advisory_xact_lock"
@@ -96,14 +102,15 @@ def recorded_runs(database: Database, calls: int) -> tuple[Figures, dict[str, An
 
         measure("warm-up", caller, callers=CALLERS, calls=CALLERS * 4)
         idle_transactions, idle_log = counts(url)
-        time.sleep(IDLE_SECONDS)
+        idle = idle_ms(usage)
         transactions, log = counts(url)
         seconds = IDLE_SECONDS + 2
         idle_rate = (transactions - idle_transactions) / seconds
         idle_log_rate = (log - idle_log) / seconds
         sizes, used, began = table_sizes(url), usage(), time.monotonic()
         row = measure("POST /api/v1/executions", caller, callers=CALLERS, calls=calls)
-        each = processor_ms_each(used, usage(), calls + 2 * CALLERS)
+        seconds = time.monotonic() - began
+        each = processor_ms_each(used, usage(), calls + 2 * CALLERS, seconds, idle)
         transactions_after, log_after = counts(url)
         seconds = time.monotonic() - began
         sizes_after = table_sizes(url)
