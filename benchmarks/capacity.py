@@ -15,7 +15,7 @@ import heapq
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from math import ceil
 from typing import Any
 
@@ -123,8 +123,10 @@ class Case:
         return single + self.sessions / (self.session_hours * 3600) * weight
 
 
+# How many runs of a tenant a Pod serves where it is used again.
+REUSES = 100
 CASE = Case()
-REUSED = Case(awake=0.1, runs_a_pod=100)
+REUSED = Case(awake=0.1, runs_a_pod=REUSES)
 
 # A lease of a session is ten minutes, and its Pod is told of it when a third of that is over.
 LEASE_SECONDS = 600.0
@@ -143,8 +145,17 @@ MOST_BUSY = 0.7
 WEB, DATABASE, LEDGER, POOL = "web processes", "database", "ledger", "pool services"
 API, ETCD, SCHEDULER, NODES = "API servers", "etcd", "scheduler", "nodes"
 PROGRAM = "program"
-# Of these there is one in each installation or cluster, whatever the number of machines.
-SINGLE = {LEDGER: "installation", ETCD: "cluster", SCHEDULER: "cluster"}
+# What there can be more of. Of etcd's leader and of the scheduler one processor is counted.
+GROWTH = {
+    WEB: "more processes",
+    DATABASE: "more processors of one primary",
+    LEDGER: "one in each installation",
+    POOL: "more services",
+    API: "more servers, more processors",
+    ETCD: "one leader in each cluster",
+    SCHEDULER: "one in each cluster",
+    NODES: "more nodes",
+}
 
 
 @dataclass(frozen=True)
@@ -263,10 +274,10 @@ class Simulation:
 
     def run(self, arriving: Sequence[Flow], seconds: float) -> dict[str, Report]:
         """Simulate so many seconds of arrivals. Return what each station did."""
-        for flow in arriving:
-            self.started[flow.name], self.ends[flow.name] = 0, []
-            if flow.rate > 0:
-                self._expect(self._random.expovariate(flow.rate), flow, None)
+        for each in arriving:
+            self.started[each.name], self.ends[each.name] = 0, []
+            if each.rate > 0:
+                self._expect(self._random.expovariate(each.rate), each, None)
         while self._events:
             now, _, flow, visit = heapq.heappop(self._events)
             if visit is not None:
@@ -383,23 +394,20 @@ def measured_table(measured: Measured) -> str:
 
 
 def ends_table(measured: Measured) -> str:
-    """At which rate one server of each station has no time left, and what there is one of."""
-    one = Case(executions=86_400, sessions=0, compute_seconds=0.0, hours=(1.0,) * 24)
-    rows = []
-    kept = loads(flows(measured, Case(**{**vars(one), "runs_a_pod": 1e9}), 0))
-    fresh = loads(flows(measured, Case(**{**vars(one), "cells": 0.0}), 0))
-    for station in (WEB, DATABASE, LEDGER, POOL, API, ETCD, SCHEDULER, NODES):
-        only = f"one in each {SINGLE[station]}" if station in SINGLE else "add more"
-        rows.append((station, *(_rate(each.get(station, 0.0)) for each in (kept, fresh)), only))
-    renewals = LEASE_SECONDS * 1000 / measured.renewal_ms
-    rows.append(
-        ("renewal of sessions", f"{renewals:,.0f} open sessions", "the same", "one process")
+    """At which rate one server of each station has no time left, and how it grows."""
+    one = Case(86_400, sessions=0, cells=0.0, compute_seconds=0.0, hours=(1.0,) * 24)
+    reused, fresh = (
+        loads(flows(measured, replace(one, runs_a_pod=runs), 0)[:2]) for runs in (REUSES, 1.0)
     )
-    return _table(("one of", "runs a second, reused Pods", "fresh Pods", ""), rows)
+    rows = [
+        (station, *(_rate(each[station]) for each in (reused, fresh)), growth)
+        for station, growth in GROWTH.items()
+    ]
+    return _table(("one of", f"runs a second, {REUSES} in a Pod", "fresh Pods", "grows by"), rows)
 
 
 def _rate(load: float) -> str:
-    return f"{1 / load:,.0f}" if load > 1e-6 else "no load"
+    return f"{1 / load:,.0f}"
 
 
 def case_table(measured: Measured) -> str:
@@ -432,7 +440,10 @@ def _needs(measured: Measured, case: Case) -> dict[str, str]:
         "GB of PostgreSQL a day": f"{day * measured.record_bytes / 1e9:.0f}",
         "of it the ledger": f"{day * measured.ledger_bytes / 1e9:.0f}",
         "GB of write-ahead log a day": f"{day * measured.log_bytes / 1e9:.0f}",
-        "notes of leases a second": f"{awake / NOTE_SECONDS:.0f}",
+        "patches of leases a second": f"{awake / NOTE_SECONDS:.0f}",
+        "seconds of a round that renews all sessions": (
+            f"{awake * measured.renewal_ms / 1000:.0f}"
+        ),
     }
 
 

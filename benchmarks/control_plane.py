@@ -13,18 +13,17 @@ import asyncio
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.hollow_nodes import NODES, ROOM, hollow_nodes, wait_for
 from benchmarks.measure import Figures, measure, percentiles, table, write_json
 from benchmarks.processors import TICK_MS
 from benchmarks.service import (
@@ -50,12 +49,8 @@ from providers.runtime.pool.template import Template
 from providers.values import SandboxLimits
 from tests.support.kubernetes import PROGRAMS, Cluster
 
-HOLLOW_NODES = 4
-REPORT_SECONDS = 5.0
 # Callers at once in all rows with several.
 CALLERS = 16
-# Room for all Pods on one virtual node, whatever the machine has.
-ROOM = {"cpu": "2000", "memory": "2000Gi", "pods": "2000"}
 # So many times one row as another where a single call takes less.
 MANY = 5
 WAIT_SECONDS = 120.0
@@ -67,7 +62,7 @@ COMPONENTS = {
     "kube-scheduler": "scheduler",
     "kube-controller-manager": "controllers",
     "tests.support.virtual_kubelet": "nodes",
-    "benchmarks.control_plane": "nodes",
+    "benchmarks.hollow_nodes": "nodes",
 }
 CLOSED_NETWORK = {
     "apiVersion": "networking.k8s.io/v1",
@@ -76,6 +71,31 @@ CLOSED_NETWORK = {
     "spec": {
         "podSelector": {"matchLabels": {APP_LABEL: APP}},
         "policyTypes": ["Ingress", "Egress"],
+    },
+}
+# An object such as a claim of agent-sandbox's: a reference to a pool, and a status.
+CLAIMS: dict[str, Any] = {
+    "apiVersion": "apiextensions.k8s.io/v1",
+    "kind": "CustomResourceDefinition",
+    "metadata": {"name": "claims.bench.example"},
+    "spec": {
+        "group": "bench.example",
+        "scope": "Namespaced",
+        "names": {"plural": "claims", "singular": "claim", "kind": "Claim"},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "subresources": {"status": {}},
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "x-kubernetes-preserve-unknown-fields": True,
+                    }
+                },
+            }
+        ],
     },
 }
 COPY = "import os\nwhile data := os.read(0, 65536): os.write(1, data)"
@@ -190,112 +210,10 @@ def prepared_namespace(cluster: Cluster) -> str:
     return name
 
 
-class HollowNode:
-    """A node that reports each of its Pods as running, and starts nothing."""
-
-    def __init__(self, name: str, api: Api) -> None:
-        self._name, self._api = name, api
-        self._tasks: set[asyncio.Task[None]] = set()
-
-    async def start(self) -> None:
-        """Add the node, and follow its Pods from now on."""
-        await self._api.call("POST", "/api/v1/nodes", {"metadata": {"name": self._name}})
-        await self._report()
-        self._later(self._report_again())
-        self._later(self._follow())
-
-    def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-
-    async def _report(self) -> None:
-        when = _timestamp()
-        ready = {
-            "type": "Ready",
-            "status": "True",
-            "reason": "Hollow",
-            "lastHeartbeatTime": when,
-            "lastTransitionTime": when,
-        }
-        room = {**ROOM, "ephemeral-storage": "2000Gi"}
-        status = {"capacity": room, "allocatable": room, "conditions": [ready]}
-        path = f"/api/v1/nodes/{self._name}/status"
-        await self._api.call("PATCH", path, {"status": status}, content_type=MERGE)
-
-    async def _report_again(self) -> None:
-        while True:
-            await asyncio.sleep(REPORT_SECONDS)
-            await self._report()
-
-    async def _follow(self) -> None:
-        query = {
-            "watch": "true",
-            "fieldSelector": f"spec.nodeName={self._name}",
-            "timeoutSeconds": "3600",
-        }
-        async for event in self._api.watch("/api/v1/pods", query):
-            if event["type"] == "ADDED":
-                self._later(self._run(event["object"]))
-
-    async def _run(self, pod: Object) -> None:
-        when = _timestamp()
-        metadata, spec = pod["metadata"], pod["spec"]["containers"][0]
-        container = {
-            "name": spec["name"],
-            "image": spec["image"],
-            "imageID": "",
-            "containerID": f"hollow://{metadata['uid']}",
-            "ready": True,
-            "restartCount": 0,
-            "state": {"running": {"startedAt": when}},
-        }
-        status = {"phase": "Running", "startTime": when, "containerStatuses": [container]}
-        path = f"/api/v1/namespaces/{metadata['namespace']}/pods/{metadata['name']}/status"
-        await self._api.call("PATCH", path, {"status": status}, content_type=MERGE)
-
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-
-def _timestamp() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-async def serve_hollow_nodes(kubeconfig: Path) -> None:
-    """Have hollow nodes until standard input ends. Prints a line when they are there."""
-    api = Api("default", kubeconfig)
-    await api.open()
-    nodes = [HollowNode(f"hollow-{number}", api) for number in range(HOLLOW_NODES)]
-    for node in nodes:
-        await node.start()
-    print("ready", flush=True)
-    await asyncio.to_thread(sys.stdin.read)
-    for node in nodes:
-        node.close()
-    await api.close()
-
-
-@contextmanager
-def hollow_nodes(cluster: Cluster, kubeconfig: Path) -> Iterator[None]:
-    """Have hollow nodes of a cluster in a process of their own, which Pods may use."""
-    command = [sys.executable, "-m", "benchmarks.control_plane", "--hollow", str(kubeconfig)]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, stdin=pipe, stdout=pipe, cwd=ROOT)
-    try:
-        assert process.stdout
-        if process.stdout.readline() != b"ready\n":
-            raise RuntimeError("the hollow nodes did not start")
-        _wait_for(lambda: not any(_taints(cluster)), "the hollow nodes are not ready")
-        yield
-    finally:
-        process.communicate()
-
-
-def _taints(cluster: Cluster) -> list[Any]:
-    nodes = cluster.request("GET", "/api/v1/nodes")["items"]
-    return [node["spec"].get("taints") for node in nodes]
+def _is_established(cluster: Cluster, kinds: str) -> bool:
+    found = cluster.request("GET", f"{kinds}/{CLAIMS['metadata']['name']}")
+    conditions = (found.get("status") or {}).get("conditions") or ()
+    return any(each["type"] == "Established" and each["status"] == "True" for each in conditions)
 
 
 class Sandboxes:
@@ -453,6 +371,35 @@ async def measure_patches(
     return rows, each
 
 
+async def measure_claims(
+    api: Api, count: int, callers: int, idle: Mapping[str, float]
+) -> tuple[Figures, dict[str, float]]:
+    """Time objects of a custom kind that are created, get a status, and are deleted. Also return
+    the processor time of each component for one, in ms."""
+    path = f"/apis/bench.example/v1/namespaces/{api.namespace}/claims"
+    took: list[float] = []
+
+    async def claim(number: int) -> None:
+        name = f"claim-{number}"
+        body = {
+            "apiVersion": "bench.example/v1",
+            "kind": "Claim",
+            "metadata": {"name": name},
+            "spec": {"warmPoolRef": {"name": "bench"}},
+        }
+        status = {"status": {"sandbox": {"name": name}, "conditions": []}}
+        began = time.perf_counter()
+        await api.call("POST", path, body)
+        await api.call("PATCH", f"{path}/{name}/status", status, content_type=MERGE)
+        await api.call("DELETE", f"{path}/{name}")
+        took.append((time.perf_counter() - began) * 1000)
+
+    before = cluster_usage()
+    seconds = await _at_once(count, callers, claim)
+    each = processor_ms_each(before, cluster_usage(), count, seconds, idle)
+    return percentiles("a custom object: created, status, deleted", callers, took, seconds), each
+
+
 async def measure_attach(
     sandboxes: Sandboxes, count: int
 ) -> tuple[list[Figures], dict[str, float]]:
@@ -529,11 +476,17 @@ async def measure_control_plane(
                 )
                 rows += found
 
+            kinds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+            cluster.request("POST", kinds, CLAIMS)
+            wait_for(lambda: _is_established(cluster, kinds), "the kind is not established")
+            row, each["a custom object"] = await measure_claims(api, pods, CALLERS, idle)
+            rows.append(row)
+
             async def remove(number: int) -> None:
                 await sandboxes.remove(kept[number])
 
             await _at_once(len(kept), CALLERS, remove)
-        for number in range(HOLLOW_NODES):
+        for number in range(NODES):
             cluster.request("DELETE", f"/api/v1/nodes/hollow-{number}")
         cluster.add_node("runc", **ROOM)
         found, each["a line, attached"] = await measure_attach(sandboxes, 40)
@@ -621,25 +574,13 @@ def require_programs() -> None:
         raise SystemExit("Kubernetes is missing. Install it: sudo .ci/install-kubernetes")
 
 
-def _wait_for(is_so: Callable[[], bool], complaint: str) -> None:
-    deadline = time.monotonic() + WAIT_SECONDS
-    while not is_so():
-        if time.monotonic() > deadline:
-            raise RuntimeError(complaint)
-        time.sleep(0.1)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.control_plane", description=__doc__)
     parser.add_argument("--pods", type=int, default=300, help="in each row of Pods (300)")
     parser.add_argument("--sessions", type=int, default=200, help="(200; 0: none)")
     parser.add_argument("--calls", type=int, default=40, help="cells and runs in each row (40)")
     parser.add_argument("--json", type=Path, default=ROOT / "var" / "bench" / "control_plane.json")
-    parser.add_argument("--hollow", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.hollow:
-        asyncio.run(serve_hollow_nodes(options.hollow))
-        return
     require_programs()
     extra: dict[str, Any] = {
         "machine": platform.platform(),

@@ -27,7 +27,6 @@ from kubernetes.client import CoreV1Api
 from kubernetes.stream import stream
 
 from benchmarks.control_plane import (
-    ROOM,
     Usage,
     cluster_usage,
     idle_ms,
@@ -38,6 +37,7 @@ from benchmarks.control_plane import (
     service_usage,
 )
 from benchmarks.executions import PROGRAM, PYTHON, process_caller
+from benchmarks.hollow_nodes import ROOM
 from benchmarks.measure import Call, Figures, measure, percentiles, table, write_json
 from benchmarks.service import ROOT, Service, api_caller, running_service
 from tests.support.kubernetes import Cluster
