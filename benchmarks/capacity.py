@@ -49,6 +49,8 @@ class Measured:
     node_pod_ms: float = _figure(_RUNS, "virtual node, a Pod with runc")
     api_patch_ms: float = _figure(_PODS, "API server, a label patch with its event of a watch")
     etcd_patch_ms: float = _figure(_PODS, "etcd, the same")
+    api_object_ms: float = _figure(_PODS, "API server, a custom object: created, status, deleted")
+    etcd_object_ms: float = _figure(_PODS, "etcd, the same")
     renewal_ms: float = _figure(_PODS, "renewing one session (by the clock)")
     pool_session_mib: float = _figure(_PODS, "MiB of the pool service, an awake session")
     api_session_mib: float = _figure(_PODS, "MiB of API server, etcd, controllers, the same")
@@ -73,6 +75,8 @@ MEASURED = Measured(
     node_pod_ms=60.0,
     api_patch_ms=2.5,
     etcd_patch_ms=0.8,
+    api_object_ms=5.16,
+    etcd_object_ms=1.29,
     renewal_ms=1.0,
     pool_session_mib=0.6,
     api_session_mib=0.3,
@@ -89,7 +93,8 @@ class Case:
     `cells` is the share of the executions that run in a session, which keeps its Pod. `awake` is
     the share of the open sessions that have a Pod: the others sleep. `seconds` is how long a
     program lasts, of which it computes for `compute_seconds`. `runs_a_pod` is how many single runs
-    a Pod serves before it is replaced: 1 where each has a fresh one.
+    a Pod serves before it is replaced: 1 where each has a fresh one. `objects_a_pod` is how many
+    custom objects stand for a Pod: claim and sandbox in a cluster with agent-sandbox.
     """
 
     executions: int = 10_000_000
@@ -100,6 +105,7 @@ class Case:
     seconds: float = 1.0
     compute_seconds: float = 0.2
     runs_a_pod: float = 1.0
+    objects_a_pod: int = 0
     # Relative to the mean hour: a quiet night, and twice the mean at 15 o'clock.
     hours: tuple[float, ...] = (
         *(0.4, 0.3, 0.2, 0.2, 0.2, 0.3, 0.5, 0.8),
@@ -190,8 +196,8 @@ def flows(measured: Measured, case: Case, hour: int) -> list[Flow]:
     )
     pod = (
         (POOL, m.pool_pod_ms / 1000),
-        (API, m.api_pod_ms / 1000),
-        (ETCD, m.etcd_pod_ms / 1000),
+        (API, (m.api_pod_ms + case.objects_a_pod * m.api_object_ms) / 1000),
+        (ETCD, (m.etcd_pod_ms + case.objects_a_pod * m.etcd_object_ms) / 1000),
         (SCHEDULER, m.scheduler_pod_ms / 1000),
         (NODES, m.node_pod_ms / 1000),
     )
@@ -396,14 +402,15 @@ def measured_table(measured: Measured) -> str:
 def ends_table(measured: Measured) -> str:
     """At which rate one server of each station has no time left, and how it grows."""
     one = Case(86_400, sessions=0, cells=0.0, compute_seconds=0.0, hours=(1.0,) * 24)
-    reused, fresh = (
-        loads(flows(measured, replace(one, runs_a_pod=runs), 0)[:2]) for runs in (REUSES, 1.0)
-    )
+    reused, claimed = replace(one, runs_a_pod=REUSES), replace(one, objects_a_pod=2)
+    # Without what nodes and sessions ask for by themselves.
+    found = [loads(flows(measured, each, 0)[:2]) for each in (reused, one, claimed)]
     rows = [
-        (station, *(_rate(each[station]) for each in (reused, fresh)), growth)
+        (station, *(_rate(each[station]) for each in found), growth)
         for station, growth in GROWTH.items()
     ]
-    return _table(("one of", f"runs a second, {REUSES} in a Pod", "fresh Pods", "grows by"), rows)
+    names = ("one of", f"{REUSES} runs in a Pod", "fresh Pods", "fresh Pods by claims", "grows by")
+    return _table(names, rows)
 
 
 def _rate(load: float) -> str:
