@@ -46,7 +46,7 @@ LAUNCHERS = ("docker", "kubernetes")
 # Fresh for each run, or one of a tenant that is used again.
 SHARINGS = ("execution", "tenant")
 PAUSE_SECONDS = 1.0
-SETTLE_SECONDS, REFILL_SECONDS = 8.0, 3.0
+SETTLE_SECONDS, REFILL_SECONDS = 5.0, 3.0
 CALLERS = 8
 CONFIG: dict[str, object] = {"max_sandboxes": 16, "queue_timeout": 60, "runtime": "runc"}
 # More kept sandboxes than twice the processors only make each other wait.
@@ -181,8 +181,8 @@ def require_engine() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kubernetes", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=30, help="of one caller, in turn (30)")
-    parser.add_argument("--calls", type=int, default=320, help="of many callers (320)")
+    parser.add_argument("--rounds", type=int, default=20, help="of one caller, in turn (20)")
+    parser.add_argument("--calls", type=int, default=240, help="of many callers (240)")
     parser.add_argument("--json", type=Path, default=ROOT / "var" / "bench" / "kubernetes.json")
     options = parser.parse_args()
     require_programs()
