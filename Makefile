@@ -90,7 +90,7 @@ bench-kubernetes: venv-dev bubblewrap ## Measure Pods, a control plane and Postg
 	@$(PY) -m benchmarks.kubernetes $(ARGS)
 	@$(PY) -m benchmarks.control_plane
 	@DURABLE=yes .ci/with-servers $(PY) -m benchmarks.database
-	@$(PY) -m benchmarks.capacity
+	@$(PY) -m benchmarks.capacity --read var/bench
 
 chaos: venv-dev ## Run the randomised fault-injection test of two hosts (ARGS="--minutes 20 --seed 1")
 	@$(PY) -m tests.chaos $(ARGS)

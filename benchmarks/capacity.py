@@ -11,12 +11,15 @@ installation has (`Installation`). What is not measured is in the case, and the 
 
 from __future__ import annotations
 
+import argparse
 import heapq
+import json
 import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from math import ceil
+from pathlib import Path
 from typing import Any
 
 _PODS = "control_plane"
@@ -40,49 +43,93 @@ class Measured:
     database_ms: float = _figure(_DATABASE, "PostgreSQL, a run")
     ledger_ms: float = _figure(_DATABASE, "the ledger, a run (by the clock, at its highest rate)")
     pool_ms: float = _figure(_RUNS, "pool service, a run")
-    api_ms: float = _figure(_RUNS, "API server, a run through `attach`")
-    node_ms: float = _figure(_RUNS, "virtual node, a run, without the program")
+    api_ms: float = _figure(_RUNS, "API server, a run")
+    etcd_ms: float = _figure(_RUNS, "etcd, a run")
+    node_ms: float = _figure(_RUNS, "virtual node with runc, a run")
     pool_pod_ms: float = _figure(_RUNS, "pool service, a Pod")
-    api_pod_ms: float = _figure(_PODS, "API server, a Pod from its creation until it is gone")
-    etcd_pod_ms: float = _figure(_PODS, "etcd, the same")
-    scheduler_pod_ms: float = _figure(_PODS, "scheduler, the same")
-    node_pod_ms: float = _figure(_RUNS, "virtual node, a Pod with runc")
-    api_patch_ms: float = _figure(_PODS, "API server, a label patch with its event of a watch")
-    etcd_patch_ms: float = _figure(_PODS, "etcd, the same")
+    api_pod_ms: float = _figure(_RUNS, "API server, a Pod")
+    etcd_pod_ms: float = _figure(_RUNS, "etcd, a Pod")
+    scheduler_pod_ms: float = _figure(_RUNS, "scheduler, a Pod")
+    node_pod_ms: float = _figure(_RUNS, "virtual node with runc, a Pod")
+    api_patch_ms: float = _figure(_PODS, "API server, a label patch and its event")
+    etcd_patch_ms: float = _figure(_PODS, "etcd, a label patch and its event")
     api_object_ms: float = _figure(_PODS, "API server, a custom object: created, status, deleted")
-    etcd_object_ms: float = _figure(_PODS, "etcd, the same")
-    renewal_ms: float = _figure(_PODS, "renewing one session (by the clock)")
+    etcd_object_ms: float = _figure(_PODS, "etcd, a custom object: created, status, deleted")
+    renewal_ms: float = _figure(_PODS, "renewal of one session (by the clock)")
     pool_session_mib: float = _figure(_PODS, "MiB of the pool service, an awake session")
-    api_session_mib: float = _figure(_PODS, "MiB of API server, etcd, controllers, the same")
-    record_bytes: float = _figure(
-        _DATABASE, "bytes of PostgreSQL, an execution with its ledger entry"
+    api_session_mib: float = _figure(
+        _PODS, "MiB of API server, etcd and controllers, an awake session"
     )
-    ledger_bytes: float = _figure(_DATABASE, "bytes of these in the ledger")
-    log_bytes: float = _figure(_DATABASE, "bytes of PostgreSQL's write-ahead log, an execution")
+    record_bytes: float = _figure(_DATABASE, "bytes of PostgreSQL, a run with its ledger entry")
+    ledger_bytes: float = _figure(_DATABASE, "bytes of the ledger in it")
+    log_bytes: float = _figure(_DATABASE, "bytes of PostgreSQL's write-ahead log, a run")
+
+    @classmethod
+    def read(cls, folder: Path) -> Measured:
+        """Read the figures that the benchmarks have written into a folder.
+
+        What a Pod takes is the difference between a run with a fresh one and a run without.
+        """
+        runs, pods, database = (
+            json.loads((folder / f"{name}.json").read_text()) for name in (_RUNS, _PODS, _DATABASE)
+        )
+        name = "POST /api/v1/executions, kubernetes, "
+        kept, fresh = (runs["processor_ms"][name + each] for each in ("tenant", "execution"))
+        control, sessions, run = pods["control_plane"], pods["kept"], database["run"]
+        patch, thing = control["a patch, 16 callers"], control["a custom object"]
+        memory = sessions["MiB more with the sessions"]
+        ends = [each for each in database["rows"] if each["name"].startswith("the end of a record")]
+        figures = {
+            "web_ms": kept["web"],
+            "database_ms": run["ms of the processors a run"]["PostgreSQL"],
+            "ledger_ms": 1000 / max(each["per_second"] for each in ends),
+            "pool_ms": kept["pool"],
+            "api_ms": kept["API server"],
+            "etcd_ms": kept["etcd"],
+            "node_ms": kept["nodes"],
+            "pool_pod_ms": fresh["pool"] - kept["pool"],
+            "api_pod_ms": fresh["API server"] - kept["API server"],
+            "etcd_pod_ms": fresh["etcd"] - kept["etcd"],
+            "scheduler_pod_ms": fresh["scheduler"] - kept["scheduler"],
+            "node_pod_ms": fresh["nodes"] - kept["nodes"],
+            "api_patch_ms": patch["API server"],
+            "etcd_patch_ms": patch["etcd"],
+            "api_object_ms": thing["API server"],
+            "etcd_object_ms": thing["etcd"],
+            "renewal_ms": sessions["ms for one renewed session"],
+            "pool_session_mib": memory["pool"] / sessions["sessions"],
+            "api_session_mib": sum(memory[each] for each in ("API server", "etcd", "controllers"))
+            / sessions["sessions"],
+            "record_bytes": run["bytes a run"],
+            "ledger_bytes": run["bytes a run, by table"]["executions_ledgerentry"],
+            "log_bytes": run["bytes of log a run"],
+        }
+        return cls(**{name: round(value, 2) for name, value in figures.items()})
 
 
 MEASURED = Measured(
-    web_ms=11.0,
-    database_ms=4.0,
-    ledger_ms=3.0,
-    pool_ms=3.0,
-    api_ms=1.0,
-    node_ms=4.0,
-    pool_pod_ms=20.0,
-    api_pod_ms=12.0,
-    etcd_pod_ms=3.0,
-    scheduler_pod_ms=1.5,
-    node_pod_ms=60.0,
-    api_patch_ms=2.5,
-    etcd_patch_ms=0.8,
-    api_object_ms=5.16,
-    etcd_object_ms=1.29,
-    renewal_ms=1.0,
-    pool_session_mib=0.6,
-    api_session_mib=0.3,
-    record_bytes=6000,
-    ledger_bytes=2500,
-    log_bytes=12000,
+    web_ms=8.93,
+    database_ms=5.92,
+    ledger_ms=15.67,
+    pool_ms=3.43,
+    api_ms=4.39,
+    etcd_ms=0.66,
+    node_ms=0.65,
+    pool_pod_ms=13.66,
+    api_pod_ms=23.76,
+    etcd_pod_ms=6.11,
+    scheduler_pod_ms=3.49,
+    node_pod_ms=87.19,
+    api_patch_ms=3.08,
+    etcd_patch_ms=0.38,
+    api_object_ms=6.39,
+    etcd_object_ms=0.87,
+    renewal_ms=4.92,
+    pool_session_mib=0.43,
+    api_session_mib=0.25,
+    record_bytes=3976,
+    ledger_bytes=1875,
+    log_bytes=6948,
 )
 
 
@@ -189,6 +236,7 @@ def flows(measured: Measured, case: Case, hour: int) -> list[Flow]:
         (DATABASE, m.database_ms / 1000),
         (POOL, m.pool_ms / 1000),
         (API, m.api_ms / 1000),
+        (ETCD, m.etcd_ms / 1000),
         (NODES, m.node_ms / 1000 + case.compute_seconds),
         (PROGRAM, case.seconds - case.compute_seconds),
         (LEDGER, m.ledger_ms / 1000),
@@ -479,7 +527,7 @@ def day_table(measured: Measured, case: Case) -> str:
     """Some seconds of every third hour: how busy it is, and how long executions take."""
     installation = plan(measured, case)
     rows = []
-    for hour in range(0, 24, 3):
+    for hour in range(3, 24, 4):
         found = simulate(measured, case, installation, hour, HOUR_SECONDS)
         ends = sorted(found.ends["execution"])
         busy = {name: report.busy(HOUR_SECONDS) for name, report in found.reports.items()}
@@ -518,6 +566,14 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.capacity", description=__doc__)
+    parser.add_argument(
+        "--read", type=Path, help="print MEASURED as the benchmarks have written it into a folder"
+    )
+    options = parser.parse_args()
+    if options.read:
+        print(f"MEASURED = {Measured.read(options.read)}")
+        return
     for each in tables():
         print(f"{each}\n")
 

@@ -34,8 +34,10 @@ from benchmarks.servers import Database, databases, emptied
 from benchmarks.service import ROOT, api_caller, running_service
 
 CALLERS = 8
-# Processes that end records at once.
-WRITERS = (1, 2, 4, 8)
+# Processes that end records at once, and rounds of them, of which the fastest counts: what others
+# do on the machine only slows it.
+WRITERS = (1, 2, 4)
+ROUNDS = 3
 # What is written and forced to the disk for comparison: a page of PostgreSQL's log.
 _PAGE = bytes(8192)
 _LOCK = "pg_advisory_xact_lock"
@@ -254,7 +256,9 @@ def main() -> None:
             subprocess.run(bootstrap, env=environment, check=True, capture_output=True)
             for writers in WRITERS:
                 print(f"measuring ends of records, {writers} processes ...", file=sys.stderr)
-                rows += ends(database, Path(name), options.calls // writers, writers)
+                calls = options.calls // writers
+                rounds = [ends(database, Path(name), calls, writers) for _ in range(ROUNDS)]
+                rows += max(rounds, key=lambda found: found[0].per_second)
     extra["load"].append(os.getloadavg())
     print(table(rows, rows[0]))
     for what, value in extra["run"].items():
