@@ -41,7 +41,7 @@ class Measured:
 
     web_ms: float = _figure(_RUNS, "web process, a run")
     database_ms: float = _figure(_DATABASE, "PostgreSQL, a run")
-    ledger_ms: float = _figure(_DATABASE, "the ledger, a run (by the clock, at its highest rate)")
+    ledger_ms: float = _figure(_DATABASE, "the ledger, a run (by the clock)")
     pool_ms: float = _figure(_RUNS, "pool service, a run")
     api_ms: float = _figure(_RUNS, "API server, a run")
     etcd_ms: float = _figure(_RUNS, "etcd, a run")
@@ -79,10 +79,12 @@ class Measured:
         patch, thing = control["a patch, 16 callers"], control["a custom object"]
         memory = sessions["MiB more with the sessions"]
         ends = [each for each in database["rows"] if each["name"].startswith("the end of a record")]
+        [locked] = [each for each in database["rows"] if "with the ledger's lock" in each["name"]]
         figures = {
             "web_ms": kept["web"],
             "database_ms": run["ms of the processors a run"]["PostgreSQL"],
-            "ledger_ms": 1000 / max(each["per_second"] for each in ends),
+            # Other work on the machine makes both longer.
+            "ledger_ms": min(locked["p50_ms"], *(1000 / each["per_second"] for each in ends)),
             "pool_ms": kept["pool"],
             "api_ms": kept["API server"],
             "etcd_ms": kept["etcd"],
@@ -109,8 +111,8 @@ class Measured:
 
 MEASURED = Measured(
     web_ms=8.93,
-    database_ms=5.92,
-    ledger_ms=15.67,
+    database_ms=8.08,
+    ledger_ms=2.68,
     pool_ms=3.43,
     api_ms=4.39,
     etcd_ms=0.66,
@@ -127,9 +129,9 @@ MEASURED = Measured(
     renewal_ms=4.92,
     pool_session_mib=0.43,
     api_session_mib=0.25,
-    record_bytes=3976,
-    ledger_bytes=1875,
-    log_bytes=6948,
+    record_bytes=4175,
+    ledger_bytes=1831,
+    log_bytes=7338,
 )
 
 
