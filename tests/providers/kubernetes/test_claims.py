@@ -139,8 +139,8 @@ def claimed(
 def from_warm_pool(
     cluster: AgentSandboxCluster, folder: Path, namespace: str, **settings: Any
 ) -> Any:
-    chosen = {"claims": {"": WARM_POOL}, "runtime": "runc", **settings}
-    return pods_of(cluster, folder, namespace=namespace, **chosen)
+    settings.setdefault("claims", {"": WARM_POOL})
+    return pods_of(cluster, folder, namespace=namespace, **settings)
 
 
 def claims_of(pods: Pods) -> list[dict[str, Any]]:
