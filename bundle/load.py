@@ -19,9 +19,9 @@ _OTHERS = (
     "providers.runtime.guest",
     # A plugin for the tests of providers' authors, who have pytest.
     "providers.pytest_contract",
-    # With requirements-otel.txt alone.
+    # With requirements-otel.txt and requirements-kubernetes.txt alone.
     "executions.capabilities.observability.otlp",
-    "executions.capabilities.observability.otlp",
+    "providers.runtime.launchers.kubernetes",
 )
 
 

@@ -173,7 +173,15 @@ def installation(
         (key,) = re.findall(r"API_KEY=(\S+)", said)
         yield Installation(cluster, port, key)
     finally:
-        delete(kubeconfig, for_version_1_20(build()))
+        end(cluster, kubeconfig)
+
+
+def end(cluster: Cluster, kubeconfig: Path) -> None:
+    """Delete the namespaces after their Pods: for Pods with a long grace they would wait minutes."""
+    objects = for_version_1_20(build())
+    delete(kubeconfig, [each for each in objects if each["kind"] != "Namespace"])
+    wait_until(lambda: not pods_of(cluster, CONTROL), SECONDS)
+    delete(kubeconfig, [each for each in objects if each["kind"] == "Namespace"])
 
 
 def run(script: str, folder: Path, kubeconfig: Path) -> str:

@@ -103,10 +103,12 @@ def test_web_and_worker_may_do_nothing(cluster: Cluster, rights: None, tmp_path:
         assert _rights_in(service, namespace) == OWN
 
 
-POD: Object = {
+# The client takes an object as JSON has it, whatever it declares.
+POD: Any = {
     "metadata": {"name": "one"},
     "spec": {"containers": [{"name": "one", "image": "one"}]},
 }
+TOKEN: Any = {"spec": {}}
 
 
 def test_calls_of_the_pool_are_answered_where_it_has_the_right(
@@ -134,9 +136,7 @@ def test_calls_of_the_pool_are_answered_where_it_has_the_right(
         ),
         "the quota": lambda: core.delete_namespaced_resource_quota("sandboxes", SANDBOXES),
         "the namespace": lambda: core.delete_namespace(SANDBOXES),
-        "tokens": lambda: core.create_namespaced_service_account_token(
-            "default", SANDBOXES, {"spec": {}}
-        ),
+        "tokens": lambda: core.create_namespaced_service_account_token("default", SANDBOXES, TOKEN),
     }
     for name, call in refused.items():
         with pytest.raises(ApiException) as raised:

@@ -184,7 +184,19 @@ def test_a_version_that_is_too_old_begins_anew_with_a_list(tmp_path: Path, forge
     play(tmp_path, story)
 
 
-@pytest.mark.parametrize("failure", [500, ["break"]], ids=["status", "cut"])
+@pytest.mark.parametrize(
+    "failure",
+    [
+        500,
+        307,
+        ["break"],
+        [{"type": "ADDED", "object": {}}],
+        [{"type": "ADDED", "object": None}],
+        [{"kind": "Status"}],
+        ["no event"],
+    ],
+    ids=["status", "redirect", "cut", "empty", "nothing", "another", "text"],
+)
 def test_what_happened_while_the_server_was_gone_is_in_the_next_list(
     tmp_path: Path, failure: Any
 ) -> None:
@@ -208,3 +220,28 @@ def test_who_waits_and_leaves_is_forgotten(tmp_path: Path) -> None:
         assert cache._waiting == {}
 
     play(tmp_path, story)
+
+
+def test_a_server_that_forgets_every_version_is_not_asked_without_a_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    sleep = asyncio.sleep
+
+    async def note(seconds: float) -> None:
+        if seconds:
+            pauses.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(module, "PAUSE_SECONDS", 1.0)
+    monkeypatch.setattr("providers.runtime.launchers.kubernetes.cache.asyncio.sleep", note)
+
+    async def story(server: Server, cache: PodCache) -> None:
+        server.watches = [410] * 6
+        server.watches.append([{"type": "ADDED", "object": pod("a", 2)}])
+        await cache.open()
+        await cache.wait("a", has_phase("Running"))
+
+    play(tmp_path, story)
+    assert len(pauses) == 5
+    assert pauses[-1] > pauses[0]

@@ -217,8 +217,10 @@ class Api:
                 data=None if body is None else json.dumps(body),
                 headers=headers,
                 timeout=aiohttp.ClientTimeout(total=seconds),
+                # It would have our credentials elsewhere.
+                allow_redirects=False,
             ) as answer:
-                if answer.status >= 400:
+                if answer.status >= 300:
                     raise _failure(answer.status, await answer.text(errors="replace"))
                 yield answer
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:

@@ -96,18 +96,24 @@ class ObjectCache:
                     await self._list()
                 await self._watch()
                 failures = 0
-            except ApiFailure as error:
-                if error.status == _GONE:
-                    self._version = ""
-                    continue
+            except Exception as error:
                 failures += 1
-                if not self.failure:
-                    logger.warning("%s cannot be watched: %s", self._path, error)
-                self.failure = str(error)
                 # What has happened meanwhile is in the next list.
                 self._version = ""
-                most = min(LONGEST_PAUSE_SECONDS, PAUSE_SECONDS * 2.0 ** min(failures, 10))
-                await asyncio.sleep(random.uniform(most / 2, most))  # noqa: S311
+                is_gone = isinstance(error, ApiFailure) and error.status == _GONE
+                if not is_gone:
+                    self._note(error)
+                elif failures == 1:
+                    continue
+            most = min(LONGEST_PAUSE_SECONDS, PAUSE_SECONDS * 2.0 ** min(failures, 10))
+            await asyncio.sleep(random.uniform(most / 2, most))  # noqa: S311
+
+    def _note(self, error: Exception) -> None:
+        """Note why the server cannot be followed. An answer that is malformed ends nothing here."""
+        why = str(error) if isinstance(error, ApiFailure) else f"malformed answer: {error!r}"
+        if not self.failure:
+            logger.warning("%s cannot be watched: %s", self._path, why)
+        self.failure = why
 
     async def _list(self) -> None:
         found: dict[str, Object] = {}

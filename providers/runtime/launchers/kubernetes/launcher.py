@@ -369,9 +369,9 @@ class KubernetesLauncher(Launcher):
     async def _label_with_owner(self, name: str, pod: Object, tenant: str) -> None:
         """Note the tenant at a Pod that is as we know it, and at no other."""
         uid = pod["metadata"]["uid"]
+        seen = self._cache.get(name) or pod
         try:
             for _ in range(_CLAIM_ATTEMPTS):
-                seen = self._cache.get(name) or pod
                 if seen["metadata"]["uid"] != uid:
                     return
                 version = seen["metadata"]["resourceVersion"]
@@ -382,7 +382,7 @@ class KubernetesLauncher(Launcher):
                 except ApiFailure as error:
                     if error.status != _CONFLICT:
                         raise
-                pod = await self._api.call("GET", f"{self._api.pods}/{name}")
+                seen = await self._api.call("GET", f"{self._api.pods}/{name}")
         except ApiFailure as error:
             # The Pod of a short run may be gone.
             if error.status != _MISSING:

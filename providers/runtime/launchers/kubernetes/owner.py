@@ -247,7 +247,8 @@ class Owner:
             await asyncio.sleep(RENEW_SECONDS)
             try:
                 await self._take()
-            except (ApiFailure, ProviderUnavailable) as error:
+            except Exception as error:
+                # Whatever is wrong now, the next time it may not be.
                 logger.warning("the pool's Lease was not renewed: %s", error)
 
     async def _reap_again(self) -> None:
@@ -255,7 +256,7 @@ class Owner:
             await asyncio.sleep(REAP_SECONDS)
             try:
                 await self.reap()
-            except ApiFailure as error:
+            except Exception as error:
                 logger.warning("cannot look for orphans: %s", error)
 
     async def _absent_pools(self) -> set[str]:
