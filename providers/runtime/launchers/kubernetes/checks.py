@@ -54,9 +54,12 @@ async def require_rights(api: Api, *, claims: bool = False) -> None:
             missing.setdefault(name, []).append(verb)
     if missing:
         named = "; ".join(f"{name}: {', '.join(verbs)}" for name, verbs in missing.items())
+        files = "deploy/kubernetes/rbac.yaml"
+        if claims:
+            files += " and deploy/kubernetes/agent-sandbox.yaml"
         raise ProviderUnavailable(
             f"Kubernetes: The pool service's account lacks rights in the namespace "
-            f"{api.namespace}: {named}. Apply deploy/kubernetes/rbac.yaml."
+            f"{api.namespace}: {named}. Apply {files}."
         )
 
 
