@@ -189,7 +189,9 @@ def _first_settings(settings: PoolOptions, launcher: str) -> ServiceSettings:
         ):
             # They are RAGFlow's names for images of an engine, which the launcher has no use for.
             images = _imported(images, ImageStore(settings.DATA_DIR))
-        capacity = usual_capacity(memory_bytes, settings.POOL_SIZE)
+        capacity = usual_capacity(
+            memory_bytes, settings.POOL_SIZE, shares_memory=launcher != "kubernetes"
+        )
         return ServiceSettings(
             pool_size=min(settings.POOL_SIZE, capacity),
             max_sandboxes=capacity,

@@ -173,6 +173,8 @@ class PoolManager:
         public, as NETWORK_ALLOWED_ADDRESSES has them, `network_ca_file` is NETWORK_CA_FILE."""
         self._choice = choice
         self.data_dir = choice.data_dir
+        # Pods of a cluster have the memory of their nodes.
+        self.shares_memory = choice.kind != "kubernetes"
         self.store = TemplateStore(choice.data_dir)
         self.network = NetworkProxy(network_allowed, network_ca_file)
         self._settings = settings
