@@ -21,7 +21,7 @@ EVERY_TEST = $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorde
 EVERY_DATABASE = .ci/with-servers $(PY) -m pytest -m "(db or database) and not one_database" $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all test-servers lint bench bench-containers chaos soak e2b adapters lock bundle clean venv venv-dev bubblewrap
+.PHONY: help run test test-all test-servers lint bench bench-containers bench-kubernetes chaos soak e2b adapters lock bundle clean venv venv-dev bubblewrap
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## /make \1\t/p' Makefile | expand -t 14
@@ -85,6 +85,12 @@ bench-containers: venv-dev ## Measure the Docker pool against its peers (needs D
 	@$(PY) -m benchmarks.refilling --launchers bubblewrap runc gvisor docker
 	@$(PY) -m benchmarks.kernels
 	@$(PY) -m benchmarks.warm_images
+
+bench-kubernetes: venv-dev bubblewrap ## Measure Pods, a control plane and PostgreSQL (needs root, Kubernetes, Docker)
+	@$(PY) -m benchmarks.kubernetes $(ARGS)
+	@$(PY) -m benchmarks.control_plane
+	@DURABLE=yes .ci/with-servers $(PY) -m benchmarks.database
+	@$(PY) -m benchmarks.capacity --read var/bench
 
 chaos: venv-dev ## Run the randomised fault-injection test of two hosts (ARGS="--minutes 20 --seed 1")
 	@$(PY) -m tests.chaos $(ARGS)

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ from tests.support.service_images import ServiceImage
 from tests.support.waiting import wait_until
 
 # Three services start on two cores, which other tests use too.
-SECONDS = 600
+SECONDS = 300
 APPLY = "kubectl apply --kustomize overlay"
 
 
@@ -126,7 +127,7 @@ def on_this_machine(
     return changed
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def storage() -> Iterator[Path]:
     """A folder of the user that the images have."""
     folder = Path("/var/tmp") / f"cofferdam-storage-{os.getpid()}"
@@ -136,37 +137,47 @@ def storage() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def database_url(servers: Servers) -> Iterator[str]:
+    """An empty database, which is dropped with the installation."""
+    name = f"t{uuid.uuid4().hex[:16]}"
+    servers.run_sql(f"CREATE DATABASE {name}")
+    yield servers.database_url(name)
+    servers.run_sql(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+@pytest.fixture(scope="module")
 def installation(
     cluster: Cluster,
     service_images: dict[str, ServiceImage],
     servers: Servers,
-    postgres_url: str,
+    database_url: str,
     storage: Path,
-    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Installation]:
     """What the commands of the page make: web, worker and pool, set up and ready."""
     require("openssl")
-    kubeconfig = cluster.kubeconfig(tmp_path / "admin.yaml")
+    folder = tmp_path_factory.mktemp("installation")
+    kubeconfig = cluster.kubeconfig(folder / "admin.yaml")
     for name, image in service_images.items():
         cluster.provide_image(f"registry.example/{name}:1", image.root, image.config)
-    (tmp_path / "deploy").symlink_to(ROOT / "deploy")
+    (folder / "deploy").symlink_to(ROOT / "deploy")
     secrets, overlay, apply = blocks()
     for there, here in (
-        ("postgres://cofferdam:PASSWORD@postgres.example:5432/cofferdam", postgres_url),
+        ("postgres://cofferdam:PASSWORD@postgres.example:5432/cofferdam", database_url),
         ("redis://:PASSWORD@redis.example:6379/0", servers.environment["REDIS_URL"]),
     ):
         assert there in secrets
         secrets = secrets.replace(there, here)
     port, pool_port = free_port(), free_port()
     try:
-        run(f"{secrets}\n{overlay}", tmp_path, kubeconfig)
-        objects = for_version_1_20(build(tmp_path / "overlay"))
+        run(f"{secrets}\n{overlay}", folder, kubeconfig)
+        objects = for_version_1_20(build(folder / "overlay"))
         objects = on_this_machine(objects, port, pool_port, storage)
-        (tmp_path / "objects.yaml").write_text(written(objects))
+        (folder / "objects.yaml").write_text(written(objects))
         try:
             said = run(
-                apply.replace(APPLY, "kubectl apply --filename objects.yaml"), tmp_path, kubeconfig
+                apply.replace(APPLY, "kubectl apply --filename objects.yaml"), folder, kubeconfig
             )
         except AssertionError as error:
             raise AssertionError(f"{error}\n{state_of(cluster, kubeconfig)}") from None
@@ -214,9 +225,26 @@ def state_of(cluster: Cluster, kubeconfig: Path) -> str:
     return "\n".join(found)
 
 
-def test_an_installation_runs_code_in_pods_and_keeps_sessions_over_its_restart(
-    installation: Installation,
+# The images are built for the first test, and the installation is made for the second: each test has
+# ten minutes, which a busy machine needs.
+
+
+def test_both_images_are_built_for_an_unprivileged_user(
+    service_images: dict[str, ServiceImage],
 ) -> None:
+    assert {image.config["User"] for image in service_images.values()} == {"10001:10001"}
+    packages = {
+        name: {path.name for path in image.root.glob("opt/cofferdam/.venv/lib/*/site-packages/*")}
+        for name, image in service_images.items()
+    }
+    assert "django" in packages["cofferdam/service"]
+    assert "django" not in packages["cofferdam/pool"]
+    assert "kubernetes" in packages["cofferdam/pool"]
+    for image in service_images.values():
+        assert not list(image.root.glob("opt/cofferdam/wheels/*"))
+
+
+def test_code_runs_in_pods_at_once_and_from_the_queue(installation: Installation) -> None:
     status, ran = installation.call("POST", "/api/v1/executions", {"code": "print(6 * 7)"})
     assert (status, ran.get("stdout")) == (200, "42\n"), ran
     assert ran["provider"] == "self_managed"
@@ -230,8 +258,13 @@ def test_an_installation_runs_code_in_pods_and_keeps_sessions_over_its_restart(
     status, queued = installation.call("POST", "/api/v1/executions", asked)
     assert status == 202, queued
     path = f"/api/v1/executions/{queued['id']}"
-    wait_until(lambda: installation.call("GET", path)[1]["status"] == "succeeded", SECONDS)
+    going = ("queued", "running")
+    wait_until(lambda: installation.call("GET", path)[1]["status"] not in going, SECONDS)
+    _, ended = installation.call("GET", path)
+    assert (ended["status"], ended["stdout"]) == ("succeeded", "1\n"), ended
 
+
+def test_a_session_continues_after_a_restart_of_the_pool(installation: Installation) -> None:
     status, session = installation.call("POST", "/api/v1/sessions", {})
     assert status == 201, session
     cells = f"/api/v1/sessions/{session['id']}/executions"
@@ -241,6 +274,10 @@ def test_an_installation_runs_code_in_pods_and_keeps_sessions_over_its_restart(
     status, ran = installation.call("POST", cells, {"code": "print(x + 1)"})
     assert (status, ran.get("stdout")) == (200, "42\n"), ran
 
+
+def test_what_was_recorded_is_intact(installation: Installation) -> None:
+    status, ran = installation.call("POST", "/api/v1/executions", {"code": "print(1)"})
+    assert status == 200, ran
     assert "Intact: " in installation.run("worker", "/usr/local/bin/cofferdam", "verify_ledger")
 
 

@@ -142,7 +142,7 @@ def test_the_pool_alone_has_a_token_of_the_api_server(
     }
     assert asking == {"pool"}
     accounts = [each for each in objects if each["kind"] == "ServiceAccount"]
-    assert {each["metadata"]["name"] for each in accounts} == {"service", "pool", "default"}
+    assert {each["metadata"]["name"] for each in accounts} == {"service", "pool"}
     assert all(each["automountServiceAccountToken"] is False for each in accounts)
     bound = [each for each in objects if each["kind"] in ("RoleBinding", "ClusterRoleBinding")]
     pool = {"kind": "ServiceAccount", "name": "pool", "namespace": CONTROL}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,11 @@ from tests.support.manifests import (
     kubectl,
     read,
 )
+from tests.support.processes import ROOT
 
+PAGE = (ROOT / "docs/deployment/kubernetes.md").read_text(encoding="utf-8")
+# What the page has kubectl apply from its own text.
+IN_PAGE = re.compile(r"^ *kubectl apply --filename - << 'YAML'\n(.*?)^ *YAML$", re.M | re.S)
 RIGHTS = {"Namespace", "ServiceAccount", "Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"}
 # What every user may ask about itself.
 OWN = {
@@ -57,12 +62,14 @@ def pool(cluster: Cluster, rights: None, tmp_path_factory: pytest.TempPathFactor
 def test_the_api_server_takes_every_object(
     admin: Path, rights: None, objects: list[Object]
 ) -> None:
-    claims = read((MANIFESTS / "claims.yaml").read_text())
+    others = [read((MANIFESTS / "claims.yaml").read_text()), *map(read, IN_PAGE.findall(PAGE))]
+    more = [each for found in others for each in found]
+    assert {"RuntimeClass", "Ingress"} <= {each["kind"] for each in more}
     taken = kubectl(
         admin, "apply", "--dry-run=server", "--validate=true", "--filename", "-",
-        objects=[*objects, *claims],
+        objects=[*objects, *more],
     ).splitlines()  # fmt: skip
-    assert len(taken) == len(objects) + len(claims)
+    assert len(taken) == len(objects) + len(more)
     assert all(line.endswith("(server dry run)") for line in taken)
 
 

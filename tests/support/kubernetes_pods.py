@@ -128,6 +128,7 @@ class Pods:
     def close(self) -> None:
         async def close() -> None:
             self.launcher.close()
+            await self.launcher.disconnect()
 
         self.loop.call(close())
         self.loop.stop()
@@ -167,7 +168,7 @@ def over_kubernetes(
     )
     command = [*manage(constants), "pool", "--launcher", "kubernetes", "--port", str(port)]
     with started(command, environment, ROOT, folder / f"log-{port}") as service:
-        pool = PoolService(service, "", folder / "data")
+        pool = PoolService(service, extra.get("POOL_TOKEN", ""), folder / "data")
         pool.wait_until_healthy()
         yield pool
 

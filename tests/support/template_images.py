@@ -226,6 +226,7 @@ class BasedPool:
             await self.pool.pool.close()
             await self.pool.template_launchers.close()
             self.pool.launcher.close()
+            await self.pool.launcher.disconnect()
 
         self.loop.call(close())
         self.loop.stop()

@@ -20,6 +20,7 @@ from providers.runtime.guest import wire
 from providers.runtime.pool.cgroup import Cgroup, ResourceUsage
 from providers.runtime.pool.hardening import RUNC, Hardening
 from providers.runtime.pool.protocol import GuestChannel
+from providers.runtime.pool.state_store import SandboxRecord
 from providers.runtime.pool.template import Template
 
 # A start that yields to others is to be late on a busy machine, but not to fail of it.
@@ -153,6 +154,10 @@ class Launcher(Starter, Protocol):
     def close(self) -> None:
         """Release what `prepare` took. Every sandbox is gone."""
 
+    async def disconnect(self) -> None:
+        """Wait, for a moment, until what `close` has begun is done."""
+        return
+
     async def hold_template(self, name: str, digest: str, folder: Path) -> bool:
         """Give sandboxes of the template `name` the files in a folder, which have this digest.
 
@@ -184,8 +189,8 @@ class Launcher(Starter, Protocol):
         """
         raise ProviderUnavailable(f"It is none of {self.runtime}'s.")
 
-    async def copies(self) -> list[str]:
-        """Return the copies of records that the engine keeps. Raises SandboxError."""
+    async def copies(self) -> list[SandboxRecord]:
+        """Return the records of which the engine keeps copies. Raises SandboxError."""
         return []
 
     async def end(self, container: str) -> None:

@@ -132,8 +132,10 @@ class GuestChannel(asyncio.Protocol):
             self._ending = asyncio.get_running_loop().create_task(self._end(self._before_end))
 
     async def _end(self, before_end: Callable[[], Awaitable[None]]) -> None:
-        await before_end()
-        self._fail(ChannelClosed())
+        try:
+            await before_end()
+        finally:
+            self._fail(ChannelClosed())
 
     def _fail(self, error: Exception) -> None:
         self.failure = self.failure or error

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import logging
+import math
 import os
 import re
 import secrets
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 # For how long after its lease a sandbox that outlives its pool may be there: it is busy, or whoever
 # ends it has to be started first.
 GRACE_SECONDS = 120.0
+# The longest that a sandbox may be kept without a word.
+LONGEST_LEASE_SECONDS = 24 * 3600.0
 
 _CONTAINER = re.compile(r"[0-9a-f]{12,64}")
 
@@ -92,7 +95,8 @@ class StateStore:
         self._folder = data_dir / "kept" / pool_id
         self._lock = -1
         self.has_copies = has_copies
-        self.on_save: Callable[[SandboxRecord], None] | None = None
+        # Called with each record that is saved.
+        self.listeners: set[Callable[[SandboxRecord], None]] = set()
         self._is_restored = not has_copies
 
     @cached_property
@@ -172,20 +176,18 @@ class StateStore:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             json.dump(asdict(remembered), stream)
         draft.replace(path)
-        if self.on_save is not None:
-            self.on_save(remembered)
+        for listener in list(self.listeners):
+            listener(remembered)
 
-    def restore(self, copies: Iterable[str]) -> None:
-        """Remember what the engine has copies of, where this machine has no record of its own.
-
-        Raises OSError.
-        """
+    def restore(self, copies: Iterable[SandboxRecord]) -> None:
+        """Remember what the engine has copies of, where this machine knows of no later lease."""
         for copy in copies:
-            remembered = read_copy(copy)
-            if remembered is None:
-                logger.warning("ignored an invalid copy of a persistent sandbox's record")
-            elif not self._path(remembered.container).exists():
-                self.save(remembered)
+            known = self.of_container(copy.container)
+            try:
+                if known is None or known.left < copy.left:
+                    self.save(copy)
+            except OSError as error:
+                logger.warning("a persistent sandbox is not remembered: %s", error)
         self._is_restored = True
 
     def forget(self, container: str) -> None:
@@ -230,11 +232,12 @@ def read_copy(copy: str) -> SandboxRecord | None:
         told = json.loads(copy)
         left = float(told.pop("ends_at")) - time.time()
         remembered = _parse(told)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        is_lease = math.isfinite(left) and 0 < remembered.seconds <= LONGEST_LEASE_SECONDS
+    except (ArithmeticError, AttributeError, KeyError, RecursionError, TypeError, ValueError):
         return None
     # Never more than was granted, whatever the clocks of the two machines say.
     left = min(left, remembered.seconds)
-    if not _CONTAINER.fullmatch(remembered.container):
+    if not is_lease or not _CONTAINER.fullmatch(remembered.container):
         return None
     return replace(remembered, boot=boot(), expires_at=now() + left, opened_at=now())
 

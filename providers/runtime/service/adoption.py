@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from providers.errors import CreationFailed, SandboxError
+from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
 from providers.isolation import meets, of_runtime
 from providers.runtime.guest import wire
 from providers.runtime.guest.protocol import VERSION
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # How often it is tried to be the pool's one process, and to reach an engine that does not answer.
-RETRY_SECONDS = 0.5
+RETRY_SECONDS, LONGEST_RETRY_SECONDS = 0.5, 10.0
 AT_ONCE = 8
 # A guest that does not answer is attached to once more.
 ATTEMPTS = 2
@@ -111,7 +111,7 @@ async def _adopt(
         limits=remembered.sandbox_limits,
         interpreter=remembered.interpreter,
     )
-    failures = 0
+    failures, pause = 0, RETRY_SECONDS
     while remembered.left > 0:
         try:
             async with slots:
@@ -125,7 +125,8 @@ async def _adopt(
                 raise
         except SandboxError as error:
             logger.info("a persistent sandbox is not found yet: %s", error.message)
-            await asyncio.sleep(RETRY_SECONDS)
+            await asyncio.sleep(pause)
+            pause = min(LONGEST_RETRY_SECONDS, pause * 1.5)
     raise CreationFailed("Its lease has ended.")
 
 
@@ -174,7 +175,10 @@ async def find_again(launcher: Launcher, remembered: SandboxRecord, template: Te
         asked = {"echo": echo.hex(), "seconds": guest_seconds(remembered.left)}
         await conversation.ask("resume", asked, seconds=RESUME_SECONDS)
     except (ConversationEnded, Refused, wire.FrameError, TimeoutError) as error:
+        is_cut = guest.is_cut
         sandbox.leave()
+        if is_cut:
+            raise ProviderUnavailable("The connection to it was lost.") from error
         raise CreationFailed(f"It does not answer: {str(error) or 'it was silent'}.") from error
     except BaseException:
         sandbox.leave()

@@ -135,6 +135,7 @@ def run(settings: PoolOptions, arguments: Mapping[str, Any], say: Callable[[str]
     port = 0 if no_port else arguments["port"]
     pool_id = "sessions" if no_port else settings.POOL_NAME or f"port-{port}"
     check_pool_name(pool_id)
+    token = _token(settings, arguments["token_file"])
     choice = LauncherChoice(
         arguments["launcher"],
         settings.DATA_DIR,
@@ -142,8 +143,13 @@ def run(settings: PoolOptions, arguments: Mapping[str, Any], say: Callable[[str]
         settings.POOL_GVISOR_PLATFORM,
         settings.MINIMUM_ISOLATION,
         settings.SANDBOX_LOCAL_PYTHON,
-        StateStore(settings.DATA_DIR, pool_id, has_copies=arguments["launcher"] == "kubernetes"),
+        StateStore(
+            settings.DATA_DIR,
+            pool_id,
+            has_copies=bool(token) and arguments["launcher"] == "kubernetes",
+        ),
         namespace=settings.KUBERNETES_NAMESPACE,
+        key=token,
         allow_unisolated=settings.SANDBOX_LOCAL_UNISOLATED
         and meets(NONE, settings.MINIMUM_ISOLATION),
     )
@@ -153,7 +159,7 @@ def run(settings: PoolOptions, arguments: Mapping[str, Any], say: Callable[[str]
         choice,
         _first_settings(settings, arguments["launcher"]),
         AllowedAddresses.of(settings.POOL_ALLOWED_ADDRESSES, only_loopback=is_loopback(host)),
-        _token(settings, arguments["token_file"]),
+        token,
         settings.SHUTDOWN_GRACE_SECONDS,
         socket_path(settings.DATA_DIR) if arguments["socket"] or no_port else None,
         arguments["until_unused"],
@@ -183,7 +189,9 @@ def _first_settings(settings: PoolOptions, launcher: str) -> ServiceSettings:
         ):
             # They are RAGFlow's names for images of an engine, which the launcher has no use for.
             images = _imported(images, ImageStore(settings.DATA_DIR))
-        capacity = usual_capacity(memory_bytes, settings.POOL_SIZE)
+        capacity = usual_capacity(
+            memory_bytes, settings.POOL_SIZE, shares_memory=launcher != "kubernetes"
+        )
         return ServiceSettings(
             pool_size=min(settings.POOL_SIZE, capacity),
             max_sandboxes=capacity,

@@ -121,7 +121,8 @@ class Service:
 
     async def change_settings(self, request: web.Request) -> web.Response:
         config = _as_object(await _body(request), "body")
-        await self.manager.apply(ServiceSettings.from_config(config))
+        settings = ServiceSettings.from_config(config, shares_memory=self.manager.shares_memory)
+        await self.manager.apply(settings)
         self._pushed.add(settings_digest(config))
         return _json(self.manager.stats())
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from providers.errors import ProviderUnavailable, RateLimited, SandboxError
@@ -51,6 +51,8 @@ class LauncherChoice:
     python: str = ""
     memory: StateStore | None = None
     namespace: str = ""
+    # The secret of the pool, with which what it writes elsewhere is sealed.
+    key: str = field(default="", repr=False)
     # Whether that Python has packages that others than the administrator have chosen.
     has_foreign_packages: bool = False
     # What all sandboxes have in place of this machine's programs.
@@ -99,10 +101,10 @@ class LauncherChoice:
                 if is_auto and kind not in ("docker", "none"):
                     await try_out(launcher)
             except RateLimited:
-                launcher.close()
+                await _close(launcher)
                 raise
             except SandboxError as error:
-                launcher.close()
+                await _close(launcher)
                 _log_change(kind, error.message)
                 if error.field == "isolation" and not self.passes_over_level:
                     raise
@@ -112,7 +114,7 @@ class LauncherChoice:
                 continue
             except BaseException:
                 # A full disk, or a caller who has left: nobody else knows of it.
-                launcher.close()
+                await _close(launcher)
                 raise
             _proven.add(kind)
             _log_change(kind, "")
@@ -200,6 +202,7 @@ class LauncherChoice:
                 data_dir=self.data_dir,
                 claims=settings.kubernetes_claims,
                 memory=self.memory,
+                key=self.key,
             )
         )
 
@@ -233,6 +236,11 @@ class LauncherChoice:
                 raise ProviderUnavailable(f"{field}: {error.message}", field=field) from None
             found[template] = image
         return found
+
+
+async def _close(launcher: Launcher) -> None:
+    launcher.close()
+    await launcher.disconnect()
 
 
 def _log_change(kind: str, complaint: str) -> None:

@@ -81,6 +81,7 @@ async def open_revision(
     except BaseException:
         # Nobody else has it yet.
         launcher.close()
+        await launcher.disconnect()
         raise
 
 
@@ -172,6 +173,8 @@ class PoolManager:
         public, as NETWORK_ALLOWED_ADDRESSES has them, `network_ca_file` is NETWORK_CA_FILE."""
         self._choice = choice
         self.data_dir = choice.data_dir
+        # Pods of a cluster have the memory of their nodes.
+        self.shares_memory = choice.kind != "kubernetes"
         self.store = TemplateStore(choice.data_dir)
         self.network = NetworkProxy(network_allowed, network_ca_file)
         self._settings = settings
@@ -318,6 +321,7 @@ class PoolManager:
         self.let_go(instance)
         instance.revision.instances -= 1
         instance.revision.tell_full()
+        self.close_if_unused(instance.revision)
 
     async def hold(
         self, spec: PoolSpec, tell_full: Callable[[bool], None], *, is_trial: bool = False
@@ -532,6 +536,7 @@ class PoolManager:
             id(revision.launcher): revision.launcher for revision in revisions
         }.values():
             launcher.close()
+            await launcher.disconnect()
 
     async def current(self) -> Revision:
         """The revision in force, waited for while it is being opened for the first time."""
@@ -603,6 +608,7 @@ class PoolManager:
         async with self._changing:
             if not any(other.launcher is revision.launcher for other in self._open.values()):
                 revision.launcher.close()
+                await revision.launcher.disconnect()
 
     def end(self, instance: Instance) -> None:
         """Have the pool take it back, whatever runs in it."""

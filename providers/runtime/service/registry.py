@@ -28,8 +28,16 @@ from providers.runtime.pool.requests import check_limits
 from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.settings import LAUNCHERS, PLATFORMS
 from providers.runtime.pool.shelf import Shares
-from providers.runtime.pool.state_store import GRACE_SECONDS, SandboxRecord, StateStore, boot, now
+from providers.runtime.pool.state_store import (
+    GRACE_SECONDS,
+    LONGEST_LEASE_SECONDS,
+    SandboxRecord,
+    StateStore,
+    boot,
+    now,
+)
 from providers.runtime.service.adoption import (
+    AT_ONCE,
     adopt_all,
     find_one,
     guest_seconds,
@@ -64,6 +72,7 @@ class SandboxRegistry:
         self._has_left = False
         self._minimum_isolation = ""
         self._searches: set[asyncio.Task[None]] = set()
+        self._search_slots = asyncio.Semaphore(AT_ONCE)
 
     async def keep(
         self,
@@ -182,7 +191,7 @@ class SandboxRegistry:
         search = asyncio.ensure_future(
             find_one(
                 *(self._manager, self._memory, remembered, self._minimum_isolation),
-                *(self._go_on, asyncio.Semaphore()),
+                *(self._go_on, self._search_slots),
             )
         )
         self._searches.add(search)
@@ -270,8 +279,7 @@ class PoolSpec:
         return cls(ServiceSettings.from_config(config), launcher, platform)
 
 
-# The longest that a sandbox may be kept without a word, and what is taken where nobody says.
-LONGEST_LEASE_SECONDS = 24 * 3600.0
+# The lease that is taken where nobody says.
 LEASE_SECONDS = 600.0
 # When there may be room again cannot be known: sessions last as long as somebody wants them.
 FULL_SECONDS = 10.0

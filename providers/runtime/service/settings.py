@@ -381,13 +381,17 @@ class ServiceSettings:
     )
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> ServiceSettings:
-        """Raises InvalidConfiguration naming each refused field."""
+    def from_config(
+        cls, config: Mapping[str, Any], *, shares_memory: bool = True
+    ) -> ServiceSettings:
+        """Read a provider's configuration. With `shares_memory` the sandboxes take the memory of
+        this machine. Raises InvalidConfiguration naming each refused field."""
         given = validate(FIELDS, config)
         check_config(given)
         read = cls(**{name: declared.read(given[name]) for name, declared in FIELDS.items()})
         most, size = given["max_sandboxes"], read.pool_size
-        capacity = max(most, size) if most else usual_capacity(read.max_memory, size)
+        usual = usual_capacity(read.max_memory, size, shares_memory=shares_memory)
+        capacity = max(most, size) if most else usual
         return replace(read, pool_size=min(size, capacity), max_sandboxes=capacity)
 
     @property
@@ -450,10 +454,12 @@ FIELDS: Mapping[str, PoolField] = {
 IMAGE_FIELDS = {language: name for language in OURS if (name := f"base_{language}_image") in FIELDS}
 
 
-def usual_capacity(memory_bytes: int, pool_size: int) -> int:
+def usual_capacity(memory_bytes: int, pool_size: int, *, shares_memory: bool = True) -> int:
     """How many sandboxes of so much memory a service has that was told no number: two at least, as
-    one of them may be kept."""
+    one of them may be kept. Pods of a cluster do not share this machine's memory."""
     most = max(_MOST_BY_MEMORY, pool_size)
+    if not shares_memory:
+        return most
     return max(2, default_capacity(machine_memory(), memory_bytes, most=most))
 
 

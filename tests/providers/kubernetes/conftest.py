@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from providers.errors import SandboxError
+from providers.runtime.pool.state_store import StateStore
 from providers.sandbox import KeptSandbox
 from providers.self_managed.provider import SelfManagedProvider
 from providers.values import SandboxSpec
@@ -28,7 +29,9 @@ from tests.support.processes import free_port
 
 OWNER = "providers.runtime.launchers.kubernetes.owner"
 # A pool that was killed is not waited for as long as it would be.
-SHORT_LEASE = {f"{OWNER}.LEASE_SECONDS": 3, f"{OWNER}.RENEW_SECONDS": 0.5}
+SHORT_LEASE = {f"{OWNER}.LEASE_SECONDS": 10, f"{OWNER}.RENEW_SECONDS": 1.0}
+# With it the notes at Pods are sealed.
+TOKEN = "token-of-the-pool-service"
 
 
 class NamedPool:
@@ -45,6 +48,7 @@ class NamedPool:
         self.provider: SelfManagedProvider = self.held.enter_context(
             provider_of(
                 self.pool.url,
+                token=TOKEN,
                 pool_size=1,
                 max_sandboxes=12,
                 **POD_SETTINGS,
@@ -53,18 +57,20 @@ class NamedPool:
             )
         )
 
-    def start(self, **extra: str) -> None:
-        """Start its process on another machine, which has a data directory of its own."""
-        machine = self._folder / f"machine-{next(self._machines)}"
-        machine.mkdir()
+    def start(self, machine: Path | None = None, **extra: str) -> None:
+        """Start its process on another machine, which has a data directory of its own, or on one
+        where it was before."""
+        self.machine = machine or self._folder / f"machine-{next(self._machines)}"
+        self.machine.mkdir(exist_ok=True)
         self.pool = self.held.enter_context(
             over_kubernetes(
                 self.cluster,
-                machine,
+                self.machine,
                 namespace=self.namespace,
                 port=self.port,
                 constants=SHORT_LEASE,
                 POOL_NAME="shared",
+                POOL_TOKEN=TOKEN,
                 SHUTDOWN_GRACE_SECONDS="0",
                 **extra,
             )
@@ -74,6 +80,17 @@ class NamedPool:
         process = self.pool.service.process
         process.send_signal(number)
         process.wait(60)
+
+    def lease_at(self, machine: Path) -> float:
+        """The seconds that are left of the only lease that a machine knows of."""
+        (remembered,) = StateStore(machine / "data", "shared").all()
+        return remembered.left
+
+    def holder(self) -> str:
+        """Which process has the pool's name."""
+        leases = f"/apis/coordination.k8s.io/v1/namespaces/{self.namespace}/leases"
+        lease = self.cluster.request("GET", f"{leases}/cofferdam-shared")
+        return str(lease["spec"].get("holderIdentity") or "")
 
     def keep(self, owner: str = "alice", **spec: Any) -> KeptSandbox:
         sandbox = self.provider.open(SandboxSpec(kept=True, **spec), owner)

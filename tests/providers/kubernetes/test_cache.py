@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from providers.runtime.launchers.kubernetes import cache as module
-from providers.runtime.launchers.kubernetes.api import Api
+from providers.runtime.launchers.kubernetes.api import Api, ApiFailure
 from providers.runtime.launchers.kubernetes.cache import PodCache
 
 
@@ -34,8 +34,12 @@ class Server:
         self.versions: list[str] = []
         self.watches: list[int | list[dict[str, Any] | str]] = []
         self.over = asyncio.Event()
+        # Those that are accepted, where any is asked for.
+        self.tokens: set[str] = set()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
+        if self.tokens and request.headers.get("Authorization") not in self.tokens:
+            return web.json_response({"reason": "Unauthorized", "message": "no"}, status=401)
         if "watch" in request.query:
             return await self._watch(request)
         self.lists.append(dict(request.query))
@@ -70,7 +74,11 @@ class Server:
 async def served(folder: Path) -> AsyncIterator[tuple[Server, PodCache]]:
     server = Server()
     application = web.Application()
-    application.router.add_get("/api/v1/namespaces/sandboxes/pods", server.answer)
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        return await server.answer(request)
+
+    application.router.add_get("/api/v1/namespaces/sandboxes/pods", answer)
     runner = web.AppRunner(application)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -245,3 +253,59 @@ def test_a_server_that_forgets_every_version_is_not_asked_without_a_pause(
     play(tmp_path, story)
     assert len(pauses) == 5
     assert pauses[-1] > pauses[0]
+
+
+def test_a_pod_that_was_made_while_a_list_was_read_is_not_taken_for_deleted(tmp_path: Path) -> None:
+    async def story(server: Server, cache: PodCache) -> None:
+        server.pods, server.page = [pod(f"p{number}", 1) for number in range(4)], 2
+        server.watches = [410]
+        await cache.open()
+        answer = server.answer
+
+        async def answer_late(request: web.Request) -> web.StreamResponse:
+            if "continue" in request.query:
+                cache.put(pod("new", 5))
+                cache.put(pod("gone", 1))
+            return await answer(request)
+
+        server.answer = answer_late  # type: ignore[method-assign]
+        await cache.wait("p0", lambda _: cache.lists >= 2)
+        assert cache.get("new") is not None
+        # This one was made before the list, and is not in it.
+        assert cache.get("gone") is None
+
+    play(tmp_path, story)
+
+
+def test_as_many_sandboxes_can_be_attached_as_a_pool_may_have(tmp_path: Path) -> None:
+    async def story(server: Server, cache: PodCache) -> None:
+        await cache.open()
+        connector = cache._api._session.connector
+        assert connector is not None
+        assert connector.limit == 0
+
+    play(tmp_path, story)
+
+
+def test_credentials_that_have_expired_are_read_anew(tmp_path: Path) -> None:
+    async def story(server: Server, cache: PodCache) -> None:
+        token = tmp_path / "token"
+        token.write_text("first")
+        described = json.loads((tmp_path / "kubeconfig").read_text())
+        described["users"] = [{"name": "u", "user": {"tokenFile": str(token)}}]
+        (tmp_path / "kubeconfig").write_text(json.dumps(described))
+        api = Api("sandboxes", tmp_path / "kubeconfig")
+        await api.open()
+        try:
+            server.tokens = {"Bearer first"}
+            await api.call("GET", api.pods)
+            server.tokens = {"Bearer second"}
+            with pytest.raises(ApiFailure) as raised:
+                await api.call("GET", api.pods)
+            assert raised.value.status == 401
+            token.write_text("second")
+            await api.call("GET", api.pods)
+        finally:
+            await api.close()
+
+    play(tmp_path, story)

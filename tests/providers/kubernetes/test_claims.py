@@ -49,22 +49,15 @@ from tests.support.kubernetes_pods import (
     prepared_namespace,
 )
 from tests.support.pool_service import provider_of
+from tests.support.processes import ROOT
 from tests.support.required import missing, require
 from tests.support.waiting import wait_until
 
 GROUP = "extensions.agents.x-k8s.io"
-CLAIM_RIGHTS = [
-    {
-        "apiGroups": [GROUP],
-        "resources": ["sandboxclaims"],
-        "verbs": ["get", "list", "watch", "create", "delete"],
-    },
-    {
-        "apiGroups": [GROUP],
-        "resources": ["sandboxtemplates", "sandboxwarmpools"],
-        "verbs": ["get"],
-    },
-]
+# What deploy/kubernetes gives the pool for claims.
+CLAIM_RIGHTS = next(
+    yaml.safe_load_all((ROOT / "deploy/kubernetes/agent-sandbox.yaml").read_text())
+)["rules"]
 WARM_POOL = "agents-python"
 Change = Callable[[dict[str, Any]], object]
 
@@ -139,8 +132,8 @@ def claimed(
 def from_warm_pool(
     cluster: AgentSandboxCluster, folder: Path, namespace: str, **settings: Any
 ) -> Any:
-    chosen = {"claims": {"": WARM_POOL}, "runtime": "runc", **settings}
-    return pods_of(cluster, folder, namespace=namespace, **chosen)
+    settings.setdefault("claims", {"": WARM_POOL})
+    return pods_of(cluster, folder, namespace=namespace, **settings)
 
 
 def claims_of(pods: Pods) -> list[dict[str, Any]]:

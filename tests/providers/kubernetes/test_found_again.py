@@ -89,3 +89,29 @@ def test_a_session_whose_pod_was_deleted_meanwhile_is_lost(named_pool: NamedPool
 
     with pytest.raises(KeptSandboxLost):
         sandbox.run(Job("print('there')"))
+
+
+def test_a_machine_that_has_the_pool_again_finds_what_another_one_has_renewed(
+    named_pool: NamedPool,
+) -> None:
+    sandbox = named_pool.keep()
+    sandbox.run(Job("x = 41"))
+    first = named_pool.machine
+    sandbox.renew(20)
+    named_pool.stop(signal.SIGTERM)
+    named_pool.start()
+    sandbox.renew(3600)
+    # So the lease that the first machine knows of is over.
+    wait_until(lambda: named_pool.lease_at(first) < -1, seconds=60)
+    named_pool.stop(signal.SIGTERM)
+
+    named_pool.start(machine=first)
+
+    assert sandbox.run(Job("print(x + 1)")).stdout == "42\n"
+
+
+def test_a_pool_that_stops_leaves_its_name_to_the_next_one_at_once(named_pool: NamedPool) -> None:
+    named_pool.keep()
+    assert named_pool.holder()
+    named_pool.stop(signal.SIGTERM)
+    assert named_pool.holder() == ""

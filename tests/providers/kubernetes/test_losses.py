@@ -7,16 +7,19 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from providers.errors import (
     ConnectionFailed,
+    CreationFailed,
     KeptSandboxLost,
     ProviderUnavailable,
     RateLimited,
     SandboxError,
 )
+from providers.runtime.launchers.kubernetes.api import Api
 from providers.runtime.pool.sandbox import Sandbox
 from providers.sandbox import KeptSandbox
 from providers.values import Event, ExecutionResult, Job, SandboxSpec
@@ -24,6 +27,7 @@ from tests.providers.kubernetes.conftest import NamedPool
 from tests.support.cut_relay import relayed
 from tests.support.kubernetes import Cluster
 from tests.support.kubernetes_pods import (
+    CLOSED_NETWORK,
     POD_SETTINGS,
     Pods,
     over_kubernetes,
@@ -270,3 +274,82 @@ def _goes_on(sandbox: KeptSandbox) -> bool:
         raise
     except (ConnectionFailed, ProviderUnavailable):
         return False  # to be tried again, as it says
+
+
+def test_a_lease_that_cannot_be_renewed_is_over_for_its_holder_first(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then no other process has the name: none of them removes what the other has made."""
+    owner = "providers.runtime.launchers.kubernetes.owner"
+    monkeypatch.setattr(f"{owner}.LEASE_SECONDS", 5)
+    monkeypatch.setattr(f"{owner}.RENEW_SECONDS", 0.2)
+    with pods_of(cluster, tmp_path) as pods:
+        cluster.stop_api()
+        try:
+            wait_until(lambda: not pods.launcher.is_holder, seconds=60)
+            with pytest.raises(ProviderUnavailable, match="does not hold the Lease"):
+                pods.start()
+        finally:
+            cluster.start_api()
+        wait_until(lambda: pods.launcher.is_holder, seconds=90)
+        assert pods.run("print('on')").stdout == "on\n"
+
+
+def test_a_network_that_is_opened_stops_new_sandboxes(
+    cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("providers.runtime.launchers.kubernetes.owner.REAP_SECONDS", 0.2)
+    with pods_of(cluster, tmp_path) as pods:
+        sandbox = pods.start()
+        policies = (
+            f"/apis/networking.k8s.io/v1/namespaces/{pods.settings.namespace}/networkpolicies"
+        )
+        cluster.request("DELETE", f"{policies}/sandboxes")
+
+        def is_refused() -> bool:
+            try:
+                pods.loop.call(pods.start().destroy())
+            except ProviderUnavailable as error:
+                return "NetworkPolicy" in error.message
+            return False
+
+        wait_until(is_refused, seconds=60)
+        # What runs, runs on.
+        assert pods.run_in(sandbox, "print('on')").stdout == "on\n"
+        pods.loop.call(sandbox.destroy())
+        cluster.request("POST", policies, CLOSED_NETWORK)
+        wait_until(lambda: not is_refused(), seconds=60)
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [
+        ({"hostNetwork": True}, "spec.hostNetwork"),
+        ({"containers": "a side-car"}, "spec.containers"),
+        ({"automountServiceAccountToken": True}, "spec.automountServiceAccountToken"),
+    ],
+)
+def test_a_pod_that_admission_has_changed_is_not_used(
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    changed: dict[str, Any],
+    named: str,
+) -> None:
+    """The webhook is imitated between the launcher and the API server."""
+    with pods_of(cluster, tmp_path) as pods:
+        call = Api.call
+
+        async def changing(api: Api, method: str, path: str, body: Any = None, **how: Any) -> Any:
+            if method == "POST" and path == api.pods:
+                spec = {**body["spec"], **changed}
+                if "containers" in changed:
+                    side_car = {"name": "proxy", "image": "sandbox", "command": ["sleep", "1000"]}
+                    spec["containers"] = [*body["spec"]["containers"], side_car]
+                body = {**body, "spec": spec}
+            return await call(api, method, path, body, **how)
+
+        monkeypatch.setattr(Api, "call", changing)
+        with pytest.raises(CreationFailed, match=named.replace(".", r"\.")):
+            pods.start()
+        wait_until(lambda: pods.present() == [], seconds=60)

@@ -66,6 +66,14 @@ def test_containers_fit_into_the_machine_of_the_service(
     assert (found.max_sandboxes, found.pool_size) == (number, min(10, number))
     assert found.most_kept >= 1
     assert ServiceSettings.from_config({"max_sandboxes": 64}).max_sandboxes == 64
+
+
+def test_pods_are_as_many_whatever_memory_the_pools_machine_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service, "machine_memory", lambda: 1024 * MIB)
+    assert ServiceSettings.from_config({}).max_sandboxes == 2
+    assert ServiceSettings.from_config({}, shares_memory=False).max_sandboxes == 32
     assert FIELDS["max_sandboxes"].default is None
 
 

@@ -11,7 +11,7 @@ import contextlib
 import json
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -37,6 +37,13 @@ _STDIN, _STDOUT, _STDERR = range(3)
 _PROTOCOL = "v4.channel.k8s.io"
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
+_UNAUTHORIZED = 401
+# What stands for no answer: aiohttp asserts and complains where its session is being closed.
+_NO_ANSWER = (
+    *(aiohttp.ClientError, OSError, TimeoutError),
+    *(config.ConfigException, AssertionError, RuntimeError),
+)
+
 MERGE = "application/merge-patch+json"
 # agent-sandbox's API beside its Sandbox.
 EXTENSIONS = "extensions.agents.x-k8s.io/v1beta1"
@@ -53,7 +60,7 @@ class ApiFailure(Exception):
 
     @property
     def is_quota(self) -> bool:
-        """Whether a ResourceQuota or LimitRange has no room for an object."""
+        """Whether a ResourceQuota has no room for an object."""
         return self.status == 403 and "exceeded quota" in self.message
 
 
@@ -70,10 +77,24 @@ def error_of(failure: ApiFailure, what: str) -> SandboxError:
         )
     if failure.status == 429:
         return RateLimited(f"Kubernetes: The API server is busy: {message}.")
-    if failure.status in (401, 403):
+    if failure.status == 401:
+        return ProviderUnavailable(
+            f"Kubernetes: The API server does not accept the credentials of the pool service: "
+            f"{message}. Check the kubeconfig or the service account."
+        )
+    if failure.status == 403 and " cannot " in message:
         return ProviderUnavailable(
             f"Kubernetes: The pool service may not {what}: {message}. Give its account the rights "
             "of deploy/kubernetes/rbac.yaml."
+        )
+    if failure.status == 403:
+        return ProviderUnavailable(
+            f"Kubernetes: The cluster refuses to {what}: {message}. Change the policy, LimitRange "
+            "or webhook of the namespace that does."
+        )
+    if failure.status == 404:
+        return ProviderUnavailable(
+            f"Kubernetes: Cannot {what}: {message}. Check the namespace of KUBERNETES_NAMESPACE."
         )
     if failure.status in (400, 409, 422):
         return CreationFailed(f"Kubernetes: cannot {what}: {message}")
@@ -96,9 +117,17 @@ class Api:
         """Find out which cluster it is, and as whom. Raises InvalidConfiguration."""
         if self._client is not None:
             return
+        settings, found = await self._load()
+        self.namespace = self.namespace or found
+        self._client = client.ApiClient(settings)
+
+    async def _load(self) -> tuple[client.Configuration, str]:
+        """Return what the kubeconfig or the service account says now, and its namespace."""
         settings = client.Configuration()
         # How calls are repeated is for their callers to say.
         settings.retries = None
+        # Each attached sandbox holds a connection.
+        settings.connection_pool_maxsize = 0
         path = str(self._kubeconfig or os.environ.get("KUBECONFIG", ""))
         try:
             if path or not (_SERVICE_ACCOUNT / "token").exists():
@@ -117,8 +146,19 @@ class Api:
                 f"KUBECONFIG: The cluster cannot be used: {error}. Mount a kubeconfig and name it "
                 "in KUBECONFIG, or run the pool service in the cluster with a service account."
             ) from error
-        self.namespace = self.namespace or found
-        self._client = client.ApiClient(settings)
+        return settings, found
+
+    async def _renew_credentials(self) -> bool:
+        """Read the credentials anew, which may have expired. Return whether they are others.
+
+        The client keeps those of a service account fresh, and runs the plug-ins of a kubeconfig
+        but once.
+        """
+        settings, _ = await self._load()
+        known = self._open.configuration
+        is_changed = bool(settings.api_key != known.api_key)
+        known.api_key = settings.api_key
+        return is_changed
 
     @property
     def is_open(self) -> bool:
@@ -141,9 +181,17 @@ class Api:
         content_type: str = "application/json",
     ) -> Object:
         """Return the answer of a call. Raises ApiFailure."""
-        async with self._answer(method, path, body, query, content_type, CALL_SECONDS) as answer:
-            found: Object = await answer.json(content_type=None)
-            return found
+        for is_last in (False, True):
+            try:
+                async with self._answer(
+                    method, path, body, query, content_type, CALL_SECONDS
+                ) as answer:
+                    found: Object = await answer.json(content_type=None)
+                    return found
+            except ApiFailure as error:
+                if error.status != _UNAUTHORIZED or is_last or not await self._renew_credentials():
+                    raise
+        raise AssertionError("the second answer is the last")
 
     async def watch(self, path: str, query: Mapping[str, str]) -> AsyncIterator[Object]:
         """Return the events of a watch until the server ends it. Raises ApiFailure."""
@@ -161,24 +209,28 @@ class Api:
                 yield event
 
     async def attach(self, pod: str, container: str) -> AttachedStream:
-        """Attach to the input and output of a running container. Raises ApiFailure."""
+        """Attach to the input and output of a running container. Raises ApiFailure.
+
+        Its credentials are those of the calls before it, which are renewed with them.
+        """
         wanted = {"container": container, "stdin": "true", "stdout": "true", "stderr": "true"}
         url = f"{self.pods}/{pod}/attach?{urlencode(wanted)}"
         headers = await self._headers()
         try:
-            connection = await self._session.ws_connect(
-                f"{self._open.configuration.host}{url}",
-                headers=headers,
-                protocols=(_PROTOCOL,),
-                heartbeat=HEARTBEAT_SECONDS,
-                max_msg_size=0,
-                timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
-            )
+            async with asyncio.timeout(CALL_SECONDS):
+                connection = await self._session.ws_connect(
+                    f"{self._open.configuration.host}{url}",
+                    headers=headers,
+                    protocols=(_PROTOCOL,),
+                    heartbeat=HEARTBEAT_SECONDS,
+                    max_msg_size=0,
+                    timeout=aiohttp.ClientWSTimeout(ws_close=1.0),
+                )
         except aiohttp.WSServerHandshakeError as error:
             # The text of the answer is lost with the connection.
             said = f"the attach was answered with status {error.status}"
             raise ApiFailure(error.status, "", said) from error
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except _NO_ANSWER as error:
             raise ApiFailure(0, "", str(error) or type(error).__name__) from error
         return AttachedStream(connection)
 
@@ -206,10 +258,10 @@ class Api:
         content_type: str,
         seconds: float,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        headers = await self._headers()
-        if body is not None:
-            headers["Content-Type"] = content_type
         try:
+            headers = await self._headers()
+            if body is not None:
+                headers["Content-Type"] = content_type
             async with self._session.request(
                 method,
                 f"{self._open.configuration.host}{path}",
@@ -223,7 +275,9 @@ class Api:
                 if answer.status >= 300:
                     raise _failure(answer.status, await answer.text(errors="replace"))
                 yield answer
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        except ApiFailure:
+            raise
+        except (*_NO_ANSWER, ValueError) as error:
             raise ApiFailure(0, "", str(error) or type(error).__name__) from error
 
     @property
@@ -264,6 +318,7 @@ class AttachedStream:
         for each in (self.end, self._ours):
             each.setblocking(False)
         self.stderr = b""
+        self.at_end: Callable[[], None] = lambda: None
         self._connection = connection
         self._tasks = [
             asyncio.ensure_future(self._receive()),
@@ -316,3 +371,4 @@ class AttachedStream:
         # Not while the loop still looks at it.
         if all(task.done() for task in self._tasks):
             self._ours.close()
+            self.at_end()

@@ -45,6 +45,8 @@ class ObjectCache:
         self._api = api
         self._selector = selector
         self._objects: dict[str, Object] = {}
+        # Since the list that is under way has begun.
+        self._put: dict[str, Object] = {}
         self._waiting: dict[str, list[tuple[Condition, asyncio.Future[Object | None]]]] = {}
         self._task: asyncio.Task[None] | None = None
         self._version = ""
@@ -69,7 +71,9 @@ class ObjectCache:
 
     def put(self, found: Object) -> None:
         """Take what a call has answered, where the watch has not seen it yet."""
-        self._objects.setdefault(found["metadata"]["name"], found)
+        name = found["metadata"]["name"]
+        self._objects.setdefault(name, found)
+        self._put[name] = found
 
     async def wait(self, name: str, condition: Condition) -> Object | None:
         """Wait until an object, or its absence (None), fulfils a condition. Return it."""
@@ -117,6 +121,7 @@ class ObjectCache:
 
     async def _list(self) -> None:
         found: dict[str, Object] = {}
+        self._put.clear()
         query = {"labelSelector": self._selector, "limit": str(PAGE)}
         while True:
             answer = await self._api.call("GET", self._path, query=query)
@@ -127,9 +132,12 @@ class ObjectCache:
             query["continue"] = following
         self.lists += 1
         self.failure = ""
+        self._version = answer["metadata"]["resourceVersion"]
+        for name, each in self._put.items():
+            if _is_newer(each, self._version):
+                found.setdefault(name, each)
         gone = self._objects.keys() - found.keys()
         self._objects = found
-        self._version = answer["metadata"]["resourceVersion"]
         for name in [*found, *gone]:
             self._notify(name)
 
@@ -160,6 +168,12 @@ class ObjectCache:
         for condition, future in self._waiting.get(name, []):
             if not future.done() and condition(found):
                 future.set_result(found)
+
+
+def _is_newer(found: Object, version: str) -> bool:
+    """Whether an object was made after a list of this version: the watch tells of its end."""
+    own = str(found["metadata"].get("resourceVersion") or "")
+    return not (own.isdigit() and version.isdigit()) or int(own) > int(version)
 
 
 class PodCache(ObjectCache):

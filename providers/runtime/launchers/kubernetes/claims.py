@@ -109,8 +109,7 @@ class ClaimedPods(PodSource):
             if claim is None:
                 # The server may have made it, and the answer was lost.
                 claim = await self._api.call("GET", f"{self._api.claims}/{name}")
-            await self._owner.remove(self._api.claims, claim)
-            if pod is not None:
+            if await self._owner.remove(self._api.claims, claim) and pod is not None:
                 await wait_until_gone(self._pods, pod)
         except ApiFailure as error:
             if error.status != _MISSING:

@@ -61,18 +61,13 @@ from providers.runtime.launchers.kubernetes.manifest import (
     CONTAINER,
     LEASE_LABEL,
     POOL_LABEL,
-    RECORD_ANNOTATION,
     TENANT_LABEL,
     command_of,
     pod_manifest,
     shape_of,
 )
-from providers.runtime.launchers.kubernetes.owner import (
-    Owner,
-    bound_sandbox,
-    container_of,
-    sandbox_of,
-)
+from providers.runtime.launchers.kubernetes.notes import Notes, container_of
+from providers.runtime.launchers.kubernetes.owner import Owner, bound_sandbox, sandbox_of
 from providers.runtime.launchers.kubernetes.pods import PlainPods, PodSource
 from providers.runtime.launchers.kubernetes.settings import KubernetesSettings
 from providers.runtime.launchers.kubernetes.templates import PodTemplates
@@ -90,7 +85,9 @@ PROBE_SECONDS = 180.0
 # How long the end of a Pod may take to be known.
 END_SECONDS = 3.0
 # How long the removals that are under way are waited for at the launcher's end.
-REMOVAL_SECONDS = 0.3
+REMOVAL_SECONDS = 1.0
+# Of labels that are being written, where the API server is slow: further ones are left out.
+MOST_TASKS = 200
 _CLAIM_ATTEMPTS = 3
 _CONFLICT, _MISSING, _FORBIDDEN = 409, 404, 403
 
@@ -106,7 +103,12 @@ class KubernetesLauncher(Launcher):
         self._api = Api(settings.namespace, settings.kubeconfig)
         self._cache = PodCache(self._api, f"{APP_LABEL}={APP}")
         self._claims = ClaimCache(self._api, f"{APP_LABEL}={APP}")
-        self._owner = Owner(self._api, settings.pool, self._cache, self._claims, settings.memory)
+        self._notes = Notes(settings.key)
+        self._owner = Owner(
+            *(self._api, settings.pool, self._cache, self._claims, settings.memory, self._notes)
+        )
+        self._owner.at_loss = self._let_go
+        self._streams: set[AttachedStream] = set()
         self._pods = PlainPods(self._api, self._cache, self._owner)
         self._hardening = Hardening.of(RUNC)
         self._runtime_class = ""
@@ -116,6 +118,11 @@ class KubernetesLauncher(Launcher):
         # When the leases end that are noted at the Pods, by container.
         self._copied: dict[str, float] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def is_holder(self) -> bool:
+        """Whether this process has the pool's name."""
+        return self._owner.is_holder
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -140,11 +147,11 @@ class KubernetesLauncher(Launcher):
         except ApiFailure as error:
             raise error_of(error, "read the namespace") from error
         await self._owner.take()
-        if self._settings.memory is not None:
-            self._settings.memory.on_save = self._copy
         with contextlib.suppress(ApiFailure):
             await self._owner.reap()
         await self._find_images()
+        if self._settings.memory is not None:
+            self._settings.memory.listeners.add(self._copy)
 
     async def _open_claims(self) -> None:
         """Know the claims, those of a pool that had other settings too. Raises ApiFailure."""
@@ -184,8 +191,17 @@ class KubernetesLauncher(Launcher):
         self._owner.close()
         self._cache.close()
         self._claims.close()
+        if self._settings.memory is not None:
+            self._settings.memory.listeners.discard(self._copy)
+
+    async def disconnect(self) -> None:
+        # The removals of sandboxes are to reach the API server.
+        if under_way := set(self._tasks):
+            await asyncio.wait(under_way, timeout=REMOVAL_SECONDS)
+        await self._templates.close()
         if self._api.is_open:
-            self._later(self._disconnect())
+            await self._owner.release()
+            await self._api.close()
 
     async def start(self, template: Template) -> Guest:
         image = self._image(template.name, template.language)
@@ -214,14 +230,16 @@ class KubernetesLauncher(Launcher):
     ) -> Guest:
         if failure := self._cache.failure or self._claims.failure:
             raise ProviderUnavailable(f"Kubernetes: {failure}")
+        self._owner.require_name()
         pod = self._cache.get(str(found["pod"]))
         if pod is None or container_of(pod) != container or terminated_state(pod):
             raise CreationFailed("It has ended.")
+        if not self._is_ours(pod):
+            raise CreationFailed("It is another pool's.")
         source, name = self._made_by(pod)
         self._owner.know(name)
         try:
-            is_ours = pod["metadata"].get("labels", {}).get(POOL_LABEL) == self._settings.pool
-            if not is_ours or shape_of(pod) != found["shape"] or runtime != self.runtime:
+            if shape_of(pod) != found["shape"] or runtime != self.runtime:
                 raise CreationFailed("Its Pod is not as it was made.")
             stream = await self._attach(pod, ProviderUnavailable)
         except BaseException:
@@ -231,18 +249,23 @@ class KubernetesLauncher(Launcher):
         self._copied[container] = 0.0
         return self._guest(source, name, pod, stream, None, dict(found["facts"]), echo)
 
-    async def copies(self) -> list[str]:
-        found = [
-            pod["metadata"].get("annotations", {}).get(RECORD_ANNOTATION)
-            for pod in self._cache
-            if pod["metadata"].get("labels", {}).get(POOL_LABEL) == self._settings.pool
-        ]
-        return [copy for copy in found if copy]
+    async def copies(self) -> list[SandboxRecord]:
+        found = (self._notes.read(pod) for pod in self._cache if self._is_ours(pod))
+        return [remembered for remembered in found if remembered is not None]
 
     async def end(self, container: str) -> None:
         for pod in self._cache:
-            if container_of(pod) == container:
+            if container_of(pod) == container and self._is_ours(pod):
                 await self._remove(*self._made_by(pod), pod)
+
+    def _is_ours(self, pod: Object) -> bool:
+        labels = pod["metadata"].get("labels") or {}
+        return bool(labels.get(POOL_LABEL) == self._settings.pool)
+
+    def _let_go(self) -> None:
+        """Leave what is attached: another process has the pool's name."""
+        for stream in list(self._streams):
+            self._later(stream.close())
 
     def _source_of(self, template: str) -> PodSource:
         """Return where sandboxes of a template come from."""
@@ -276,7 +299,8 @@ class KubernetesLauncher(Launcher):
         echo: bytes = b"",
     ) -> KubernetesGuest:
         pod_name = pod["metadata"]["name"]
-        facts = facts or {"image_digest": image.digest if image else ""}
+        digest = _digest_of(pod) or (image.digest if image else "")
+        facts = facts or {"image_digest": digest}
 
         async def destroy() -> None:
             await stream.close()
@@ -319,12 +343,15 @@ class KubernetesLauncher(Launcher):
         self, pod: Object, kind: type[SandboxError] = CreationFailed
     ) -> AttachedStream:
         try:
-            return await self._api.attach(pod["metadata"]["name"], CONTAINER)
+            stream = await self._api.attach(pod["metadata"]["name"], CONTAINER)
         except ApiFailure as error:
             failure = error_of(error, "attach to Pods")
             if isinstance(failure, ProviderUnavailable | RateLimited):
                 raise failure from error
             raise kind(failure.message) from error
+        self._streams.add(stream)
+        stream.at_end = lambda: self._streams.discard(stream)
+        return stream
 
     async def _remove(self, source: PodSource, name: str, pod: Object | None) -> None:
         """Remove a Pod. One that cannot be removed now is left to the search for orphans."""
@@ -351,8 +378,9 @@ class KubernetesLauncher(Launcher):
         remembered = memory.of_container(container_of(pod)) if memory else None
         if remembered is None:
             raise ProviderUnavailable("Kubernetes: the sandbox is not remembered.")
+        self._owner.require_name()
         metadata = {
-            "annotations": {RECORD_ANNOTATION: remembered.to_copy()},
+            "annotations": self._notes.write(remembered),
             "labels": {LEASE_LABEL: _label(remembered.ref)},
         }
         try:
@@ -369,19 +397,22 @@ class KubernetesLauncher(Launcher):
         if known is None or abs(ends_at - known) < remembered.seconds / 3:
             return
         for pod in self._cache:
-            if container_of(pod) == container:
+            if container_of(pod) == container and self._owner.is_holder:
                 self._copied[container] = ends_at
-                self._later(self._write_copy(pod["metadata"]["name"], remembered))
+                self._later(self._write_copy(pod["metadata"]["name"], remembered, known))
 
-    async def _write_copy(self, name: str, remembered: SandboxRecord) -> None:
+    async def _write_copy(self, name: str, remembered: SandboxRecord, former: float) -> None:
         try:
-            await self._patch(name, {"annotations": {RECORD_ANNOTATION: remembered.to_copy()}})
+            await self._patch(name, {"annotations": self._notes.write(remembered)})
         except ApiFailure as error:
+            # The next renewal is noted.
+            if remembered.container in self._copied:
+                self._copied[remembered.container] = former
             if error.status != _MISSING:
                 logger.warning("a lease was not noted at its Pod: %s", error)
 
     def _claim(self, name: str, pod: Object, owner: str) -> None:
-        if owner:
+        if owner and len(self._tasks) < MOST_TASKS:
             self._later(self._label_with_owner(name, pod, _label(owner)))
 
     async def _label_with_owner(self, name: str, pod: Object, tenant: str) -> None:
@@ -409,14 +440,6 @@ class KubernetesLauncher(Launcher):
     async def _patch(self, name: str, metadata: Mapping[str, Any]) -> Object:
         path = f"{self._api.pods}/{name}"
         return await self._api.call("PATCH", path, {"metadata": metadata}, content_type=MERGE)
-
-    async def _disconnect(self) -> None:
-        # The removal of a sandbox that did not start is to reach the API server.
-        if under_way := self._tasks - {asyncio.current_task()}:
-            await asyncio.wait(under_way, timeout=REMOVAL_SECONDS)
-        await self._owner.release()
-        await self._templates.close()
-        await self._api.close()
 
     def _later(self, work: Any) -> None:
         task = asyncio.ensure_future(work)

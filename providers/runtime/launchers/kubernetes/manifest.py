@@ -27,7 +27,7 @@ RECORD_ANNOTATION = "cofferdam.record"
 # the kernel's limit, which may end the whole container, comes after it.
 EXTRA_MEMORY = 64 << 20
 # The writable files of a Pod outside its volumes, such as the message of its end.
-EPHEMERAL_BYTES = 64 << 20
+EPHEMERAL_BYTES = 1 << 30
 # Nothing of ours lasts as long: the last guard, where neither pool nor guest ends it.
 GUARD_SECONDS = 31 * 24 * 3600
 
@@ -170,7 +170,7 @@ _ABSENT = (
 _EQUAL_IN_CONTAINER = ("image", "name", "stdin", "workingDir")
 _ABSENT_IN_CONTAINER = (
     *("args", "envFrom", "lifecycle", "livenessProbe", "readinessProbe", "startupProbe"),
-    *("stdinOnce", "tty", "volumeDevices"),
+    *("tty", "volumeDevices"),
 )
 _USER = ("runAsUser", "runAsGroup")
 
@@ -189,6 +189,8 @@ def differences(pod: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     of_container = [
         *(n for n in _EQUAL_IN_CONTAINER if container.get(n) != wanted_container.get(n)),
         *(n for n in _ABSENT_IN_CONTAINER if container.get(n)),
+        # What is false is left out by the API server.
+        *(n for n in ("stdinOnce",) if bool(container.get(n)) != bool(wanted_container.get(n))),
         *_differences_of_command(container.get("command") or [], wanted_container["command"]),
         *_differences_of_security(
             container.get("securityContext") or {}, wanted_container["securityContext"]

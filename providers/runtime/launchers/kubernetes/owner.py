@@ -16,7 +16,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,8 +31,10 @@ from providers.runtime.launchers.kubernetes.api import (
     error_of,
 )
 from providers.runtime.launchers.kubernetes.cache import ClaimCache, PodCache
-from providers.runtime.launchers.kubernetes.manifest import POOL_LABEL, RECORD_ANNOTATION
-from providers.runtime.pool.state_store import StateStore, read_copy
+from providers.runtime.launchers.kubernetes.checks import require_closed_network
+from providers.runtime.launchers.kubernetes.manifest import POOL_LABEL
+from providers.runtime.launchers.kubernetes.notes import Notes, container_of
+from providers.runtime.pool.state_store import StateStore
 
 logger = logging.getLogger(__name__)
 
@@ -48,6 +51,13 @@ _known: dict[tuple[str, str], set[str]] = {}
 # What another process has written into a Lease last, and when that was seen here: as in client-go,
 # no clock of another machine counts.
 _seen: dict[tuple[str, str], tuple[tuple[str, str], float]] = {}
+# Until when this process has the name of a pool, in seconds since the machine's boot: it stands
+# still where the machine does, and the Lease does not.
+_held_until: defaultdict[tuple[str, str], float] = defaultdict(float)
+# How many launchers of this process need the name of a pool.
+_open: Counter[tuple[str, str]] = Counter()
+# This process counts a Lease as over after this part of its time.
+_SAFE_PART = 0.8
 
 
 class Owner:
@@ -60,8 +70,9 @@ class Owner:
         cache: PodCache,
         claims: ClaimCache,
         memory: StateStore | None,
+        notes: Notes,
     ) -> None:
-        self._api, self.pool, self._memory = api, pool, memory
+        self._api, self.pool, self._memory, self._notes = api, pool, memory, notes
         self._cache, self._claims = cache, claims
         self._holder = _identity()
         self._mine: set[str] = set()
@@ -69,8 +80,17 @@ class Owner:
         self._numbers = itertools.count(1)
         self._lease: Object = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._ending: set[asyncio.Task[None]] = set()
-        self.is_holder = False
+        self._is_open = False
+        # Why no sandbox may be started now, empty where they may.
+        self.obstacle = ""
+        # Called when another process has got the name.
+        self.at_loss: Callable[[], None] = lambda: None
+
+    @property
+    def is_holder(self) -> bool:
+        """Whether no other process can have the name, whatever is wrong with the API server: a
+        Lease that cannot be renewed is over for this process before it is for others."""
+        return _now() < _held_until[self._key]
 
     @property
     def labels(self) -> dict[str, str]:
@@ -93,7 +113,9 @@ class Owner:
             await self._take()
         except ApiFailure as error:
             raise error_of(error, "use leases") from error
-        if not self._tasks:
+        if not self._is_open:
+            self._is_open = True
+            _open[self._key] += 1
             self._tasks = [
                 asyncio.ensure_future(self._renew()),
                 asyncio.ensure_future(self._reap_again()),
@@ -108,7 +130,7 @@ class Owner:
     def know(self, name: str) -> None:
         """A Pod or a claim of this name is in use."""
         self._mine.add(name)
-        _known.setdefault((self._api.namespace, self.pool), set()).add(name)
+        self._names.add(name)
 
     def forget(self, name: str) -> None:
         """A Pod or a claim of this name is an orphan if it is still there."""
@@ -119,13 +141,22 @@ class Owner:
         """Raise ProviderUnavailable where another process has the pool's name by now."""
         if not self.is_holder:
             raise ProviderUnavailable(
-                f"POOL_NAME: Another pool service has the name {self.pool!r} now."
+                f"POOL_NAME: This pool service does not hold the Lease of the name {self.pool!r}: "
+                "another one has it, or the API server does not answer."
             )
+        if self.obstacle:
+            raise ProviderUnavailable(self.obstacle)
 
-    async def remove(self, path: str, found: Object) -> None:
-        """Remove an object. One that is gone, or another one of its name, is no error. Raises
-        ApiFailure."""
+    async def remove(self, path: str, found: Object) -> bool:
+        """Remove an object. Return whether it is to be gone.
+
+        One that is gone, or another one of its name, is no error.
+        A process that has lost the name removes nothing: what it has made is the next one's, which
+        keeps or removes it. Raises ApiFailure.
+        """
         metadata = found["metadata"]
+        if not self.is_holder:
+            return False
         body = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -137,6 +168,7 @@ class Owner:
         except ApiFailure as error:
             if error.status not in (_MISSING, _CONFLICT):
                 raise
+        return True
 
     async def reap(self) -> int:
         """Remove the Pods and claims that are no longer needed. Return how many. Raises
@@ -150,7 +182,11 @@ class Owner:
                 orphans.append((self._api.claims, claim))
         for path, orphan in orphans:
             logger.warning("removing an orphan", extra={"orphan": orphan["metadata"]["name"]})
-            await self.remove(path, orphan)
+            try:
+                await self.remove(path, orphan)
+            except ApiFailure as error:
+                # One that cannot be removed now must not keep the others; it is tried again.
+                logger.warning("orphan not removed", extra={"reason": str(error)})
         return len(orphans)
 
     def close(self) -> None:
@@ -159,11 +195,14 @@ class Owner:
             task.cancel()
         self._names.difference_update(self._mine)
         self._mine.clear()
+        if self._is_open:
+            self._is_open = False
+            _open[self._key] -= 1
 
     async def release(self) -> None:
-        """Let another process have the pool's name at once."""
-        if self.is_holder and not self._names:
-            self.is_holder = False
+        """Let another process have the pool's name at once, where no launcher here needs it."""
+        if self.is_holder and not _open[self._key]:
+            _held_until[self._key] = 0.0
             with contextlib.suppress(ApiFailure):
                 await self._write({"holderIdentity": ""})
 
@@ -172,14 +211,19 @@ class Owner:
         return f"cofferdam-{self.pool}"
 
     @property
+    def _key(self) -> tuple[str, str]:
+        return self._api.namespace, self.pool
+
+    @property
     def _names(self) -> set[str]:
-        return _known.setdefault((self._api.namespace, self.pool), set())
+        return _known.setdefault(self._key, set())
 
     @property
     def _leases(self) -> str:
         return f"/apis/coordination.k8s.io/v1/namespaces/{self._api.namespace}/leases"
 
     async def _take(self) -> None:
+        began = _now()
         found = await self._read(self._name)
         if found is None:
             body = {
@@ -190,7 +234,7 @@ class Owner:
             }
             try:
                 self._lease = await self._api.call("POST", self._leases, body)
-                self.is_holder = True
+                _held_until[self._key] = began + LEASE_SECONDS * _SAFE_PART
                 return
             except ApiFailure as error:
                 if error.status != _CONFLICT:
@@ -199,25 +243,33 @@ class Owner:
         self._lease = found
         spec = found.get("spec") or {}
         holder = spec.get("holderIdentity") or ""
+        if holder not in ("", self._holder):
+            _held_until[self._key] = 0.0
+        elif holder and began < _held_until[self._key] - LEASE_SECONDS * _SAFE_PART / 2:
+            # Another launcher of this process has renewed it.
+            return
         if holder not in ("", self._holder) and self._is_renewed(spec):
-            self.is_holder = False
+            self.at_loss()
             raise ProviderUnavailable(
                 f"POOL_NAME: Another pool service, {holder}, has the name {self.pool!r} in the "
                 f"namespace {self._api.namespace}. Give each pool service its own name, or wait "
                 f"{LEASE_SECONDS} s after its end.",
             )
         await self._write(self._spec())
-        self.is_holder = True
+        _held_until[self._key] = began + LEASE_SECONDS * _SAFE_PART
 
     def _is_renewed(self, spec: Mapping[str, Any]) -> bool:
         """Whether another process may have renewed the Lease less than LEASE_SECONDS ago."""
-        key = self._api.namespace, self.pool
+        return self._unchanged_seconds(self.pool, spec) < LEASE_SECONDS
+
+    def _unchanged_seconds(self, pool: str, spec: Mapping[str, Any]) -> float:
+        """Return for how long a Lease is as it was seen here at first."""
         written = str(spec.get("holderIdentity")), str(spec.get("renewTime"))
-        known, since = _seen.get(key, (("", ""), 0.0))
+        known, since = _seen.get((self._api.namespace, pool), (("", ""), 0.0))
         if known != written:
             since = time.monotonic()
-            _seen[key] = written, since
-        return time.monotonic() - since < LEASE_SECONDS
+            _seen[self._api.namespace, pool] = written, since
+        return time.monotonic() - since
 
     async def _read(self, name: str) -> Object | None:
         try:
@@ -255,17 +307,29 @@ class Owner:
         while True:
             await asyncio.sleep(REAP_SECONDS)
             try:
+                self.obstacle = await self._find_obstacle()
                 await self.reap()
             except Exception as error:
                 logger.warning("cannot look for orphans: %s", error)
+
+    async def _find_obstacle(self) -> str:
+        try:
+            await require_closed_network(self._api, self.labels)
+        except ProviderUnavailable as error:
+            return error.message
+        return ""
 
     async def _absent_pools(self) -> set[str]:
         """Return the other pools that have Pods or claims here, and are gone for long."""
         pools = {_pool_of(each) for each in (*self._cache, *self._claims)} - {"", self.pool}
         absent = set()
         for pool in pools:
-            lease = await self._read(f"cofferdam-{pool}") or {}
-            if _age((lease.get("spec") or {}).get("renewTime")) > ABSENT_SECONDS:
+            try:
+                lease = await self._read(f"cofferdam-{pool}") or {}
+            except ApiFailure as error:
+                logger.warning("cannot read the Lease of %s: %s", pool, error)
+                continue
+            if self._unchanged_seconds(pool, lease.get("spec") or {}) > ABSENT_SECONDS:
                 absent.add(pool)
         return absent
 
@@ -276,18 +340,16 @@ class Owner:
             return False
         if _pool_of(found) == self.pool:
             return self.is_holder and metadata["name"] not in self._names and not self._is_kept(pod)
-        return _pool_of(found) in absent and _age(metadata["creationTimestamp"]) > ABSENT_SECONDS
+        return _pool_of(found) in absent
 
     def _is_kept(self, pod: Object | None) -> bool:
         """Whether a predecessor has left it, to be found again."""
         if self._memory is None or pod is None or pod["status"].get("phase") != "Running":
             return False
-        remembered = self._memory.of_container(container_of(pod))
-        if remembered is None and not self._memory.is_restored:
-            remembered = read_copy(
-                pod["metadata"].get("annotations", {}).get(RECORD_ANNOTATION, "")
-            )
-        return remembered is not None and not remembered.is_over
+        known = [self._memory.of_container(container_of(pod))]
+        if not self._memory.is_restored:
+            known.append(self._notes.read(pod))
+        return any(each is not None and not each.is_over for each in known)
 
 
 def sandbox_of(pod: Object) -> str:
@@ -309,17 +371,8 @@ def _pool_of(found: Object) -> str:
     return pool
 
 
-def container_of(pod: Object) -> str:
-    """Return the name by which a kept sandbox is remembered."""
-    uid: str = pod["metadata"]["uid"]
-    return uid.replace("-", "")
-
-
-def _age(timestamp: str | None) -> float:
-    """Return the seconds since a time of the API server's, much where there is none."""
-    if not timestamp:
-        return float("inf")
-    return time.time() - datetime.fromisoformat(timestamp).timestamp()
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _identity() -> str:

@@ -10,7 +10,7 @@ from providers.errors import CreationFailed, RateLimited
 from providers.runtime.launchers.kubernetes.api import Api, ApiFailure, Object, error_of
 from providers.runtime.launchers.kubernetes.cache import PodCache
 from providers.runtime.launchers.kubernetes.guest import end_of, terminated_state
-from providers.runtime.launchers.kubernetes.manifest import CONTAINER
+from providers.runtime.launchers.kubernetes.manifest import CONTAINER, differences
 from providers.runtime.launchers.kubernetes.owner import Owner
 
 logger = logging.getLogger(__name__)
@@ -58,6 +58,13 @@ class PlainPods(PodSource):
         except ApiFailure as error:
             raise error_of(error, "create Pods") from error
         self._cache.put(pod)
+        # Admission may have changed it.
+        if found := differences(pod, manifest):
+            raise CreationFailed(
+                f"Kubernetes: the cluster makes other Pods than the pool asks for. These fields "
+                f"differ: {', '.join(found)}. Exclude the namespace {self._api.namespace} from "
+                "webhooks that change Pods."
+            )
         return await self._wait_until_running(pod["metadata"]["name"], seconds)
 
     async def remove(self, name: str, pod: Object | None) -> None:
@@ -66,8 +73,8 @@ class PlainPods(PodSource):
             if pod is None:
                 # The server may have made it, and the answer was lost.
                 pod = await self._api.call("GET", f"{self._api.pods}/{name}")
-            await self._owner.remove(self._api.pods, pod)
-            await wait_until_gone(self._cache, pod)
+            if await self._owner.remove(self._api.pods, pod):
+                await wait_until_gone(self._cache, pod)
         except ApiFailure as error:
             if error.status != _MISSING:
                 logger.warning("Pod not removed", extra={"reason": str(error)})

@@ -25,8 +25,9 @@ class KubernetesSettings:
     `registry_credential`; what is pushed lies in `data_dir` meanwhile.
     `claims` names SandboxWarmPools of agent-sandbox's by template, by "" that of all others; the
     rest are plain Pods.
-    With a `memory` kept sandboxes outlive this process. Without `filter_system_calls` only the
-    seccomp profile of the cluster's container runtime holds.
+    With a `memory` kept sandboxes outlive this process, and with a secret `key` of the pool they
+    are found from other machines. Without `filter_system_calls` only the seccomp profile of the
+    cluster's container runtime holds.
     """
 
     pool: str = "default"
@@ -42,3 +43,4 @@ class KubernetesSettings:
     data_dir: Path | None = None
     claims: Mapping[str, str] = field(default_factory=dict)
     memory: StateStore | None = None
+    key: str = field(default="", repr=False)
