@@ -40,7 +40,7 @@ logger = logging.getLogger("virtual_kubelet")
 
 HEARTBEAT_SECONDS = 2.0
 _SUBREAPER = 36
-_REMOVALS, _REMOVAL_SECONDS = 100, 0.02
+_REMOVAL_SECONDS, _LOOK_SECONDS = 5.0, 0.02
 
 
 class Node:
@@ -263,26 +263,29 @@ class Kubelet:
 def remove_groups(parent: CgroupParent) -> None:
     """Remove the group of all Pods, with those of this name that runc has made on version 1."""
     name = parent.path.name
+    deadline = time.monotonic() + _REMOVAL_SECONDS
     if parent.version == 1:
         for controller, own in own_groups(Path("/proc")).items():
             kind = controller.removeprefix("name=") or "unified"
             group = ROOT / kind / own.lstrip("/") / name
             for folder in (*group.glob("*/"), group):
-                _remove_group(folder)
+                _remove_group(folder, deadline)
     parent.remove()
 
 
-def _remove_group(folder: Path) -> None:
+def _remove_group(folder: Path, deadline: float) -> None:
     """The last process of a group may need a moment to leave it."""
-    for _ in range(_REMOVALS):
+    while True:
         try:
             folder.rmdir()
             return
         except FileNotFoundError:
             return
-        except OSError:
-            time.sleep(_REMOVAL_SECONDS)
-    logger.warning("%s could not be removed", folder)
+        except OSError as error:
+            if time.monotonic() > deadline:
+                logger.warning("%s could not be removed: %s", folder, error)
+                return
+            time.sleep(_LOOK_SECONDS)
 
 
 async def run(options: argparse.Namespace) -> None:

@@ -55,9 +55,9 @@ from tests.support.waiting import wait_until
 
 GROUP = "extensions.agents.x-k8s.io"
 # What deploy/kubernetes gives the pool for claims.
-CLAIM_RIGHTS = next(
-    yaml.safe_load_all((ROOT / "deploy/kubernetes/agent-sandbox.yaml").read_text())
-)["rules"]
+CLAIM_RIGHTS = next(yaml.safe_load_all((ROOT / "deploy/kubernetes/claims.yaml").read_text()))[
+    "rules"
+]
 WARM_POOL = "agents-python"
 Change = Callable[[dict[str, Any]], object]
 

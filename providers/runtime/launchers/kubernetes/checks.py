@@ -56,7 +56,7 @@ async def require_rights(api: Api, *, claims: bool = False) -> None:
         named = "; ".join(f"{name}: {', '.join(verbs)}" for name, verbs in missing.items())
         files = "deploy/kubernetes/rbac.yaml"
         if claims:
-            files += " and deploy/kubernetes/agent-sandbox.yaml"
+            files += " and deploy/kubernetes/claims.yaml"
         raise ProviderUnavailable(
             f"Kubernetes: The pool service's account lacks rights in the namespace "
             f"{api.namespace}: {named}. Apply {files}."

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,7 +108,8 @@ class KubernetesLauncher(Launcher):
             *(self._api, settings.pool, self._cache, self._claims, settings.memory, self._notes)
         )
         self._owner.at_loss = self._let_go
-        self._streams: set[AttachedStream] = set()
+        # Each with the task that looks for the end of its Pod.
+        self._streams: dict[AttachedStream, asyncio.Task[None]] = {}
         self._pods = PlainPods(self._api, self._cache, self._owner)
         self._hardening = Hardening.of(RUNC)
         self._runtime_class = ""
@@ -239,7 +240,7 @@ class KubernetesLauncher(Launcher):
         source, name = self._made_by(pod)
         self._owner.know(name)
         try:
-            if shape_of(pod) != found["shape"] or runtime != self.runtime:
+            if shape_of(pod) != found["shape"]:
                 raise CreationFailed("Its Pod is not as it was made.")
             stream = await self._attach(pod, ProviderUnavailable)
         except BaseException:
@@ -349,9 +350,20 @@ class KubernetesLauncher(Launcher):
             if isinstance(failure, ProviderUnavailable | RateLimited):
                 raise failure from error
             raise kind(failure.message) from error
-        self._streams.add(stream)
-        stream.at_end = lambda: self._streams.discard(stream)
+        watch = asyncio.ensure_future(self._close_after_end(stream, pod))
+        self._streams[stream] = watch
+        stream.at_end = lambda: self._forget_stream(stream)
         return stream
+
+    async def _close_after_end(self, stream: AttachedStream, pod: Object) -> None:
+        """Close a stream that outlives its Pod: not every connection learns of the end."""
+        await self._cache.wait(pod["metadata"]["name"], _is_over(pod))
+        await asyncio.sleep(END_SECONDS)
+        self._later(stream.close())
+
+    def _forget_stream(self, stream: AttachedStream) -> None:
+        if watch := self._streams.pop(stream, None):
+            watch.cancel()
 
     async def _remove(self, source: PodSource, name: str, pod: Object | None) -> None:
         """Remove a Pod. One that cannot be removed now is left to the search for orphans."""
@@ -361,15 +373,9 @@ class KubernetesLauncher(Launcher):
 
     async def _end_of(self, name: str, pod: Object) -> End:
         """Return how a Pod ended whose stream has ended, as far as it is known in time."""
-        uid = pod["metadata"]["uid"]
-
-        def is_known(seen: Object | None) -> bool:
-            end = end_of(seen if seen and seen["metadata"]["uid"] == uid else None)
-            return bool(end.lost) or end.exit_code is not None
-
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(END_SECONDS):
-                return end_of(await self._cache.wait(name, is_known))
+                return end_of(await self._cache.wait(name, _is_over(pod)))
         return End()
 
     async def _stay(self, name: str, pod: Object) -> None:
@@ -529,6 +535,17 @@ class KubernetesLauncher(Launcher):
             return read_probe(output), _digest_of(pod)
         finally:
             await self._remove(self._pods, manifest["metadata"]["name"], pod)
+
+
+def _is_over(pod: Object) -> Callable[[Object | None], bool]:
+    """Return the condition that a Pod has ended, and how is known."""
+    uid = pod["metadata"]["uid"]
+
+    def is_known(seen: Object | None) -> bool:
+        end = end_of(seen if seen and seen["metadata"]["uid"] == uid else None)
+        return bool(end.lost) or end.exit_code is not None
+
+    return is_known
 
 
 async def _send(stream: AttachedStream, *parts: bytes) -> None:
