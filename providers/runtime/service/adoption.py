@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from providers.errors import CreationFailed, ProviderUnavailable, SandboxError
 from providers.isolation import meets, of_runtime
@@ -21,9 +21,6 @@ from providers.runtime.pool.sandbox import Sandbox
 from providers.runtime.pool.state_store import GRACE_SECONDS, SandboxRecord, StateStore
 from providers.runtime.pool.template import Template
 
-if TYPE_CHECKING:
-    from providers.runtime.service.pool_manager import PoolManager, Revision
-
 logger = logging.getLogger(__name__)
 
 # How often it is tried to be the pool's one process, and to reach an engine that does not answer.
@@ -32,12 +29,26 @@ AT_ONCE = 8
 # A guest that does not answer is attached to once more.
 ATTEMPTS = 2
 
-Found = Callable[["Revision", Kept, SandboxRecord], None]
+# Takes the pool in force, what was found, and its record.
+Found = Callable[[Any, Kept, SandboxRecord], None]
 
 
-async def adopt_all(
-    manager: PoolManager, memory: StateStore, minimum_isolation: str, found: Found
-) -> None:
+class OpenPool(Protocol):
+    """A pool whose launcher is prepared."""
+
+    @property
+    def launcher(self) -> Launcher: ...
+
+
+class Pools(Protocol):
+    """Which pool is in force."""
+
+    async def current(self) -> OpenPool:
+        """Return it. Raises SandboxError."""
+        ...
+
+
+async def adopt_all(pools: Pools, memory: StateStore, minimum_isolation: str, found: Found) -> None:
     """Take over what is remembered, once no other process of this pool is there.
 
     What is lost is ended and forgotten, so that nobody waits for it. `found` has each that is not.
@@ -46,20 +57,18 @@ async def adopt_all(
         while not memory.take():
             await asyncio.sleep(RETRY_SECONDS)
         if memory.has_copies:
-            await _restore(manager, memory)
+            await _restore(pools, memory)
     except OSError as error:
         logger.warning("persistent sandboxes end with this process: %s", error)
         return
     slots = asyncio.Semaphore(AT_ONCE)
     async with asyncio.TaskGroup() as group:
         for remembered in memory.all():
-            group.create_task(
-                find_one(manager, memory, remembered, minimum_isolation, found, slots)
-            )
+            group.create_task(find_one(pools, memory, remembered, minimum_isolation, found, slots))
 
 
 async def find_one(
-    manager: PoolManager,
+    pools: Pools,
     memory: StateStore,
     remembered: SandboxRecord,
     minimum_isolation: str,
@@ -68,7 +77,7 @@ async def find_one(
 ) -> None:
     """Take over one, or end it and forget it."""
     try:
-        await _adopt(manager, remembered, minimum_isolation, found, slots)
+        await _adopt(pools, remembered, minimum_isolation, found, slots)
     except Exception as error:
         # Whatever is wrong with one, the others are found.
         logger.warning(
@@ -78,14 +87,14 @@ async def find_one(
             exc_info=None if isinstance(error, SandboxError) else error,
         )
         memory.forget(remembered.container)
-        await _end(manager, remembered)
+        await _end(pools, remembered)
 
 
-async def _restore(manager: PoolManager, memory: StateStore) -> None:
+async def _restore(pools: Pools, memory: StateStore) -> None:
     """Remember what a process on another machine has left. Raises OSError."""
     while True:
         try:
-            revision = await manager.current()
+            revision = await pools.current()
             memory.restore(await revision.launcher.copies())
             return
         except SandboxError as error:
@@ -94,7 +103,7 @@ async def _restore(manager: PoolManager, memory: StateStore) -> None:
 
 
 async def _adopt(
-    manager: PoolManager,
+    pools: Pools,
     remembered: SandboxRecord,
     minimum_isolation: str,
     found: Found,
@@ -115,7 +124,7 @@ async def _adopt(
     while remembered.left > 0:
         try:
             async with slots:
-                revision = await manager.current()
+                revision = await pools.current()
                 kept = await find_again(revision.launcher, remembered, template)
             found(revision, kept, remembered)
             return
@@ -130,10 +139,10 @@ async def _adopt(
     raise CreationFailed("Its lease has ended.")
 
 
-async def _end(manager: PoolManager, remembered: SandboxRecord) -> None:
+async def _end(pools: Pools, remembered: SandboxRecord) -> None:
     """At once where that is possible, else the launcher's search for orphans does it."""
     try:
-        revision = await manager.current()
+        revision = await pools.current()
         await revision.launcher.end(remembered.container)
     except SandboxError as error:
         logger.info("the container is left for the search for orphans: %s", error.message)
