@@ -456,10 +456,11 @@ def require_cluster() -> None:
         missing("the nodes of a cluster need root")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """A cluster with two nodes, one for each process of the tests. A test that stops a part of it
-    starts that again, and gives back a node that it has lost or closed."""
+    """A cluster with two nodes. It takes a tenth of a processor even when it has nothing to do, so
+    no other module's tests run beside it. A test that stops a part of it starts that again, and
+    gives back a node that it has lost or closed."""
     require_cluster()
     with Cluster() as running:
         yield running
