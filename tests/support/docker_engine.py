@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +27,8 @@ import requests
 from providers.runtime.launchers.docker import DockerLauncher, DockerSettings
 from providers.runtime.launchers.docker_owner import POOL_LABEL
 from providers.runtime.pool.background import BackgroundLoop
-from providers.runtime.pool.requests import make_template
 from providers.runtime.pool.sandbox import Sandbox
-from providers.values import ExecutionResult, Job, SandboxLimits
+from tests.support.launcher_loop import LauncherLoop
 from tests.support.required import missing, require
 from tests.support.waiting import wait_until
 
@@ -63,7 +61,7 @@ print(json.dumps(seen))
 """
 
 
-class Containers:
+class Containers(LauncherLoop):
     """A DockerLauncher in a loop of its own, and what it has on the engine."""
 
     def __init__(self, runtime: str = "auto", **settings: Any) -> None:
@@ -78,27 +76,6 @@ class Containers:
         except BaseException:
             self.close()
             raise
-
-    def start(self, language: str = "python", **limits: int) -> Sandbox:
-        """A warm sandbox in a container of its own."""
-        bounds = replace(SandboxLimits(), **limits)
-        template = make_template(language, language, self.launcher, bounds)
-        return self.loop.call(Sandbox.start(self.launcher, template))
-
-    def run_in(
-        self, sandbox: Sandbox, code: str, *, timeout: float = 20, **job: Any
-    ) -> ExecutionResult:
-        wanted = Job(textwrap.dedent(code), sandbox.template.language, timeout, **job)
-        return self.loop.call(sandbox.run(wanted))
-
-    def run(self, code: str, language: str = "python", **options: Any) -> ExecutionResult:
-        """Run dedented code in a fresh container, and destroy that."""
-        limits = {name: options.pop(name) for name in list(options) if hasattr(SandboxLimits, name)}
-        sandbox = self.start(language, **limits)
-        try:
-            return self.run_in(sandbox, code, **options)
-        finally:
-            self.loop.call(sandbox.destroy())
 
     def look(self, code: str, **options: Any) -> Any:
         """The JSON that Python code prints in a fresh container."""

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import itertools
 import os
-import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from providers.runtime.launchers.kubernetes import KubernetesLauncher, KubernetesSettings
 from providers.runtime.launchers.kubernetes.manifest import APP, APP_LABEL
 from providers.runtime.pool.background import BackgroundLoop
-from providers.runtime.pool.requests import make_template
-from providers.runtime.pool.sandbox import Sandbox
-from providers.runtime.pool.template import Template
-from providers.values import ExecutionResult, Job, SandboxLimits
 from tests.support.kubernetes import Cluster
+from tests.support.launcher_loop import LauncherLoop
 from tests.support.pool_service import PoolService, manage
 from tests.support.processes import ROOT, clean_environment, free_port, started
 
@@ -74,8 +69,11 @@ def prepared_namespace(cluster: Cluster) -> str:
     return name
 
 
-class Pods:
+class Pods(LauncherLoop):
     """A KubernetesLauncher in a loop of its own, and what it has in its namespace."""
+
+    launcher: KubernetesLauncher
+    seconds = 60.0
 
     def __init__(self, cluster: Cluster, kubeconfig: Path, **settings: Any) -> None:
         self.cluster = cluster
@@ -95,29 +93,6 @@ class Pods:
         except BaseException:
             self.close()
             raise
-
-    def template(self, language: str = "python", **limits: int) -> Template:
-        bounds = replace(SandboxLimits(), **limits)
-        return make_template(language, language, self.launcher, bounds)
-
-    def start(self, language: str = "python", **limits: int) -> Sandbox:
-        """A warm sandbox in a Pod of its own."""
-        return self.loop.call(Sandbox.start(self.launcher, self.template(language, **limits)))
-
-    def run_in(
-        self, sandbox: Sandbox, code: str, *, timeout: float = 60, **job: Any
-    ) -> ExecutionResult:
-        wanted = Job(textwrap.dedent(code), sandbox.template.language, timeout, **job)
-        return self.loop.call(sandbox.run(wanted))
-
-    def run(self, code: str, language: str = "python", **options: Any) -> ExecutionResult:
-        """Run dedented code in a fresh Pod, and remove that."""
-        limits = {name: options.pop(name) for name in list(options) if hasattr(SandboxLimits, name)}
-        sandbox = self.start(language, **limits)
-        try:
-            return self.run_in(sandbox, code, **options)
-        finally:
-            self.loop.call(sandbox.destroy())
 
     def present(self) -> list[dict[str, Any]]:
         """This namespace's Pods, whatever their state."""
