@@ -245,13 +245,13 @@ def test_a_container_is_bound_as_its_pod_says(pods: Pods) -> None:
     }
     show = (
         "exec 2>&1; id -u; id -g; grep -E 'CapBnd|NoNewPrivs|Seccomp:' /proc/self/status; hostname; pwd;"
-        "touch /tmp/a || echo read only; touch /work/b && stat -c %a /work;"
-        "head -c 2M /dev/zero > /work/c || echo full; tail -n +3 /proc/net/dev"
+        "touch /tmp/a || echo read only; touch /scratch/b && stat -c %a /scratch;"
+        "head -c 2M /dev/zero > /scratch/c || echo full; tail -n +3 /proc/net/dev"
     )
     container = {
         "securityContext": security,
-        "workingDir": "/work",
-        "volumeMounts": [{"name": "work", "mountPath": "/work"}],
+        "workingDir": "/scratch",
+        "volumeMounts": [{"name": "work", "mountPath": "/scratch"}],
     }
     volume = {"name": "work", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}}
     pods.create("one", ["sh", "-c", show], container, volumes=[volume])
@@ -264,7 +264,7 @@ def test_a_container_is_bound_as_its_pod_says(pods: Pods) -> None:
         ["NoNewPrivs:", "1"],
         ["Seccomp:", "2"],
         ["one"],
-        ["/work"],
+        ["/scratch"],
         ["read", "only"],
         ["1777"],
         ["full"],

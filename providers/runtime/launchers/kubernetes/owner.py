@@ -245,8 +245,8 @@ class Owner:
         holder = spec.get("holderIdentity") or ""
         if holder not in ("", self._holder):
             _held_until[self._key] = 0.0
-        elif holder and began < _held_until[self._key] - LEASE_SECONDS * _SAFE_PART / 2:
-            # Another launcher of this process has renewed it.
+        elif holder and began < self._renewed_at + RENEW_SECONDS / 2:
+            # Another launcher of this process has renewed it just now.
             return
         if holder not in ("", self._holder) and self._is_renewed(spec):
             self.at_loss()
@@ -257,6 +257,11 @@ class Owner:
             )
         await self._write(self._spec())
         _held_until[self._key] = began + LEASE_SECONDS * _SAFE_PART
+
+    @property
+    def _renewed_at(self) -> float:
+        """When this process renewed the Lease last, in seconds since the machine's boot."""
+        return _held_until[self._key] - LEASE_SECONDS * _SAFE_PART
 
     def _is_renewed(self, spec: Mapping[str, Any]) -> bool:
         """Whether another process may have renewed the Lease less than LEASE_SECONDS ago."""
