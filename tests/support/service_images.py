@@ -1,8 +1,10 @@
 """The images of web, worker and pool, built by deploy/Containerfile, as folders to run Pods from.
 
 The engine builds them as docs/deployment/containers.md says it is done without an index, on the
-image of the sandboxes, which is a Debian that the engine has. A folder is a mount of the image's
-layers, so nothing is copied. What a runtime makes to mount something over lies in a layer above.
+image of the sandboxes, which is a Debian that the engine has. Two minutes on an idle machine are
+longer than a test has on a busy one: run as a module, this fills the engine's cache before the tests.
+A folder is a mount of the image's layers, so nothing is copied. What a runtime makes to mount
+something over lies in a layer above.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,13 +49,10 @@ def service_images(
     if os.geteuid() != 0:
         missing("mounting an image needs root")
     folder = tmp_path_factory.mktemp("images")
-    context = folder / "context"
-    _make_context(context, _wheels())
     mounted: list[Path] = []
     try:
         found = {}
-        for name, stage in STAGES.items():
-            image = _build(engine, context, name, stage)
+        for name, image in _build_images(engine, folder / "context").items():
             root = folder / name.rpartition("/")[2]
             _mount(image.attrs["GraphDriver"], root)
             mounted.append(root)
@@ -62,6 +62,11 @@ def service_images(
         for root in mounted:
             subprocess.run(["umount", str(root)], check=True)
         shutil.rmtree(folder)
+
+
+def _build_images(engine: docker.DockerClient, context: Path) -> dict[str, Any]:
+    _make_context(context, _wheels())
+    return {name: _build(engine, context, name, stage) for name, stage in STAGES.items()}
 
 
 def _make_context(context: Path, wheels: Path) -> None:
@@ -132,3 +137,8 @@ def _mount(driver: dict[str, Any], root: Path) -> None:
     subprocess.run(
         ["mount", "-t", "overlay", "overlay", "-o", ",".join(options), str(root)], check=True
     )
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        _build_images(docker.from_env(), Path(folder) / "context")
