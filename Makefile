@@ -21,7 +21,7 @@ EVERY_TEST = $(PY) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorde
 EVERY_DATABASE = .ci/with-servers $(PY) -m pytest -m "(db or database) and not one_database" $(ARGS)
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-all test-servers lint bench bench-containers bench-kubernetes chaos soak e2b adapters lock bundle clean venv venv-dev bubblewrap
+.PHONY: help run test test-all test-servers lint bench bench-quick bench-containers bench-kubernetes chaos soak e2b adapters lock bundle clean venv venv-dev bubblewrap
 
 help: ## List the targets
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## /make \1\t/p' Makefile | expand -t 14
@@ -76,6 +76,9 @@ bench: venv-dev bubblewrap ## Measure executions against a bare interpreter and 
 	@DURABLE=yes .ci/with-servers $(PY) -m benchmarks.queue
 	@DURABLE=yes .ci/with-servers $(PY) -m benchmarks.instances
 	@.ci/with-servers $(PY) -m benchmarks.admin
+
+bench-quick: venv-dev bubblewrap ## Say whether the working tree is slower than a commit (ARGS="--base COMMIT")
+	@$(PY) -m benchmarks.quick $(ARGS)
 
 bench-containers: venv-dev ## Measure the Docker pool against its peers (needs Docker and the images)
 	@$(PY) -m benchmarks.containers $(ARGS)

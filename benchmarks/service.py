@@ -16,8 +16,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-_MANAGE = (sys.executable, str(ROOT / "manage.py"))
-
 _CONFIGURE = """
 from executions.models import Tenant
 from providers.services import activate, save_config
@@ -48,10 +46,11 @@ class Service:
     api_key: str
     process: subprocess.Popen[bytes]
     environment: Mapping[str, str]
+    root: Path = ROOT
 
     def manage(self, *arguments: str) -> str:
         """What a management command prints."""
-        return _manage(self.environment, *arguments)
+        return _manage(self.root, self.environment, *arguments)
 
     @property
     def pool_endpoint(self) -> str:
@@ -73,11 +72,16 @@ class Service:
 
 @contextmanager
 def running_service(
-    data_dir: Path, config: dict[str, object], provider: str = "local", **settings: str
+    data_dir: Path,
+    config: dict[str, object],
+    provider: str = "local",
+    root: Path = ROOT,
+    **settings: str,
 ) -> Iterator[Service]:
     """Start everything on free ports with an empty data directory; end it afterwards.
 
-    `settings` are environment variables. The key is of a tenant without bounds.
+    `settings` are environment variables, and `root` is the project, which may be another checkout.
+    The key is of a tenant without bounds.
     """
     port, pool_port = _free_port(), _free_port()
     if provider == "self_managed":
@@ -93,13 +97,14 @@ def running_service(
         **settings,
     }
     environment.pop("DJANGO_SETTINGS_MODULE", None)
-    _manage(environment, "bootstrap")
-    _manage(environment, "shell", "-c", _CONFIGURE)
-    api_key = _manage(environment, "create_api_key", "demo", "--name", "bench")
-    process = subprocess.Popen([*_MANAGE, "up"], env=environment, stdout=subprocess.DEVNULL)
+    _manage(root, environment, "bootstrap")
+    _manage(root, environment, "shell", "-c", _CONFIGURE)
+    api_key = _manage(root, environment, "create_api_key", "demo", "--name", "bench")
+    command = [sys.executable, str(root / "manage.py"), "up"]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
     try:
         _wait_until_up(port, process)
-        yield Service(port, pool_port, api_key, process, environment)
+        yield Service(port, pool_port, api_key, process, environment, root)
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
@@ -149,10 +154,9 @@ def http_caller(
     return call
 
 
-def _manage(environment: Mapping[str, str], *arguments: str) -> str:
-    done = subprocess.run(
-        [*_MANAGE, *arguments], env=environment, check=True, capture_output=True, text=True
-    )
+def _manage(root: Path, environment: Mapping[str, str], *arguments: str) -> str:
+    command = [sys.executable, str(root / "manage.py"), *arguments]
+    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     return done.stdout.strip()
 
 

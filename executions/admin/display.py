@@ -33,7 +33,7 @@ from providers.languages import language_of
 # What reading artifacts for a page may take; `verify_ledger` reads all of them.
 _COMPARED_BYTES = 16 * 2**20
 _PLAIN = "Too long for syntax highlighting."
-_PHASES = (("queue", "queue_ms"), ("start", "start_ms"), ("run", "run_ms"))
+_PHASES = ("received", "queue", "start", "run", "closed")
 
 
 P = ParamSpec("P")
@@ -156,8 +156,8 @@ def timeline(execution: Execution) -> SafeString | str:
     if not total:
         return ""
     bars, offset = [], 0.0
-    for name, column in _PHASES:
-        took: float | None = getattr(execution, column)
+    for name in _PHASES:
+        took: float | None = getattr(execution, f"{name}_ms")
         if took is None:
             continue
         width = min(took, max(0.0, total - offset)) / total * 100

@@ -1,4 +1,4 @@
-"""Work in the background: tasks, executors and shares of owners.
+"""Work in the background: tasks, executors and shares of owners, and what begins after an answer.
 
 The start of a thread, loops with a pause and what is reset after a fork are in `providers.threads`.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -322,3 +324,53 @@ def submit_keyed(
 def wait_for_keyed_work(seconds: float = 30.0) -> bool:
     """Wait until no keyed work waits or runs. Return whether that is so."""
     return _savers.wait_until_idle(seconds)
+
+
+class AfterAnswer:
+    """The work of one request, for any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._work: list[Callable[[], object]] = []
+        self._is_sent = False
+
+    def add(self, work: Callable[[], object]) -> None:
+        """Have the work begin when the answer has been sent; now if it was."""
+        with self._lock:
+            if not self._is_sent:
+                self._work.append(work)
+                return
+        work()
+
+    def begin(self) -> None:
+        """Begin all of it: the answer has been sent, or its client has left."""
+        with self._lock:
+            self._is_sent = True
+            waiting, self._work = self._work, []
+        for work in waiting:
+            try:
+                work()
+            except Exception:
+                logger.exception("work after an answer could not begin")
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Within it, and in copies of its context, `after_answer` means this request."""
+        token = _current.set(self)
+        try:
+            yield
+        finally:
+            _current.reset(token)
+
+
+_current: ContextVar[AfterAnswer | None] = ContextVar("after_answer", default=None)
+
+
+def after_answer(work: Callable[[], object]) -> None:
+    """Have the work begin when the request's answer has been sent. It must not wait for anything:
+    it is begun by the web server's event loop."""
+    request = _current.get()
+    if request is None:
+        work()
+    else:
+        request.add(work)

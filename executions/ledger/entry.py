@@ -238,7 +238,7 @@ SCHEMAS: Mapping[int, Schema] = {
             *("config_version", "runtime", "isolation", "sharing", "has_result"),
             *("stdout_truncated", "stderr_truncated", "exit_code", "artifact_count"),
             *("error_code", "error_message", "error_field", "retryable", "meta", "hops", "cost"),
-            *("queue_ms", "start_ms", "run_ms", "total_ms"),
+            *("received_ms", "queue_ms", "start_ms", "run_ms", "closed_ms", "total_ms"),
             *("created_at", "started_at", "finished_at"),
             *("session_id", "turn", "context", "context_kept", "pid", "background"),
             "output_order",

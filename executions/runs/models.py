@@ -265,9 +265,12 @@ class Execution(models.Model):
         help_text="Estimated from the provider's price; null without a price.",
     )
 
+    # TimingsShape says of each what it is.
+    received_ms = models.FloatField(null=True)
     queue_ms = models.FloatField(null=True)
     start_ms = models.FloatField(null=True)
     run_ms = models.FloatField(null=True)
+    closed_ms = models.FloatField(null=True)
     total_ms = models.FloatField(null=True)
     created_at = models.DateTimeField(default=timezone.now, editable=False)
     run_at = models.DateTimeField(null=True, help_text="Earliest start; null if not requested.")

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache, partial
+from time import perf_counter
 from typing import Any
 
 from django.conf import settings
@@ -140,10 +141,7 @@ def details_hash(execution: Execution) -> str:
         "created_at": moment(execution.created_at),
         "cost": to_canonical(execution.cost),
         "hops": to_canonical(execution.hops),
-        "timings": {
-            name: getattr(execution, name)
-            for name in ("queue_ms", "start_ms", "run_ms", "total_ms")
-        },
+        "timings": {name: getattr(execution, name) for name in TIMINGS},
     }
     return text_hash(canonical(details))
 
@@ -234,6 +232,7 @@ BACKGROUND_ALLOWANCE = timedelta(days=3650)
 START_ALLOWANCE = timedelta(minutes=2)
 # Each is lost to somebody else with the same idempotency key who then did not run it.
 _KEY_ATTEMPTS = 5
+TIMINGS = ("received_ms", "queue_ms", "start_ms", "run_ms", "closed_ms", "total_ms")
 # The columns that say where it runs. The row of what was queued has them as soon as it does.
 PLACE = ("provider", "config_version", "runtime", "isolation", "sharing")
 
@@ -400,11 +399,21 @@ def _new_row(request: ExecutionRequest, caller: Caller, status: Execution.Status
         status=status,
         # What runs in the background outlives whoever starts it, and is his until it runs.
         process_id=None if queued else heartbeat.current_process_id(),
+        received_ms=None if caller.received is None else ms_since(caller.received),
         created_at=now,
         run_at=request.run_at,
         started_at=None if queued else now,
         deadline=_deadline(request, queued, now),
     )
+
+
+def ms_since(moment: float) -> float:
+    """Return the milliseconds since a moment of `perf_counter`."""
+    return ms_between(moment, perf_counter())
+
+
+def ms_between(start: float, end: float) -> float:
+    return round((end - start) * 1000, 3)
 
 
 def _first_metadata(caller: Caller) -> dict[str, Any]:
@@ -669,9 +678,11 @@ def log_execution(execution: Execution, instance_id: str = "") -> None:
         exit_code=execution.exit_code,
         error_code=execution.error_code or None,
         duration_ms=execution.total_ms,
+        received_ms=execution.received_ms,
         queue_ms=execution.queue_ms,
         start_ms=execution.start_ms,
         run_ms=execution.run_ms,
+        closed_ms=execution.closed_ms,
         memory_used_mb=round(peak / 2**20, 1) if isinstance(peak, (int, float)) else None,
         ledger_sequence=entry.sequence if entry else None,
         ledger_digest=entry.digest if entry else None,

@@ -651,10 +651,19 @@ class Caller:
     client_address: str = ""
     replay_of: Execution | None = None
     schedule_id: UUID | None = None
+    # When the headers of the request were read, by `perf_counter` of this process.
+    received: float | None = None
 
     @classmethod
-    def of_key(cls, api_key: ApiKey, *, request_id: str = "", client_address: str = "") -> Caller:
-        return cls(api_key.tenant, api_key, request_id, client_address)
+    def of_key(
+        cls,
+        api_key: ApiKey,
+        *,
+        request_id: str = "",
+        client_address: str = "",
+        received: float | None = None,
+    ) -> Caller:
+        return cls(api_key.tenant, api_key, request_id, client_address, received=received)
 
 
 CONFLICT = ErrorCode("conflict", "Conflict", "Check the session: it has ended, or it is busy.", 409)

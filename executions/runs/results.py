@@ -645,9 +645,11 @@ def exception_of(execution: Execution) -> dict[str, str] | None:
 def timings_of(execution: Execution) -> TimingsShape:
     """Milliseconds; None for what did not happen, or not yet."""
     return {
+        "received_ms": execution.received_ms,
         "queue_ms": execution.queue_ms,
         "start_ms": execution.start_ms,
         "run_ms": execution.run_ms,
+        "closed_ms": execution.closed_ms,
         "total_ms": execution.total_ms,
     }
 

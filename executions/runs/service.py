@@ -10,8 +10,9 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from django.db import Error as DatabaseFailure
@@ -48,6 +49,7 @@ from executions.runs.record import (
     complete_externally,
     error_changes,
     log_execution,
+    ms_between,
     open_record,
 )
 from executions.runs.requests import Caller, ExecutionRequest, run_limits
@@ -122,12 +124,16 @@ class Attempt:
         request: ExecutionRequest,
         began: float,
         waited_ms: float,
+        received_ms: float | None,
         log: EventLog | None = None,
     ) -> None:
         self.execution = execution
         self.request = request
         self.began = began
         self.waited_ms = waited_ms
+        self.received_ms = received_ms
+        # By `perf_counter`; the end of a run that was, of the last provider that was tried.
+        self.ran_until: float | None = None
         self.log = log
         self.handed_over = False
         self.floor = ""
@@ -219,8 +225,9 @@ class Attempt:
         self.changes = {
             "provider": lease.provider_id,
             "config_version": lease.config_version,
-            "queue_ms": self.waited_ms + _ms(self.began, leased),
+            "queue_ms": self.waited_ms + ms_between(self.began, leased),
         }
+        self.ran_until = None
         ensure_provider_allowed(self.execution, lease)
         ensure_provider_isolation(lease, self.floor)
         ensure_environment(lease, self.request)
@@ -229,7 +236,7 @@ class Attempt:
         self.changes["timeout"] = self.seconds
         sandbox = self.sandbox = await self._open(lease)
         created = perf_counter()
-        self.changes["start_ms"] = _ms(leased, created)
+        self.changes["start_ms"] = ms_between(leased, created)
         try:
             isolation, sharing = ensure_sandbox_isolation(lease, sandbox, self.floor)
             self.changes["runtime"] = _runtime(sandbox.metadata)
@@ -241,7 +248,8 @@ class Attempt:
             if self.is_lost:
                 raise _too_late()
         finally:
-            self.changes["run_ms"] = _ms(created, perf_counter())
+            self.ran_until = perf_counter()
+            self.changes["run_ms"] = ms_between(created, self.ran_until)
             close_in_background(lease, sandbox, held)
         died = SANDBOX_ENDED in result.result.metadata
         return Served(result, self.changes["start_ms"], died)
@@ -429,12 +437,14 @@ class Attempt:
         if self.log is not None:
             self.log.finish()
             event_log.write_rest(self.log)
-        total = self.waited_ms + _ms(self.began, perf_counter())
+        now = perf_counter()
         values = {
             # Of the provider that is named, also where the row has an earlier one's.
             **{name: getattr(self.execution, name) for name in PLACE},
             **self._with_metadata(changes),
-            "total_ms": total,
+            "received_ms": self.received_ms,
+            "closed_ms": None if self.ran_until is None else ms_between(self.ran_until, now),
+            "total_ms": (self.received_ms or 0.0) + self.waited_ms + ms_between(self.began, now),
             "hops": self.walk.recorded,
             "finished_at": timezone.now(),
         }
@@ -467,10 +477,6 @@ def _runtime(metadata: Mapping[str, Any]) -> str:
     return storable(str(metadata.get("runtime", "")))[:64]
 
 
-def _ms(start: float, end: float) -> float:
-    return round((end - start) * 1000, 3)
-
-
 def execute_sync(
     request: ExecutionRequest, caller: Caller, *, route: Route | None = None
 ) -> Outcome:
@@ -499,7 +505,9 @@ async def execute(
     a queued one for an answer, where somebody has to approve it first. `beside` writes in the
     transaction that records it, and what it raises is raised.
     """
-    began = perf_counter()
+    if caller.received is None:
+        caller = replace(caller, received=perf_counter())
+    received = cast("float", caller.received)
     steps: Sequence[Step]
     if step is not None:
         steps = [step]
@@ -526,11 +534,13 @@ async def execute(
     if not is_new:
         return Outcome(execution)
     for each in extensions.installed():
-        each.after_insert(execution, began)
+        each.after_insert(execution, received)
     if request.mode == Execution.Mode.ASYNC:
         # Its committed row is all that a worker needs to find it.
         return Outcome(execution)
-    return await carry_out(execution, request, steps, began=began, log=log)
+    began = perf_counter()
+    received_ms = ms_between(received, began)
+    return await carry_out(execution, request, steps, began=began, received_ms=received_ms, log=log)
 
 
 def _place(request: ExecutionRequest, caller: Caller) -> Placement | None:
@@ -556,15 +566,16 @@ async def carry_out(
     *,
     began: float,
     waited_ms: float = 0.0,
+    received_ms: float | None,
     log: EventLog | None = None,
 ) -> Outcome:
     """Run a recorded execution and complete its row, however it ends.
 
     The outcome's error is DatabaseUnavailable where the row could not be completed now (see
     `journal`). `began` is the `perf_counter` to measure from, `waited_ms` what passed before it in
-    a queue.
+    a queue, and `received_ms` before it was recorded.
     """
-    attempt = Attempt(execution, request, began, waited_ms, log)
+    attempt = Attempt(execution, request, began, waited_ms, received_ms, log)
     with active_runs.track(attempt):
         if log is not None:
             log.begin(execution.pk)

@@ -36,9 +36,24 @@ class VerdictShape(TypedDict):
 
 
 class TimingsShape(TypedDict):
-    queue_ms: float | None
-    start_ms: float | None
-    run_ms: float | None
+    """Milliseconds; null for what did not happen. The parts add up to the total."""
+
+    received_ms: Annotated[
+        float | None,
+        "From the headers of the request to the record: the body, the key, the checks.",
+    ]
+    queue_ms: Annotated[
+        float | None,
+        "From the record to the provider: the queue, an approval, the turn in the session, and "
+        "providers that failed before.",
+    ]
+    start_ms: Annotated[float | None, "Until the sandbox was there."]
+    run_ms: Annotated[float | None, "Until the sandbox had answered, the transfer included."]
+    closed_ms: Annotated[
+        float | None,
+        "Until the end of the record was written: the checks of the result, and the artifacts. "
+        "The commit and the answer come after it.",
+    ]
     total_ms: float | None
 
 

@@ -76,6 +76,7 @@ def run_claimed(execution: Execution) -> Outcome:
             steps,
             began=began,
             waited_ms=_wait_ms(execution),
+            received_ms=execution.received_ms,
             log=EventLog(run_limits()),
         )
     )

@@ -28,6 +28,7 @@ from django.utils import timezone
 from django_q.models import Schedule
 
 from executions.kernel import background
+from executions.kernel.background import after_answer
 from executions.kernel.coroutines import run_sync, wait_for
 from executions.runs import active_runs
 from executions.runs.models import Execution
@@ -205,11 +206,11 @@ async def save_changes(session: Session) -> Saved | None:
     result."""
     if session.saves == Session.Saves.NEVER or session.ref is None:
         return None
-    is_waited_for = session.saves == Session.Saves.ANSWER
-    saved = save_soon(session.pk, session.tenant_slug, first=is_waited_for)
-    if not is_waited_for:
+    pk, tenant = session.pk, session.tenant_slug
+    if session.saves != Session.Saves.ANSWER:
+        after_answer(lambda: save_soon(pk, tenant))
         return None
-    awaited = within(ANSWER_SECONDS, saved)
+    awaited = within(ANSWER_SECONDS, save_soon(pk, tenant, first=True))
     with active_runs.cancel_on_shutdown(awaited):
         await wait_for(awaited)
     if awaited.cancelled() or awaited.exception() is not None:

@@ -35,6 +35,7 @@ from executions.doors.native.deferred import (
     EventStream,
     Placeholder,
 )
+from executions.kernel.background import AfterAnswer
 from executions.kernel.bodies import BODY, HELD, submit_read
 from executions.runs.rights import open_answers
 from providers import draining
@@ -141,16 +142,19 @@ class Bridge:
         except Refused as refusal:
             await _send_refusal(refusal, send, has_body=scope["method"] != "HEAD")
             return
+        after = AfterAnswer()
         try:
-            await self._serve(scope, environ, place, receive, send)
+            await self._serve(scope, environ, place, after, receive, send)
         finally:
             place.leave()
+            after.begin()
 
     async def _serve(
         self,
         scope: Mapping[str, Any],
         environ: dict[str, Any],
         place: Place,
+        after: AfterAnswer,
         receive: Receive,
         send: Send,
     ) -> None:
@@ -162,7 +166,7 @@ class Bridge:
         try:
             await self._request(lane, environ, receive, share, place)
             environ[LATER], environ[PLACE] = later, place
-            handle = partial(self._handle, lane, environ, later, share, is_late)
+            handle = partial(self._handle, lane, environ, later, after, share, is_late)
             handled = self._do(lane, handle, owner=place.owner)
         except ClientGone:
             share.release()
@@ -219,13 +223,14 @@ class Bridge:
         lane: str,
         environ: dict[str, Any],
         later: DeferredResponse,
+        after: AfterAnswer,
         share: Share,
         is_late: bool,
     ) -> HttpResponseBase:
         """Run Django, on a thread. What it leaves to be done later goes on in any case: its caller
         may have left, and the middleware may have failed."""
         try:
-            with nullcontext() if is_late else draining.in_time():
+            with after.collect(), nullcontext() if is_late else draining.in_time():
                 response = self._handler(environ, _start_nothing)
             if isinstance(response, Placeholder | EventStream) or not response.streaming:
                 # It has all it needs of this thread, whose connection is looked after now.

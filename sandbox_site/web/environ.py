@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Mapping
 from typing import IO, Any
 from urllib.parse import unquote_to_bytes
+
+from executions.doors.native.authentication import RECEIVED
 
 
 def make_environ(scope: Mapping[str, Any], body: IO[bytes]) -> dict[str, Any]:
@@ -29,6 +32,7 @@ def make_environ(scope: Mapping[str, Any], body: IO[bytes]) -> dict[str, Any]:
         "wsgi.multithread": True,
         "wsgi.multiprocess": True,
         "wsgi.run_once": False,
+        RECEIVED: time.perf_counter(),
     }
     for raw_name, raw_value in scope["headers"]:
         name = raw_name.decode("latin-1").upper().replace("-", "_")

@@ -38,6 +38,7 @@ from sandbox_site.strangers import (
 from sandbox_site.web.admission import Limits
 from sandbox_site.web.bridge import Bridge
 from tests.conftest import Caller
+from tests.support import asgi
 
 pytestmark = [pytest.mark.django_db, pytest.mark.one_database]
 
@@ -246,19 +247,8 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def scope(path: str, session: str = "") -> dict[str, Any]:
-    return {
-        "type": "http",
-        "method": "GET",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "scheme": "http",
-        "http_version": "1.1",
-        "headers": [(b"cookie", f"a=b; sessionid={session}".encode())] if session else [],
-        "server": ("127.0.0.1", 80),
-        "client": (ATTACKER, 1),
-    }
+    cookies = [(b"cookie", f"a=b; sessionid={session}".encode())] if session else []
+    return asgi.scope(path, headers=cookies, client=(ATTACKER, 1))
 
 
 def test_strangers_hold_no_thread_of_callers_administrators_and_monitors() -> None:

@@ -44,7 +44,7 @@ def test_a_schema_of_a_release_does_not_change() -> None:
     text = repr((schema.record, schema.stated))
     assert (
         hashlib.sha256(text.encode()).hexdigest()
-        == "2687202b7a329956f7cd958f7d90e15d2853fc1066d435467fd4cf8da68b3ec6"
+        == "375ba987235541caea20a81a260966777d6f2a29fefa2ff0a706d1fda7cb2d22"
     )
 
 

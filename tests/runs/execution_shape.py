@@ -2,6 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+# The milliseconds of `timings`, one after the other.
+PARTS = ("received_ms", "queue_ms", "start_ms", "run_ms", "closed_ms")
+
+
+def sum_of_parts(body: dict[str, Any]) -> float:
+    """What an execution's parts took together."""
+    return sum(body["timings"][name] for name in PARTS)
+
+
 SHAPE = {
     "id": str,
     "status": str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import time
+from time import perf_counter
 from typing import Any
 from uuid import uuid4
 
@@ -12,11 +13,12 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from executions.doors.native.authentication import RECEIVED
 from executions.ledger.entry import text_hash
 from executions.runs.models import Execution
 from executions.runs.record import receipt_of
 from tests.conftest import Caller, require
-from tests.runs.execution_shape import SHAPE
+from tests.runs.execution_shape import PARTS, SHAPE, sum_of_parts
 from tests.support.running import run
 from tests.support.sandboxes import long_enough
 
@@ -39,9 +41,22 @@ def test_an_execution_has_exactly_the_documented_shape(local_active: None, alice
     assert (body["result"], body["has_result"], body["error"]) == (None, False, None)
     assert (body["outputs"], body["artifacts"]) == ([], [])
     assert body["receipt"]["subject"] == body["id"]
-    assert set(body["timings"]) == {"queue_ms", "start_ms", "run_ms", "total_ms"}
-    assert all(isinstance(value, float) for value in body["timings"].values())
-    assert body["timings"]["run_ms"] <= body["timings"]["total_ms"]
+    timings = body["timings"]
+    assert set(timings) == {*PARTS, "total_ms"}
+    assert all(isinstance(value, float) for value in timings.values())
+    assert sum_of_parts(body) == pytest.approx(timings["total_ms"], abs=0.01)
+
+
+def test_what_passes_before_the_record_is_received_and_no_queue(
+    scripted: object, alice: Caller
+) -> None:
+    """As a body that comes slowly, or a thread that is not free."""
+    before = {RECEIVED: perf_counter() - 60}
+    body = alice.client.post("/api/v1/executions", {"code": "pass"}, **before)
+    timings = body.json()["timings"]
+    assert 60_000 <= timings["received_ms"] <= timings["total_ms"]
+    assert sum_of_parts(body.json()) == pytest.approx(timings["total_ms"], abs=0.01)
+    assert timings["queue_ms"] < 60_000
 
 
 def test_main_is_called_with_the_arguments_and_its_value_comes_back(

@@ -32,6 +32,7 @@ from sandbox_site.web.admission import Limits
 from sandbox_site.web.bridge import Bridge
 from sandbox_site.web.listener import turn_away
 from tests.conftest import Caller, require
+from tests.support.asgi import scope
 from tests.support.held import opened
 from tests.support.provider_package import Packages
 from tests.support.raw_http import Answer, ask, connect, read, request
@@ -101,20 +102,8 @@ def asked_of_bridge(before_body: Callable[[], None]) -> bytes:
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": EXECUTIONS,
-        "raw_path": EXECUTIONS.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "scheme": "http",
-        "http_version": "1.1",
-        "headers": [(b"content-length", b"2")],
-        "server": ("127.0.0.1", 80),
-        "client": ("127.0.0.1", 1),
-    }
-    asyncio.run(Bridge(cast("WSGIHandler", handler), 4, limits)(scope, receive, send))
+    asked = scope(EXECUTIONS, method="POST", headers=[(b"content-length", b"2")])
+    asyncio.run(Bridge(cast("WSGIHandler", handler), 4, limits)(asked, receive, send))
     return bytes(sent[-1]["body"])
 
 

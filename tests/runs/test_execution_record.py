@@ -16,7 +16,7 @@ from django.utils import timezone
 
 from executions.kernel.text import uuid7
 from executions.runs.models import Execution
-from executions.runs.record import close_record, open_record
+from executions.runs.record import TIMINGS, close_record, open_record
 from executions.runs.requests import Caller as By
 from executions.runs.requests import ExecutionRequest
 from executions.runs.results import ValidatedResult
@@ -65,7 +65,7 @@ def test_the_record_says_who_what_where_and_what_came_of_it(
     assert record.started_at is not None
     assert record.finished_at is not None
     assert record.created_at <= record.started_at <= record.finished_at
-    for timing in (record.queue_ms, record.start_ms, record.run_ms, record.total_ms):
+    for timing in [getattr(record, name) for name in TIMINGS]:
         assert timing is not None
         assert timing >= 0
     assert record.pending is None

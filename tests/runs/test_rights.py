@@ -30,7 +30,7 @@ from sandbox_site.web import bridge
 from sandbox_site.web.admission import Limits
 from sandbox_site.web.bridge import Bridge
 from tests.conftest import Caller
-from tests.sessions.test_silent_downloads import scope
+from tests.support.asgi import scope
 from tests.support.held import ended, opened
 
 pytestmark = pytest.mark.django_db

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from django.db import connection
-from django.db.models import Model
+from django.db.models import F, Model
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
@@ -108,6 +108,59 @@ def test_saving_behind_the_answer_costs_the_cell_no_statement(alice: Caller) -> 
         assert kernel_background.wait_for_keyed_work()
         taken[saves] = for_saving(query["sql"] for query in queries)
     assert taken["background"] == taken["never"] != []
+
+
+UNCHANGED = file_saves.Claimed("mark", {}, [], False)
+
+
+def test_a_save_that_finds_nothing_new_writes_two_rows(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened(alice)
+    cell(alice, session, write("f", "x"))
+    assert kernel_background.wait_for_keyed_work()
+    before = Workspace.objects.get()
+    monkeypatch.setattr(file_saves, "changes_of", lambda *_, **__: UNCHANGED)
+    cell(alice, session, "1")
+    assert kernel_background.wait_for_keyed_work()
+    Session.objects.update(unsaved_since=timezone.now())
+    with CaptureQueriesContext(connection) as queries:
+        found = file_saves.save(Session.objects.get())
+    asked = for_saving(each["sql"] for each in queries)
+    written = [names for verb, names in asked if verb != "SELECT"]
+    assert written == [sorted(tables_of(Session)), sorted(tables_of(Workspace))]
+    assert (found.changed, found.removed, found.is_complete) == ([], [], True)
+    now = Workspace.objects.get()
+    assert (now.mark, now.files, now.seen_turns) == ("mark", 1, before.seen_turns + 1)
+    assert looked_at(alice, session)["files"]["unsaved_since"] is None
+    counts_are_right(session)
+
+
+def test_a_save_that_finds_nothing_new_gives_way_to_another(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither its mark counts then, nor that all is saved."""
+    session = opened(alice)
+    cell(alice, session, write("f", "x"))
+    assert kernel_background.wait_for_keyed_work()
+    Session.objects.update(unsaved_since=timezone.now())
+    look = file_saves.changes_of
+    unsaved: list[bool] = []
+
+    def look_beside_another(*told: Any, **known: Any) -> Any:
+        monkeypatch.setattr(file_saves, "changes_of", look_again)
+        Workspace.objects.update(version=F("version") + 1)
+        return UNCHANGED
+
+    def look_again(*told: Any, **known: Any) -> Any:
+        unsaved.append(Session.objects.get().unsaved_since is not None)
+        return look(*told, **known)
+
+    monkeypatch.setattr(file_saves, "changes_of", look_beside_another)
+    assert list(file_saves.save(Session.objects.get()).changed) == ["f"]
+    assert unsaved == [True]
+    assert Workspace.objects.get().mark != "mark"
+    assert looked_at(alice, session)["files"]["unsaved_since"] is None
 
 
 def test_a_single_run_has_no_files_to_be_saved(alice: Caller) -> None:

@@ -21,25 +21,10 @@ from sandbox_site.web.admission import Limits
 from sandbox_site.web.bridge import Bridge
 from tests.conftest import Caller
 from tests.support import kept_here
+from tests.support.asgi import scope
 from tests.support.sessions import URL, in_thread, opened, wait_for
 
 SILENT, OTHER = "/api/v1/silent", "/api/v1/other"
-
-
-def scope(path: str) -> dict[str, Any]:
-    return {
-        "type": "http",
-        "method": "GET",
-        "path": path,
-        "raw_path": path.encode(),
-        "query_string": b"",
-        "root_path": "",
-        "scheme": "http",
-        "http_version": "1.1",
-        "headers": [],
-        "server": ("127.0.0.1", 80),
-        "client": ("127.0.0.1", 1),
-    }
 
 
 @pytest.mark.parametrize(("streams", "seconds"), [(8, 0), (200, 0.01)])

@@ -26,7 +26,7 @@ from sandbox_site.web.body import Refused
 from sandbox_site.web.bridge import Bridge
 from sandbox_site.web.places import Kind, Place, Places, spare_of
 from sandbox_site.web.threads import HandlerThreads
-from tests.sessions.test_silent_downloads import scope
+from tests.support.asgi import scope
 
 MOST = 80
 LARGE = 10 * MOST_IN_MEMORY_BYTES

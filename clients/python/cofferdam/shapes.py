@@ -413,9 +413,20 @@ class TemplateUse(Shape):
 
 @dataclass(frozen=True, kw_only=True)
 class Timings(Shape):
+    """Milliseconds; null for what did not happen. The parts add up to the total."""
+
+    # From the headers of the request to the record: the body, the key, the checks.
+    received_ms: float | None
+    # From the record to the provider: the queue, an approval, the turn in the session, and
+    # providers that failed before.
     queue_ms: float | None
+    # Until the sandbox was there.
     start_ms: float | None
+    # Until the sandbox had answered, the transfer included.
     run_ms: float | None
+    # Until the end of the record was written: the checks of the result, and the artifacts. The
+    # commit and the answer come after it.
+    closed_ms: float | None
     total_ms: float | None
 
 

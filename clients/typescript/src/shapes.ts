@@ -407,10 +407,24 @@ export interface TemplateUse {
   digest: string;
 }
 
+/** Milliseconds; null for what did not happen. The parts add up to the total. */
 export interface Timings {
+  /** From the headers of the request to the record: the body, the key, the checks. */
+  received_ms: number | null;
+  /**
+   * From the record to the provider: the queue, an approval, the turn in the session, and
+   * providers that failed before.
+   */
   queue_ms: number | null;
+  /** Until the sandbox was there. */
   start_ms: number | null;
+  /** Until the sandbox had answered, the transfer included. */
   run_ms: number | null;
+  /**
+   * Until the end of the record was written: the checks of the result, and the artifacts. The
+   * commit and the answer come after it.
+   */
+  closed_ms: number | null;
   total_ms: number | null;
 }
 

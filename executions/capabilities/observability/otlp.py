@@ -90,9 +90,10 @@ def ended_spans(execution: Execution) -> Iterator[Span]:
     if execution.mode != Execution.Mode.ASYNC:
         yield _request(execution, begin, end)
     yield _span(execution, EXECUTION, REQUEST, begin, end, **_outcome(execution))
-    served = begin + _ns(execution.queue_ms) if execution.queue_ms is not None else end
-    yield _span(execution, QUEUE, EXECUTION, begin, min(served, end))
-    yield from _left(execution, begin, min(served, end))
+    recorded = min(begin + _ns(execution.received_ms), end)
+    served = recorded + _ns(execution.queue_ms) if execution.queue_ms is not None else end
+    yield _span(execution, QUEUE, EXECUTION, recorded, min(served, end))
+    yield from _left(execution, recorded, min(served, end))
     if execution.queue_ms is None:
         return
     attempt = f"{ATTEMPT} {execution.provider}"

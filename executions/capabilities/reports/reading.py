@@ -203,8 +203,8 @@ _COLUMNS = (
     *("tenant_slug", "created_at", "run_at", "started_at", "finished_at", "mode", "language"),
     *("entrypoint", "subject", "request_id", "client_address", "session_id", "schedule_id"),
     *("replay_of_id", "code_hash", "timeout", "status", "exit_code", "provider"),
-    *("config_version", "runtime", "isolation", "sharing", "cost", "queue_ms", "start_ms"),
-    *("run_ms", "total_ms"),
+    *("config_version", "runtime", "isolation", "sharing", "cost", "received_ms", "queue_ms"),
+    *("start_ms", "run_ms", "closed_ms", "total_ms"),
 )
 _ASKED = ("agent", "model", "conversation", "on_behalf_of", "traceparent")
 

@@ -18,6 +18,7 @@ from django.utils.crypto import constant_time_compare, salted_hmac
 from rest_framework.exceptions import APIException, PermissionDenied
 from rest_framework.request import Request
 
+from executions.doors.native.authentication import RECEIVED
 from executions.doors.native.deferred import answer, stream
 from executions.doors.native.frame import RunningView, ensure_length, render_error
 from executions.doors.native.rendering import json_response
@@ -128,6 +129,7 @@ class McpView(RunningView):
             self.api_key,
             request_id=request_id,
             client_address=request.META.get("REMOTE_ADDR", "")[:64],
+            received=request.META.get(RECEIVED),
         )
         exchange = Exchange(caller, _scope_of(request), content)
         if message.get("method") == "initialize":

@@ -214,6 +214,8 @@ def ensure_scopes(request: Request, scopes: Sequence[Scope]) -> None:
 
 # Under which the web server says what a request holds of it (sandbox_site.web.places).
 PLACE = "cofferdam.place"
+# And when it had read the headers, by `perf_counter`.
+RECEIVED = "cofferdam.received"
 
 
 class Place(Protocol):

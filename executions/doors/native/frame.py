@@ -32,6 +32,7 @@ from rest_framework.utils.encoders import JSONEncoder
 from rest_framework.views import APIView
 
 from executions.doors.native.authentication import (
+    RECEIVED,
     ApiKeyAuthentication,
     HasApiKey,
     is_entered,
@@ -283,6 +284,7 @@ class ApiView(APIView):
             self.api_key,
             request_id=self.request_id,
             client_address=self.request.META.get("REMOTE_ADDR", "")[:64],
+            received=self.request.META.get(RECEIVED),
         )
 
 

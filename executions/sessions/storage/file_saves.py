@@ -62,6 +62,11 @@ class Claimed:
     complete: bool
     unseen: Sequence[str] = ()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has changed since the mark."""
+        return not (self.complete or self.entries or self.removed or self.unseen)
+
 
 def check_changes(answer: Any) -> Claimed:
     """Check the changes that a sandbox reports. Raises ProviderUnavailable for what are no changes,
@@ -279,9 +284,12 @@ class _Look:
 def _save_once(session_pk: UUID, *, thorough: bool) -> Saved | None:
     """None where there was no workspace yet, and where somebody else saved, or removed what was to
     be named, meanwhile."""
-    # Before the session: a version that came with its next sandbox must not go with this one.
-    workspace = Workspace.objects.filter(session=session_pk).first()
-    session = Session.objects.defer("env").select_related("tenant").get(pk=session_pk)
+    # With the session: a version that came with its next sandbox must not go with this one.
+    rows = Workspace.objects.select_related("session__tenant").defer("session__env")
+    workspace = rows.filter(session=session_pk).first()
+    session = None if workspace is None else workspace.session
+    if session is None:
+        session = Session.objects.defer("env").select_related("tenant").get(pk=session_pk)
     ensure_not_ended(session)
     tenant = session.tenant
     if session.ref is None or tenant is None or session.saves == Session.Saves.NEVER:
@@ -296,6 +304,8 @@ def _save_once(session_pk: UUID, *, thorough: bool) -> Saved | None:
     )
     with borrow_sandbox(session) as sandbox:
         claim = changes_of(session.provider, sandbox, workspace.mark, thorough=thorough)
+        if claim.is_empty and not workspace.missed:
+            return _note_unchanged(look, claim)
         before = _rows_before(workspace, claim)
         _check_claim(session, workspace, claim, before)
         try:
@@ -310,6 +320,32 @@ def _save_once(session_pk: UUID, *, thorough: bool) -> Saved | None:
     except IntegrityError:
         logger.info("session %s is saved again: a blob was removed", session.pk)
         return None
+
+
+def _note_unchanged(look: _Look, claim: Claimed) -> Saved | None:
+    """Record a look that has found what is saved already."""
+    session, workspace = look.session, look.workspace
+    values = {
+        "mark": claim.mark,
+        "saved_at": Now(),
+        "problem": "",
+        "seen_turns": session.turns,
+        "open_turns": look.open_turns,
+    }
+    with transaction.atomic():
+        if not look.open_turns:
+            _note_clean(session)
+        mine = Workspace.objects.filter(pk=workspace.pk, version=workspace.version)
+        if not mine.update(version=F("version") + 1, **values):
+            transaction.set_rollback(True)
+            return None
+    return Saved([], [], [], session.touched, session.wakes)
+
+
+def _note_clean(session: Session) -> None:
+    """Nothing is unsaved, unless something has used the session since it was read."""
+    clean = Session.objects.filter(pk=session.pk, touched=session.touched)
+    clean.update(unsaved_since=None)
 
 
 class _Before(NamedTuple):
@@ -483,8 +519,7 @@ def _commit(look: _Look, claim: Claimed, before: dict[str, _Before]) -> Saved | 
     session = look.session
     if not not_seen and not look.open_turns:
         # Not above: who changes both holds the session first, and would wait for this for ever.
-        clean = Session.objects.filter(pk=session.pk, touched=session.touched)
-        clean.update(unsaved_since=None)
+        _note_clean(session)
     if unnamed and settings.DELETE_S3_ON_DELETE:
         blobs.remove_unnamed(look.tenant.pk, unnamed)
     return Saved(list(look.rows), removed, not_seen, session.touched, session.wakes)

@@ -147,15 +147,19 @@ def test_code_that_is_too_long_to_colour_is_shown_plain(
 
 def test_the_phases_are_drawn_to_scale(scripted: object, alice: Caller, auditor: Client) -> None:
     body = run(alice, "pass").json()
-    Execution.objects.update(queue_ms=10.0, start_ms=30.0, run_ms=50.0, total_ms=100.0)
+    Execution.objects.update(
+        received_ms=5.0, queue_ms=5.0, start_ms=30.0, run_ms=50.0, closed_ms=10.0, total_ms=100.0
+    )
 
     page = page_of(auditor, body["id"])
 
     bars = re.findall(r'<rect class="phase-(\w+)" x="([\d.]+)" y="0" width="([\d.]+)"', page)
     assert bars == [
-        ("queue", "0.000", "10.000"),
+        ("received", "0.000", "5.000"),
+        ("queue", "5.000", "5.000"),
         ("start", "10.000", "30.000"),
         ("run", "40.000", "50.000"),
+        ("closed", "90.000", "10.000"),
     ]
     assert "<dd>50 ms</dd>" in page
 
