@@ -8,18 +8,19 @@ for it only now and then.
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from django.db import NotSupportedError, connection, transaction
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations import AddIndex, RemoveIndex
 from django.db.migrations.state import ProjectState
-from django.db.models import Index, Model, QuerySet
+from django.db.models import CharField, Index, Model, QuerySet, TextField
 from django.db.utils import Error, InterfaceError, InternalError, OperationalError
 
 from providers.errors import ProviderUnavailable
@@ -159,6 +160,58 @@ def _set_busy_timeout(milliseconds: int) -> None:
 
 T = TypeVar("T")
 Row = TypeVar("Row", bound=Model)
+
+
+class Columns(Generic[Row]):
+    """The columns of a model's table, for statements that are written out.
+
+    The ORM compiles each query anew, and converts each value of a new row. On the path of every run
+    that takes longer than the database.
+    """
+
+    def __init__(self, model: type[Row], *, leave_out: Sequence[str] = ()) -> None:
+        """`leave_out` names columns that are read when an object is asked for them."""
+        fields = {each.attname: each for each in model._meta.concrete_fields}
+        self._model = model
+        self._fields = {name: each for name, each in fields.items() if name not in leave_out}
+        self.names = tuple(self._fields)
+        self._texts = {
+            name for name, each in self._fields.items() if type(each) in (CharField, TextField)
+        }
+        # The converters belong to a connection, which belongs to a thread.
+        self._kept = threading.local()
+
+    def select(self, table: str) -> str:
+        """What stands behind SELECT; `table` is the name that the statement has for the table."""
+        return ", ".join(f"{table}.{each.column}" for each in self._fields.values())
+
+    def read(self, values: Sequence[Any]) -> Row:
+        """The object of the values of one row, in the order of `select`."""
+        found = list(values)
+        for place, expression, convert in self._converters():
+            found[place] = convert(found[place], expression, connection)
+        return self._model.from_db(connection.alias, self.names, found)
+
+    def write(self, name: str, value: Any) -> Any:
+        """The value of a column as the database takes it, which a text is already."""
+        if value is None or (type(value) is str and name in self._texts):
+            return value
+        return self._fields[name].get_db_prep_save(value, connection)
+
+    def _converters(self) -> list[tuple[int, Any, Callable[[Any, Any, Any], Any]]]:
+        if getattr(self._kept, "operations", None) is not connection.ops:
+            self._kept.operations = connection.ops
+            self._kept.converters = [
+                (place, each.cached_col, convert)
+                for place, each in enumerate(self._fields.values())
+                for convert in (
+                    *connection.ops.get_db_converters(each.cached_col),
+                    *each.get_db_converters(connection),
+                )
+            ]
+        converters: list[tuple[int, Any, Callable[[Any, Any, Any], Any]]] = self._kept.converters
+        return converters
+
 
 # Of one transaction: the most rows, and the seconds after which it writes no more of them.
 MOST_ROWS = 500

@@ -24,7 +24,7 @@ from django.db import IntegrityError, OperationalError, connection, transaction
 from django.utils import timezone
 
 from executions.kernel.audit import SUCCESS, log_operation
-from executions.kernel.database import DatabaseUnavailable, problem_of
+from executions.kernel.database import Columns, DatabaseUnavailable, problem_of
 from executions.kernel.text import storable
 from executions.ledger.append import append
 from executions.ledger.entry import (
@@ -173,12 +173,11 @@ def _image_digest(execution: Execution) -> str | None:
 
 
 _TABLE = Execution._meta.db_table
-_FIELDS = Execution._meta.concrete_fields
-_COLUMNS = {field.attname: field for field in _FIELDS} | {field.name: field for field in _FIELDS}
+_ROW = Columns(Execution)
 
 _INSERT = (
-    f"INSERT INTO {_TABLE} ({', '.join(str(field.column) for field in _FIELDS)})"  # noqa: S608
-    f" VALUES ({', '.join(['%s'] * len(_FIELDS))})"
+    f"INSERT INTO {_TABLE} ({', '.join(_ROW.names)})"  # noqa: S608
+    f" VALUES ({', '.join(['%s'] * len(_ROW.names))})"
 )
 
 # Columns of an open row that are written, and with which of them others are that stay.
@@ -187,9 +186,7 @@ _CHANGES = ("deadline", "process_id", "pid")
 
 def insert(execution: Execution) -> None:
     """Save a new row. Raises what `save(force_insert=True)` does."""
-    row = [
-        field.get_db_prep_save(field.pre_save(execution, add=True), connection) for field in _FIELDS
-    ]
+    row = [_ROW.write(name, getattr(execution, name)) for name in _ROW.names]
     with connection.cursor() as cursor:
         cursor.execute(_INSERT, row)
     execution._state.adding = False
@@ -203,13 +200,13 @@ def end(execution: Execution, values: Mapping[str, Any], *, only_if: str = "") -
     `execution` has it, or the ledger's entry would say something else than the row: it may have
     been claimed, approved or put back meanwhile, and then has another deadline.
     """
-    row = [_COLUMNS[name].get_db_prep_save(value, connection) for name, value in values.items()]
-    row.append(_COLUMNS["id"].get_db_prep_save(execution.pk, connection))
+    row = [_ROW.write(name, value) for name, value in values.items()]
+    row.append(_ROW.write("id", execution.pk))
     if only_if:
         row.append(only_if)
     as_read = {name: getattr(execution, name) for name in _CHANGES}
     known = tuple(name for name, value in as_read.items() if value is not None)
-    row += [_COLUMNS[name].get_db_prep_save(as_read[name], connection) for name in known]
+    row += [_ROW.write(name, as_read[name]) for name in known]
     with connection.cursor() as cursor:
         cursor.execute(_update(tuple(values), bool(only_if), known), row)
         return bool(cursor.rowcount == 1)
@@ -219,7 +216,7 @@ def end(execution: Execution, values: Mapping[str, Any], *, only_if: str = "") -
 def _update(names: tuple[str, ...], with_status: bool, known: tuple[str, ...]) -> str:
     """Which columns a run sets depends on how it ended: there are a few kinds. `known` are those
     of _CHANGES that have a value."""
-    columns = ", ".join(f"{_COLUMNS[name].column} = %s" for name in names)
+    columns = ", ".join(f"{name} = %s" for name in names)
     more = " AND status = %s" if with_status else ""
     more += "".join(f" AND {name} = %s" for name in known)
     more += "".join(f" AND {name} IS NULL" for name in _CHANGES if name not in known)

@@ -124,7 +124,7 @@ class Attempt:
         request: ExecutionRequest,
         began: float,
         waited_ms: float,
-        received_ms: float | None,
+        received_ms: float | None = None,
         log: EventLog | None = None,
     ) -> None:
         self.execution = execution

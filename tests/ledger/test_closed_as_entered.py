@@ -94,7 +94,7 @@ def test_a_record_that_the_journal_keeps_names_nothing_of_a_provider_that_was_le
     taken = claim(opened(alice, "async").pk)
     assert taken is not None
     mark_dispatched(taken, provider="first", runtime="runsc", isolation="gvisor")
-    attempt = Attempt(taken, ExecutionRequest("1"), 0.0, 0.0, None)
+    attempt = Attempt(taken, ExecutionRequest("1"), 0.0, 0.0)
     attempt.changes = {"provider": "second"}
     kept: list[dict[str, Any]] = []
 

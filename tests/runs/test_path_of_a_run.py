@@ -31,7 +31,7 @@ OURS = tuple(f"{ROOT}/{name}/" for name in ("executions", "providers", "sandbox_
 FILES_OF_A_RUN = 67
 STATEMENTS_OF_A_RUN = 12
 VALUE_OBJECTS_OF_A_RUN = 12
-FILES_OF_A_CELL = 74
+FILES_OF_A_CELL = 75
 STATEMENTS_OF_A_CELL = 16
 
 
