@@ -12,6 +12,7 @@ from django.conf import settings  # noqa: E402
 
 from sandbox_site.web.admission import Limits  # noqa: E402
 from sandbox_site.web.bridge import Bridge  # noqa: E402
+from sandbox_site.web.handlers import ApiHandler  # noqa: E402
 from sandbox_site.web.places import most_connections  # noqa: E402
 
 application = Bridge(
@@ -23,4 +24,5 @@ application = Bridge(
         body_seconds=settings.WEB_BODY_SECONDS,
         connections=most_connections(),
     ),
+    ApiHandler(),
 )

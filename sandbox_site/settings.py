@@ -143,6 +143,16 @@ MIDDLEWARE = [
     "csp.middleware.CSPMiddleware",
     "axes.middleware.AxesMiddleware",
 ]
+# What a request of the API without a cookie passes: the rest is for people, who have a session.
+API_MIDDLEWARE = [
+    "sandbox_site.client_address.ClientAddressMiddleware",
+    "django.middleware.security.SecurityMiddleware",
+    "django.middleware.common.CommonMiddleware",
+    "executions.middleware.RightsMiddleware",
+    "executions.middleware.DatabaseAwayMiddleware",
+    "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "csp.middleware.CSPMiddleware",
+]
 
 ROOT_URLCONF = "sandbox_site.urls"
 WSGI_APPLICATION = "sandbox_site.wsgi.application"

@@ -88,9 +88,17 @@ class Bridge:
     A quarter of them is left to the API by the pages and to the pages by the API.
     """
 
-    def __init__(self, handler: WSGIHandler, count: int, limits: Limits) -> None:
+    def __init__(
+        self,
+        handler: WSGIHandler,
+        count: int,
+        limits: Limits,
+        api_handler: WSGIHandler | None = None,
+    ) -> None:
+        """`api_handler` is for the API's requests without a cookie."""
         most = count - max(1, count // 4)
         self._handler = handler
+        self._api_handler = api_handler or handler
         self._limits = limits
         self._spool = Spool(limits.spool_bytes)
         self._places = Places(limits.connections, limits.spool_bytes)
@@ -231,7 +239,9 @@ class Bridge:
         may have left, and the middleware may have failed."""
         try:
             with after.collect(), nullcontext() if is_late else draining.in_time():
-                response = self._handler(environ, _start_nothing)
+                is_program = lane == API and "HTTP_COOKIE" not in environ
+                handler = self._api_handler if is_program else self._handler
+                response = handler(environ, _start_nothing)
             if isinstance(response, Placeholder | EventStream) or not response.streaming:
                 # It has all it needs of this thread, whose connection is looked after now.
                 response.close()
