@@ -93,6 +93,11 @@ def problem_of(error: BaseException | None) -> str:
     return known or "" if isinstance(error, InternalError) else ""
 
 
+def is_refusal(error: Error) -> bool:
+    """Whether PostgreSQL said why it does not do it: then nothing of the transaction is kept."""
+    return getattr(error.__cause__, "sqlstate", None) in _POSTGRES
+
+
 def nothing_ran(problem: str) -> DatabaseUnavailable:
     """What is told before anything was recorded or run."""
     return DatabaseUnavailable(f"{problem} Nothing was run or recorded. Send the request again.")

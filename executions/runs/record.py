@@ -24,7 +24,7 @@ from django.db import IntegrityError, OperationalError, connection, transaction
 from django.utils import timezone
 
 from executions.kernel.audit import SUCCESS, log_operation
-from executions.kernel.database import Columns, DatabaseUnavailable, problem_of
+from executions.kernel.database import Columns, DatabaseUnavailable, is_refusal, problem_of
 from executions.kernel.text import storable
 from executions.ledger.append import append
 from executions.ledger.entry import (
@@ -330,7 +330,7 @@ def _save_within_bounds(
 ) -> None:
     is_committing = False
     try:
-        with tenant_lock(tenant.slug):
+        with tenant_lock(tenant.slug, at_once=False):
             is_queued = execution.status == Execution.Status.QUEUED
             ensure_within_bounds(tenant, request, queued=is_queued, payload_bytes=payload_bytes)
             for each in extensions.installed():
@@ -346,7 +346,7 @@ def _save_within_bounds(
             is_committing = True
     except OperationalError as error:
         look_again_at_disk()
-        if is_committing and (problem := problem_of(error)):
+        if is_committing and not is_refusal(error) and (problem := problem_of(error)):
             raise _unsure(execution, problem) from error
         ensure_disk_space()
         raise

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from django.db import connection, models
 
+from executions.kernel.postgresql import DeferredStatement
 from executions.runs.models import hour_of
 
 # The hour of a sum that began with the first execution.
@@ -107,11 +108,11 @@ def _adapt(hour: datetime) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _upsert(number: int) -> str:
+def _upsert(number: int) -> DeferredStatement:
     """For so many rows. Every name is from our own model."""
     table = Statistic._meta.db_table
     places = ", ".join(["(%s, %s, %s, %s, %s, %s)"] * number)
-    return (
+    return DeferredStatement(
         f"INSERT INTO {table} (kind, name, hour, label, count, amount) VALUES {places}"  # noqa: S608
         " ON CONFLICT (kind, hour, name, label) DO UPDATE SET"
         f" count = {table}.count + excluded.count, amount = {table}.amount + excluded.amount"

@@ -266,8 +266,8 @@ def test_a_commit_that_was_not_answered_runs_nothing_and_frees_the_key(
     real = record.tenant_lock
 
     class Unanswered:
-        def __init__(self, slug: str) -> None:
-            self.inner = real(slug)
+        def __init__(self, slug: str, **options: Any) -> None:
+            self.inner = real(slug, **options)
 
         def __enter__(self) -> None:
             self.inner.__enter__()

@@ -16,6 +16,8 @@ import pytest
 from django.db.backends.base.base import BaseDatabaseWrapper
 from django.db.backends.utils import CursorWrapper
 
+from executions.kernel.postgresql import DeferredStatement
+
 _WRITES = re.compile(r"\s*(INSERT|UPDATE|DELETE|REPLACE)\b", re.IGNORECASE)
 
 
@@ -75,6 +77,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Iterator[Transactions]:
             now.open = None
 
     def execute_noted(cursor: CursorWrapper, sql: Any, params: Any = None) -> Any:
+        # Sent at once, so that its rows are counted.
+        sql = str(sql) if isinstance(sql, DeferredStatement) else sql
         answer = execute(cursor, sql, params)
         note(cursor, sql)
         return answer

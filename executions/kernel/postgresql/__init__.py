@@ -1,8 +1,20 @@
-"""PostgreSQL as a database engine of this project (`base.py`), and how long it is waited for."""
+"""PostgreSQL as a database engine of this project (`base.py`), how long it is waited for, and the
+statements that it sends together with others.
+"""
 
 from __future__ import annotations
 
 _answer_within: float | None = None
+
+
+class DeferredStatement(str):
+    """SQL of a statement whose result is not read: a lock, or the last INSERT of a transaction.
+
+    Within a transaction PostgreSQL gets it together with the next statement, or with COMMIT, which
+    saves a round trip. What it raises is raised there. Every other database executes it at once.
+    """
+
+    __slots__ = ()
 
 
 def expect_answers_within(seconds: float | None) -> None:
