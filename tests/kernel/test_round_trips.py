@@ -270,6 +270,16 @@ def test_a_commit_that_was_not_answered_is_no_refusal() -> None:
     assert seen_by_others() == []
 
 
+def test_a_commit_that_the_server_refuses_is_a_refusal() -> None:
+    with pytest.raises(OperationalError) as raised, transaction.atomic():
+        ask("SET LOCAL statement_timeout = 1")
+        ask(ADD, ["a"])
+        ask(DeferredStatement("SELECT pg_sleep(60)"))
+    assert is_refusal(raised.value)
+    assert is_idle()
+    assert seen_by_others() == []
+
+
 def end_backend(pid: int) -> None:
     """End it, and wait until it is gone."""
     other = opened_with()

@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection
 
+from executions.kernel.postgresql import DeferredStatement
+from executions.runs import record
+from executions.runs.models import Execution
 from providers.manager import manager
 from tests.conftest import Caller
+from tests.support.held import opened
 from tests.support.round_trips import round_trips
 from tests.support.running import run
 
@@ -47,3 +51,17 @@ def test_a_run_makes_no_more_round_trips_than_its_budget(
             assert run(alice, "print(2)").json()["stdout"] == "2\n"
             numbers.append(len(trips))
     assert min(numbers) <= ROUND_TRIPS_OF_A_RUN, trips
+
+
+def test_a_record_that_the_server_refuses_with_the_commit_is_in_no_doubt(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def take_too_long(increments: object) -> None:
+        with connection.cursor() as cursor:
+            cursor.execute("SET LOCAL statement_timeout = 1")
+            cursor.execute(DeferredStatement("SELECT pg_sleep(60)"))
+
+    monkeypatch.setattr(record, "add", take_too_long)
+    with pytest.raises(OperationalError):
+        opened(alice, "async")
+    assert not Execution.objects.exists()

@@ -26,7 +26,7 @@ from psycopg.pq import TransactionStatus
 
 from executions.kernel.postgresql import DeferredStatement, answer_within
 
-# A connection that was used within this time is only looked at, and not asked, before it is used.
+# A connection that answered within this time is looked at, and not asked, before it is used again.
 TRUST_SECONDS = 10.0
 
 
