@@ -2,15 +2,17 @@
 
 A service that is told to stop first says so (`begin`) and goes on; then it takes no new work
 (`refuse_new`); and when its grace is over, it ends what still runs (`begin_ending`). With `for_all`
-this holds for every process that was forked from the one that imported this first: a server's
-workers, a cluster's processes. Nothing goes back.
+this holds for every process that was forked from the one that imported this first, or that called
+`share_with_own_forks` since: a server's workers, a cluster's processes. Nothing goes back.
 
-Safe in signal handlers: a step is one byte.
+Safe in signal handlers: a step is one byte, and one write.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
+import select
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -22,7 +24,20 @@ _SERVING, _DRAINING, _CLOSED, _ENDING = range(4)
 
 _own = _SERVING
 _shared = mmap.mmap(-1, 1)
+# Written to when `_shared` leaves its first step, and never read.
+_begun = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 _is_in_time = ContextVar("is_in_time", default=False)
+
+
+def share_with_own_forks() -> None:
+    """Have `for_all` mean, from now on, this process and those that are forked from it.
+
+    For a server or a cluster that was forked itself: what it stops is not what its parent has.
+    """
+    global _shared, _begun
+    _shared = mmap.mmap(-1, 1)
+    os.close(_begun)
+    _begun = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
 
 def begin(*, for_all: bool = False) -> None:
@@ -59,6 +74,16 @@ def in_time() -> Iterator[None]:
         _is_in_time.reset(token)
 
 
+def begun() -> int:
+    """A file descriptor that `select` finds readable once stopping has begun for all."""
+    return _begun
+
+
+def wait_until_begun(seconds: float) -> None:
+    """Wait until stopping has begun for all, or for `seconds`."""
+    select.select([_begun], [], [], seconds)
+
+
 def is_ending() -> bool:
     return _step() >= _ENDING
 
@@ -77,3 +102,4 @@ def _go_to(step: int, for_all: bool) -> None:
     _own = max(_own, step)
     if for_all:
         _shared[0] = max(_shared[0], step)
+        os.eventfd_write(_begun, 1)

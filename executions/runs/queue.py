@@ -19,7 +19,7 @@ from django.utils.translation import ngettext
 
 from executions.kernel.database import NOW
 from executions.ledger.entry import LedgerUnavailable, ensure_ledger
-from executions.runs import heartbeat, payloads
+from executions.runs import heartbeat, payloads, queue_wake
 from executions.runs.admission import disk_problem, may_claim
 from executions.runs.models import Approval, Execution, Process
 from executions.runs.record import BACKGROUND_ALLOWANCE, QUEUE_ALLOWANCE, deadline_after
@@ -177,7 +177,7 @@ def requeue(execution: Execution) -> bool:
     tries = execution.meta.get(_PUT_BACK, 0)
     if execution.mode != Execution.Mode.ASYNC or tries >= MAX_REQUEUES:
         return False
-    return bool(
+    is_back = bool(
         _undispatched_row(execution).update(
             status=Execution.Status.QUEUED,
             process_id=None,
@@ -187,6 +187,8 @@ def requeue(execution: Execution) -> bool:
             meta={**execution.meta, _PUT_BACK: tries + 1},
         )
     )
+    queue_wake.notify_on_commit()
+    return is_back
 
 
 def _undispatched_row(execution: Execution) -> QuerySet[Execution]:
@@ -205,15 +207,26 @@ def _note_turn(execution: Execution) -> Execution:
     return execution
 
 
+def is_empty_for(seconds: float) -> bool:
+    """Whether nothing may be taken within the next `seconds` but what is queued from now on.
+
+    False with a database other than SQLite: there is no notice of what other machines queue.
+    """
+    if connection.vendor != "sqlite":
+        return False
+    later = NOW["sqlite"].replace("'NOW'", f"'NOW', '+{seconds:.3f} seconds'")
+    return not _running_of(later)
+
+
 def takeable() -> list[str]:
     """The tenants with something in the queue that a worker may take now."""
     return [slug for slug, number in _running_of().items() if number < running_limit(slug)]
 
 
-def _running_of() -> dict[str, int]:
-    """How many runs each tenant has that has something in the queue."""
+def _running_of(now: str = "") -> dict[str, int]:
+    """How many runs each tenant has that has something in the queue, at `now` in SQL."""
     with connection.cursor() as cursor:
-        cursor.execute(_WAITING.format(now=NOW[connection.vendor]), [])
+        cursor.execute(_WAITING.format(now=now or NOW[connection.vendor]), [])
         return dict(cursor.fetchall())
 
 

@@ -28,7 +28,8 @@ from executions.runs import active_runs, extensions, heartbeat, journal, payload
 from executions.runs.event_log import EventLog
 from executions.runs.models import Execution, Process
 from executions.runs.provider_calls import Step
-from executions.runs.queue import claim_next
+from executions.runs.queue import claim_next, is_empty_for
+from executions.runs.queue_wake import Waiter
 from executions.runs.record import Outcome
 from executions.runs.requests import ExecutionRequest, run_limits
 from executions.runs.routing import allows_template, ensure_known_key, steps_for
@@ -42,9 +43,14 @@ from providers.threads import start_thread
 
 logger = logging.getLogger(__name__)
 
-# How often an idle worker process looks for something to run. On average a job that comes then
-# begins after half of it, divided by the number of processes; a look is one short query.
+# How often a worker process looks for something to run, while something waits in the queue or may
+# come without a notice (`queue_wake`). On average a job that comes then begins after half of it,
+# divided by the number of processes; a look is one short query.
 LOOK_SECONDS = 0.05
+# How often it looks otherwise. A file that was removed gives no notice.
+IDLE_SECONDS = 2.0
+# How often it sees whether its main thread has ended.
+_END_SECONDS = 1.0
 # What a task of the schedule that is being done, or a thread after its run, may take at the end.
 TASK_SECONDS = 3.0
 TELL_SECONDS = 5.0
@@ -107,7 +113,7 @@ class Runner:
         self._counting = threading.Lock()
         # One looks at a time; the others run, or wait for the look.
         self._look = threading.Lock()
-        self._woken = threading.Event()
+        self._waiter = Waiter()
 
     def start(self) -> None:
         # No daemons: the process is there until each has finished what it has.
@@ -118,7 +124,7 @@ class Runner:
 
     def wake(self) -> None:
         """There may be something to run."""
-        self._woken.set()
+        self._waiter.wake()
 
     def may_serve(self, tenant_slug: str) -> bool:
         with self._counting:
@@ -147,7 +153,8 @@ class Runner:
         ended, because django-q replaces it, has all the time they need.
         """
         while self._goes_on():
-            time.sleep(LOOK_SECONDS)
+            draining.wait_until_begun(_END_SECONDS)
+        self.wake()
         # Whoever was about to claim something has done so once the look is free.
         if self._look.acquire(timeout=TASK_SECONDS):
             self._look.release()
@@ -180,14 +187,17 @@ class Runner:
     def _next(self) -> Execution | None:
         """Waits for one. None when the process goes on no longer."""
         while self._goes_on():
-            self._woken.clear()
+            self._waiter.clear()
             close_old_connections()
+            seconds = LOOK_SECONDS
             try:
                 if execution := claim_next(self.may_serve):
                     return execution
+                if self._waiter.is_notified and is_empty_for(IDLE_SECONDS):
+                    seconds = IDLE_SECONDS
             except Exception:
                 logger.exception("the queue cannot be read; it is tried again")
-            self._woken.wait(LOOK_SECONDS)
+            self._waiter.wait(seconds)
         return None
 
 

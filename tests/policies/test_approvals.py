@@ -22,6 +22,7 @@ from executions.client import execute_code
 from executions.ledger.entry import write
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify
+from executions.runs import queue_wake
 from executions.runs.models import Approval, Execution
 from executions.runs.orphaned_runs import end_stale_executions
 from executions.tenants.keys import revoke
@@ -110,6 +111,21 @@ def test_what_is_approved_runs_and_its_record_says_by_whom(
     assert verify().is_intact
     # An approval is of one execution.
     asked(alice, f"# \u202e hidden\n{ASKED}", arguments={"n": 1})
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_worker_is_notified_of_what_is_approved(
+    scripted: object,
+    alice: Caller,
+    approver: Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    in_force(alice.tenant.slug, **RULES)
+    approval = asked(alice)
+    notices: list[str] = []
+    monkeypatch.setattr(queue_wake, "notify", lambda: notices.append("notice"))
+    decided(approver, approval, "approve")
+    assert notices == ["notice"]
 
 
 @pytest.mark.django_db(transaction=True)

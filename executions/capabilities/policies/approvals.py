@@ -21,7 +21,7 @@ from executions.ledger.append import append
 from executions.ledger.entry import parse
 from executions.ledger.models import LedgerEntry
 from executions.ledger.verification import verify_entry
-from executions.runs import payloads
+from executions.runs import payloads, queue_wake
 from executions.runs.models import Approval, Execution
 from executions.runs.record import QUEUE_ALLOWANCE, close_record, error_changes, log_execution
 from executions.runs.requests import ExecutionRequest
@@ -177,6 +177,8 @@ def decide(approval: Approval, person: Any, *, approve: bool, request_hash: str)
             "request_hash": request_hash,
         }
         append(_KIND, str(approval.execution_id), content)
+        # A worker may take it now.
+        queue_wake.notify_on_commit()
 
 
 def _refuse_without_key(execution: Execution | None) -> None:
