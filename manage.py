@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
 """The command line of this project: Django's, and `pool` and `pool_images`, which need none."""
 
-import logging.config
 import os
 import sys
 
@@ -13,8 +12,7 @@ def main() -> None:
     if sys.argv[1:] in (["version"], ["--version"]):
         print(__version__)  # noqa: T201
         return
-    # The processes of these two are there as long as the service. The pool service needs no Django,
-    # and `up` no app: loading all would triple the memory of each.
+    # The pool service needs no Django: loading all would triple its memory.
     is_help = sys.argv[1:2] == ["help"]
     name = next(iter(sys.argv[2:3] if is_help else sys.argv[1:2]), "")
     if name in ("pool", "pool_images"):
@@ -28,20 +26,14 @@ def main() -> None:
 
     try:
         if sys.argv[1:2] == ["up"]:
-            _run_up()
+            # Not as Django finds it, which loads all apps before anything is checked.
+            from sandbox_site.management.commands.up import Command
+
+            Command().run_from_argv(sys.argv)
         else:
             execute_from_command_line(sys.argv)
     except ImproperlyConfigured as error:
         sys.exit(f"Configuration: {error}")
-
-
-def _run_up() -> None:
-    from django.conf import settings
-
-    from sandbox_site.management.commands.up import Command
-
-    logging.config.dictConfig(settings.LOGGING)
-    Command().run_from_argv(sys.argv)
 
 
 if __name__ == "__main__":

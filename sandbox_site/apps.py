@@ -1,9 +1,12 @@
 import django_stubs_ext
 from django.apps import AppConfig
 
+from sandbox_site.optional_packages import leave_out
+
 # Lets annotations such as ModelAdmin[Tenant] stand where Python evaluates them. This app is the
 # first, so that it holds for the modules of all. Settings are read by processes without apps too.
 django_stubs_ext.monkeypatch()
+leave_out()
 
 
 class SandboxSiteConfig(AppConfig):

@@ -1,19 +1,15 @@
 """What the web server serves: Django's synchronous handler behind the bridge."""
 
-import os
+# isort: off
+from sandbox_site.wsgi import application as handler  # Loads the apps, which the rest needs.
 
-from django.core.wsgi import get_wsgi_application
+# isort: on
+from django.conf import settings
 
-os.environ.setdefault("DJANGO_SETTINGS_MODULE", "sandbox_site.settings")
-
-handler = get_wsgi_application()
-
-from django.conf import settings  # noqa: E402
-
-from sandbox_site.web.admission import Limits  # noqa: E402
-from sandbox_site.web.bridge import Bridge  # noqa: E402
-from sandbox_site.web.handlers import ApiHandler  # noqa: E402
-from sandbox_site.web.places import most_connections  # noqa: E402
+from sandbox_site.web.admission import Limits
+from sandbox_site.web.bridge import Bridge
+from sandbox_site.web.handlers import ApiHandler
+from sandbox_site.web.places import most_connections
 
 application = Bridge(
     handler,

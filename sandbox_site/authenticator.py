@@ -6,8 +6,6 @@ import base64
 import io
 from typing import cast
 
-import qrcode
-import qrcode.image.svg
 from django.contrib import admin, messages
 from django.contrib.admin.models import CHANGE, LogEntry
 from django.contrib.auth import get_user_model
@@ -112,6 +110,10 @@ def _log(request: HttpRequest, message: str) -> None:
 
 def _picture(url: str) -> str:
     """The QR code as the address of an image that holds it."""
+    # Few pages need it, and it loads an image library.
+    import qrcode
+    from qrcode.image.svg import SvgPathImage
+
     drawn = io.BytesIO()
-    qrcode.make(url, image_factory=qrcode.image.svg.SvgPathImage).save(drawn)
+    qrcode.make(url, image_factory=SvgPathImage).save(drawn)
     return "data:image/svg+xml;base64," + base64.b64encode(drawn.getvalue()).decode()

@@ -20,11 +20,12 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import unquote
 
+from django.apps import apps
 from gunicorn import glogging
 from gunicorn.arbiter import Arbiter
 
+from executions.kernel.own_process import die_with_parent, give_back_large_blocks
 from executions.kernel.postgresql import expect_answers_within
-from executions.kernel.processes import die_with_parent, give_back_large_blocks
 from executions.runs import standby
 from providers import draining
 from sandbox_site import settings
@@ -69,7 +70,12 @@ class Logger(glogging.Logger):  # type: ignore[misc]
     """Writes through the project's own logging."""
 
     def setup(self, cfg: Any) -> None:
-        logging.config.dictConfig(settings.LOGGING)
+        if apps.ready:
+            # The process that this one was forked from has configured the rest. To do it again
+            # writes to pages that they share.
+            self.error_log.propagate = self.access_log.propagate = True
+        else:
+            logging.config.dictConfig(settings.LOGGING)
 
     def access(self, resp: Any, req: Any, environ: Any, request_time: Any) -> None:
         """A path of Codex's door may have a capability in it, however the path is written."""

@@ -6,14 +6,18 @@ unwatched. Linux only, like the sandboxes themselves.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
+import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Protocol
+
+from executions.kernel.own_process import adopt_orphans, die_with_parent
 
 # What a process may take that was told to end now.
 GRACE_SECONDS = 4.0
@@ -21,44 +25,47 @@ TELL_SECONDS = 5.0
 # Before a process that has ended is started again.
 RESTART_SECONDS = 10.0
 
-LARGE_BYTES = 256 * 1024
-
-_M_MMAP_THRESHOLD = -3
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 _STOP_SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _WATCHED_SIGNALS = _STOP_SIGNALS | {signal.SIGCHLD}
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
-def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process as soon as `parent`, which started it, is gone.
+class ForkedProcess(BaseException):
+    """Leaves, in a process that was just forked, all that its parent was in the middle of.
 
-    Survives exec but not fork: each child has to ask for itself.
+    The command catches it and calls `run`. The process then ends as a program of its own does.
     """
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        super().__init__()
+        self.run = run
 
 
-def give_back_large_blocks() -> None:
-    """Have the C library give blocks of LARGE_BYTES and more back to the system as soon as they are
-    free. By itself it keeps the more of them the larger they were; another C library does as it
-    does."""
-    if mallopt := getattr(_libc, "mallopt", None):
-        mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+class _Child(Protocol):
+    @property
+    def pid(self) -> int: ...
+
+    def poll(self) -> int | None: ...
+
+    def send_signal(self, sig: int, /) -> None: ...
 
 
-def descendants_die_with_parents() -> None:
-    """Have every process forked from now on, by us or by a child of ours, die with its parent."""
-    parent = os.getpid()
+class _Fork:
+    """A forked child, used as one of `subprocess`."""
 
-    def ask() -> None:
-        nonlocal parent
-        die_with_parent(parent)
-        parent = os.getpid()
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._code: int | None = None
 
-    os.register_at_fork(after_in_child=ask)
+    def poll(self) -> int | None:
+        if self._code is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self._code = os.waitstatus_to_exitcode(status)
+        return self._code
+
+    def send_signal(self, sig: int, /) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
 
 
 class ProcessGroup:
@@ -69,16 +76,19 @@ class ProcessGroup:
     """
 
     def __init__(self) -> None:
-        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._pid = os.getpid()
+        self._children: dict[str, _Child] = {}
         self._restarts: dict[str, Callable[[], subprocess.Popen[bytes]]] = {}
 
     def __enter__(self) -> ProcessGroup:
         # Whatever a child leaves behind when it dies becomes our child, and is found at the end.
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        adopt_orphans()
         signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED_SIGNALS)
         return self
 
     def __exit__(self, *_: object) -> None:
+        if os.getpid() != self._pid:
+            return
         self.stop([list(self._children)], seconds=0, ending_seconds=GRACE_SECONDS)
         _kill_children()
 
@@ -96,6 +106,29 @@ class ProcessGroup:
         if restarts:
             self._restarts[name] = partial(self._spawn, command, environment)
 
+    def fork(self, name: str, run: Callable[[], None]) -> None:
+        """Start a process that shares the memory of this one and does `run`, as `start` does.
+
+        In the new process this raises ForkedProcess. Nothing of this process is to be in it but
+        what is loaded: no thread, and no connection to a database.
+        """
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if pid := os.fork():
+            self._children[name] = _Fork(pid)
+            return
+        try:
+            os.setsid()
+            _prepare(self._pid)
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            os.close(null)
+        except BaseException:
+            traceback.print_exc()
+            # Not as the parent, whose children it would end.
+            os._exit(1)
+        raise ForkedProcess(run)
+
     def start_helper(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start a process whose end ends nothing; it is killed with the rest."""
         self._spawn(command, environment)
@@ -103,18 +136,12 @@ class ProcessGroup:
     def _spawn(
         self, command: Sequence[str], environment: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        parent = os.getpid()
-
-        def prepare() -> None:
-            die_with_parent(parent)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED_SIGNALS)
-
         return subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=prepare,
+            preexec_fn=partial(_prepare, os.getpid()),
         )
 
     def wait(
@@ -162,7 +189,7 @@ class ProcessGroup:
         is_hurried = seconds <= 0
         for names in stages:
             for child in self._alive(names).values():
-                child.terminate()
+                child.send_signal(signal.SIGTERM)
             if not is_hurried:
                 is_hurried = not self._wait_for(names, seconds, tell)
             if is_hurried:
@@ -194,7 +221,7 @@ class ProcessGroup:
             self._reap_adopted()
         return True
 
-    def _alive(self, names: Sequence[str]) -> dict[str, subprocess.Popen[bytes]]:
+    def _alive(self, names: Sequence[str]) -> dict[str, _Child]:
         found = {name: self._children[name] for name in names if name in self._children}
         return {name: child for name, child in found.items() if child.poll() is None}
 
@@ -203,6 +230,11 @@ class ProcessGroup:
         for pid in _children():
             if pid not in ours:
                 os.waitpid(pid, os.WNOHANG)
+
+
+def _prepare(parent: int) -> None:
+    die_with_parent(parent)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED_SIGNALS)
 
 
 def _children() -> list[int]:
@@ -215,8 +247,3 @@ def _kill_children() -> None:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-
-
-def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, value, 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option}) failed")

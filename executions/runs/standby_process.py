@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from executions.kernel.processes import die_with_parent
+from executions.kernel.own_process import die_with_parent
 
 # How long a process that lives may show no beat of its own before it counts as dead.
 HELD_SECONDS = 150.0

@@ -175,6 +175,18 @@ def test_the_end_of_one_process_ends_the_other(service: Service, name: str) -> N
     assert_nothing_survives(service)
 
 
+def test_a_web_worker_that_was_killed_is_replaced(service: Service) -> None:
+    master = service.find(lambda line: "gunicorn" in line)
+    children = Path(f"/proc/{master}/task/{master}/children")
+    (first,) = map(int, children.read_text().split())
+    os.kill(first, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while children.read_text().split() in ([], [str(first)]):
+        assert time.monotonic() < deadline, service.output
+        time.sleep(0.05)
+    service.wait_until_ready()
+
+
 def test_nothing_outlives_a_killed_supervisor(service: Service) -> None:
     service.process.kill()
     service.wait_for_end()

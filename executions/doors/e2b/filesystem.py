@@ -58,6 +58,7 @@ from executions.tenants.models import ApiKey
 from providers.errors import SandboxError
 from providers.runtime.guest.names import escape
 from providers.sandbox import FileEntry, below_workspace
+from providers.threads import reset_after_fork
 from providers.waiting import within
 
 _EVENT_TYPES = {
@@ -141,15 +142,24 @@ class _Kept:
 
 
 # What the numbers of this process begin with.
-_HERE = secrets.token_hex(4)
+_here = secrets.token_hex(4)
 _NUMBER = re.compile("[0-9a-f]{32}", re.ASCII)
 _lock = threading.Lock()
 _kept: dict[str, _Kept] = {}
 
 
+def _begin_anew() -> None:
+    """A forked process gives numbers of its own."""
+    global _here
+    _here = secrets.token_hex(4)
+
+
+reset_after_fork(_begin_anew)
+
+
 def keep(session_id: UUID, watch: Watch, wanted: Told) -> str:
     """The number under which its events are asked for."""
-    number = _HERE + secrets.token_hex(12)
+    number = _here + secrets.token_hex(12)
     watch.keep_for(UNASKED_SECONDS)
     with _lock:
         for old in [old for old, each in _kept.items() if each.watch.ended.done()]:
@@ -214,7 +224,7 @@ def _find(session_id: UUID, number: Any) -> _Kept:
         kept = _kept.get(number) if isinstance(number, str) else None
     if kept is not None and kept.session_id == session_id:
         return kept
-    if isinstance(number, str) and _NUMBER.fullmatch(number) and not number.startswith(_HERE):
+    if isinstance(number, str) and _NUMBER.fullmatch(number) and not number.startswith(_here):
         raise Refused(
             501,
             "unimplemented",

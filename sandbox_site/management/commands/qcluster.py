@@ -7,8 +7,8 @@ from django.core.checks import Tags
 from django.core.management.base import BaseCommand, CommandError
 from django.db import connection
 
+from executions.kernel.own_process import descendants_die_with_parents
 from executions.kernel.postgresql import expect_answers_within
-from executions.kernel.processes import descendants_die_with_parents
 from executions.runs.worker import ANSWER_SECONDS
 from sandbox_site import installation
 from sandbox_site.cluster import Cluster

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
-import logging
+import logging.config
 import os
 import shlex
 import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import django
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 from django.db import DatabaseError, connection
 
-from executions.kernel.processes import RESTART_SECONDS, ProcessGroup, die_with_parent
+from executions.kernel.own_process import die_with_parent
+from executions.kernel.processes import (
+    RESTART_SECONDS,
+    ForkedProcess,
+    ProcessGroup,
+)
 from providers import draining
 from providers.checks import BEFORE_WORK
 from providers.errors import ProviderUnavailable
 from providers.runtime.service import unix_socket
 from providers.runtime.service.docker_check import Docker, find_docker
+from sandbox_site import parent
 from sandbox_site.private_files import tighten
 
 logger = logging.getLogger(__name__)
@@ -62,6 +69,16 @@ class Command(BaseCommand):
             "such as 'demo/agents --key claude'; may be repeated. One that ends is started again",
         )
 
+    def run_from_argv(self, argv: list[str]) -> None:
+        _set_environment(argv[2:])
+        logging.config.dictConfig(settings.LOGGING)
+        try:
+            super().run_from_argv(argv)
+            return
+        except ForkedProcess as forked:
+            run = forked.run
+        run()
+
     def handle(self, *args: Any, host: str, port: int, packages: bool, **options: Any) -> None:
         manage = str(settings.BASE_DIR / "manage.py")
         claude = _claude_workers(options["claude_worker"], manage)
@@ -70,7 +87,8 @@ class Command(BaseCommand):
         _refuse_taken_port(host, port)
         tighten(settings.DATA_DIR)
         bind = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        environment = os.environ | {"HOST": host, "PORT": str(port), "POOL_AUTOSTART": "false"}
+        os.environ |= {"HOST": host, "PORT": str(port)}
+        environment = os.environ
         _check([sys.executable, manage, "check", *(f"--tag={tag}" for tag in BEFORE_WORK)])
         has_environment = packages and self._make_environment()
         with ProcessGroup() as processes:
@@ -85,8 +103,9 @@ class Command(BaseCommand):
                 _wait_until_listening()
             elif local:
                 processes.start("pool", [*pool, "--no-port"], environment)
-            processes.start("web", _web_server(bind), environment)
-            processes.start("worker", [sys.executable, manage, "qcluster"], environment)
+            server = parent.load(bind)
+            processes.fork("web", partial(parent.run_web_server, server, bind))
+            processes.fork("worker", parent.run_cluster)
             for name, command in claude.items():
                 # Its key is a tenant's, who may revoke it: that ends nothing of others.
                 processes.start(name, command, environment, restarts=True)
@@ -152,6 +171,17 @@ class Command(BaseCommand):
             )
 
 
+def _set_environment(arguments: list[str]) -> None:
+    """Have the settings, which are read after this, be those of the arguments."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--host")
+    parser.add_argument("--port")
+    given, _ = parser.parse_known_args(arguments)
+    os.environ |= {name.upper(): value for name, value in vars(given).items() if value is not None}
+    # There is a pool service beside the web server.
+    os.environ["POOL_AUTOSTART"] = "false"
+
+
 def _check(command: list[str]) -> None:
     """End with the exit code of the checks, which have said why, unless they found nothing."""
     parent = os.getpid()
@@ -169,7 +199,6 @@ def _check(command: list[str]) -> None:
 def _has_runs() -> bool:
     """Whether anything runs in a process of this host, as far as the database tells."""
     try:
-        django.setup()
         from executions.runs.models import Execution
 
         running = Execution.objects.filter(
@@ -178,23 +207,8 @@ def _has_runs() -> bool:
         return running.exists()
     except DatabaseError:
         return True
-    except Exception:
-        # The apps are loaded only here, and what they are loaded from may have been replaced. The
-        # stop goes on in its order all the same.
-        logger.exception("the database could not be asked for runs")
-        return True
     finally:
         connection.close()
-
-
-def _web_server(bind: str) -> list[str]:
-    return [
-        *(sys.executable, "-m", "gunicorn"),
-        *("--config", "python:sandbox_site.gunicorn_conf"),
-        *("--chdir", str(settings.BASE_DIR)),
-        *("--bind", bind),
-        "sandbox_site.asgi:application",
-    ]
 
 
 def _claude_workers(wanted: list[str], manage: str) -> dict[str, list[str]]:

@@ -198,7 +198,7 @@ def test_a_watch_of_another_process_is_said_to_be_that(monkeypatch: pytest.Monke
     # Nobody learns of a watch of another session.
     with pytest.raises(Refused, match="no such watcher"):
         run_sync(filesystem.events_of(Session(id=uuid7()), number))
-    monkeypatch.setattr(filesystem, "_HERE", "00000000")
+    monkeypatch.setattr(filesystem, "_here", "00000000")
     filesystem.remove(session.pk, number)
     with pytest.raises(Refused, match="another process"):
         run_sync(filesystem.events_of(session, number))
