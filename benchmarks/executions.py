@@ -17,10 +17,12 @@ from pathlib import Path
 
 from benchmarks.ledger import ledger_rows, share
 from benchmarks.measure import Figures, measure, table, write_json
-from benchmarks.service import Service, api_caller, own_memory, running_service
+from benchmarks.service import Service, api_caller, own_memory, running_service, wakeups_per_second
 
 PYTHON = "/usr/bin/python3"
 PROGRAM = "print(1)"
+# Longer than the longest pause of a thread that wakes regularly.
+WAKEUP_SECONDS = 10.0
 
 BUBBLEWRAP = [
     *("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
@@ -75,11 +77,15 @@ def soak(service: Service, runs: int) -> dict[str, object]:
 
 
 def idle(service: Service, seconds: float) -> dict[str, object]:
-    """The processes of a service before its first call, and their memory."""
+    """The processes of a service before its first call, their memory and how often they wake."""
     print(f"waiting {seconds:g} s for an idle service ...", file=sys.stderr)
     time.sleep(seconds)
     processes, mebibytes = own_memory(service)
-    return {"processes": processes, "pss_mib": round(mebibytes, 1)}
+    return {
+        "processes": processes,
+        "pss_mib": round(mebibytes, 1),
+        "wakeups_per_second": round(wakeups_per_second(service, WAKEUP_SECONDS), 1),
+    }
 
 
 def main() -> None:
@@ -110,7 +116,8 @@ def main() -> None:
     print(f"\nthe ledger's share of an execution: {extra['ledger_share_percent']} % of its median")
     print(
         f"\nthe service before the first call: {found['pss_mib']} MiB (PSS) in "
-        f"{found['processes']} processes, without its sandboxes"
+        f"{found['processes']} processes that wake {found['wakeups_per_second']} times a second, "
+        "without its sandboxes"
     )
     if options.soak:
         memory = extra["soak"]

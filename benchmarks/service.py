@@ -62,7 +62,7 @@ class Service:
         for pid in _family(self.process.pid):
             try:
                 command = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if b"gunicorn" in command or b"manage.py" in command:
+                if any(word in command for word in (b"gunicorn", b"qcluster", b"manage.py")):
                     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
                     total += pages * os.sysconf("SC_PAGE_SIZE")
             except (OSError, IndexError):
@@ -186,19 +186,42 @@ def _wait_until_up(port: int, process: subprocess.Popen[bytes]) -> None:
 
 
 def own_memory(service: Service) -> tuple[int, float]:
-    """How many processes the service has without its sandboxes, and their MiB (PSS).
-
-    They are those that run this interpreter, which no sandbox does.
-    """
+    """How many processes the service has without its sandboxes, and their MiB (PSS)."""
     count, kibibytes = 0, 0
+    for pid in own_processes(service):
+        with suppress(OSError):
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            kibibytes += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+            count += 1
+    return count, kibibytes / 1024
+
+
+def wakeups_per_second(service: Service, seconds: float) -> float:
+    """How often a thread of the service, its sandboxes apart, has slept and gone on in a second."""
+    before, began = _sleeps(service), time.monotonic()
+    time.sleep(seconds)
+    after, ended = _sleeps(service), time.monotonic()
+    return sum(after[task] - before.get(task, 0) for task in after) / (ended - began)
+
+
+def _sleeps(service: Service) -> dict[Path, int]:
+    """The voluntary context switches of each thread."""
+    found: dict[Path, int] = {}
+    for pid in own_processes(service):
+        for task in Path(f"/proc/{pid}/task").glob("*"):
+            with suppress(OSError):
+                _, _, rest = (task / "status").read_text().partition("\nvoluntary_ctxt_switches:")
+                found[task] = int(rest.split()[0])
+    return found
+
+
+def own_processes(service: Service) -> Iterator[int]:
+    """The process ids of what runs this interpreter, which no sandbox does."""
     for pid in processes_of(service):
         with suppress(OSError):
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
             if command.startswith(sys.executable.encode() + b"\0"):
-                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-                kibibytes += next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
-                count += 1
-    return count, kibibytes / 1024
+                yield pid
 
 
 def processes_of(service: Service) -> Iterator[int]:
