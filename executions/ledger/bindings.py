@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -413,6 +414,13 @@ class RowsRead:
 
     def keep(self) -> None:
         self._said.commit()
+
+    def fingerprint(self) -> str:
+        """One hash over what was said of every row so far. Call it before `look`, which forgets."""
+        said = hashlib.sha256(canonical(self.adopted).encode())
+        for row in self._said.execute("SELECT * FROM said ORDER BY model, row"):
+            said.update(f"\n{json.dumps(row)}".encode())
+        return f"sha256:{said.hexdigest()}"
 
     def look(self) -> bool:
         """Compare every bound row; whether any is not as it was entered, as far as was read."""

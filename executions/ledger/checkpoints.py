@@ -9,6 +9,7 @@ import fcntl
 import json
 import logging
 import os
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ from executions.ledger.entry import (
     place_bytes,
     signing_key,
 )
-from executions.ledger.models import LedgerEntry, Verification
+from executions.ledger.models import LedgerEntry, Mark, Verification
 from executions.ledger.trust import configured_keys, trusted_keys
 from providers.threads import NoThreadLeft, start_thread
 
@@ -46,10 +47,12 @@ logger = logging.getLogger(__name__)
 
 _HEAD = "head.json"
 _HISTORY = "checkpoints.jsonl"
+_MARK = "verified.json"
+_FILES = (_HEAD, _HISTORY, _MARK)
 
 
 class CheckpointStore(Protocol):
-    """Two files, each changed by one at a time. Everything raises OSError where it fails."""
+    """Three files, each changed by one at a time. Everything raises OSError where it fails."""
 
     name: str
     # Whether it is too far away to wait for at every commit.
@@ -67,8 +70,14 @@ class CheckpointStore(Protocol):
     def append(self, add: Callable[[str], str]) -> None:
         """Add what `add` makes of the last line, "" of an empty file."""
 
+    def mark(self) -> str | None:
+        """What `verified.json` says; None without one."""
+
+    def write_mark(self, text: str) -> None:
+        """Replace it."""
+
     def set_aside(self, stamp: str) -> list[str]:
-        """Give both files another name. Where they went."""
+        """Give the files another name. Where they went."""
 
 
 def checkpoint_store() -> CheckpointStore | None:
@@ -122,9 +131,27 @@ class FolderStore:
             stream.write(add(_last_line(tail)).encode())
             os.fsync(descriptor)
 
+    def mark(self) -> str | None:
+        try:
+            return (self._folder / _MARK).read_text(encoding="ascii", errors="replace")
+        except FileNotFoundError:
+            return None
+
+    def write_mark(self, text: str) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor, draft = tempfile.mkstemp(prefix=f"{_MARK}.", dir=self._folder)
+        try:
+            with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(descriptor)
+            os.replace(draft, self._folder / _MARK)
+        finally:
+            Path(draft).unlink(missing_ok=True)
+
     def set_aside(self, stamp: str) -> list[str]:
         moved = []
-        for name in (_HEAD, _HISTORY):
+        for name in _FILES:
             if (self._folder / name).exists():
                 target = self._folder / f"{name}.{stamp}"
                 (self._folder / name).rename(target)
@@ -169,9 +196,17 @@ class BucketStore:
 
         self._bucket.change(_HISTORY, longer)
 
+    def mark(self) -> str | None:
+        found, _ = self._bucket.read(_MARK)
+        return None if found is None else found.decode("ascii", errors="replace")
+
+    def write_mark(self, text: str) -> None:
+        self._bucket.replace(_MARK, text.encode("ascii"))
+
     def set_aside(self, stamp: str) -> list[str]:
-        names = (_HEAD, _HISTORY)
-        return [f"{name}.{stamp}" for name in names if self._bucket.rename(name, f"{name}.{stamp}")]
+        return [
+            f"{name}.{stamp}" for name in _FILES if self._bucket.rename(name, f"{name}.{stamp}")
+        ]
 
 
 class AsyncWriter:
@@ -324,14 +359,14 @@ def write_checkpoint(verify_entries: VerifyEntries) -> Point | None:
     if place is None or newest is None:
         return None
     known = {each.sequence: each.digest for each in history(trusted_keys()).points}
-    with _readable():
+    with readable():
         is_behind = _add_missing_lines(place, sorted(known), newest.sequence, verify_entries)
     # Behind an older one that was added, the newest entry's is written again: it is to be the last.
     is_again = is_behind and known.get(newest.sequence) == newest.digest
     if known and max(known) >= newest.sequence and not is_again:
         return None
     point = _signed_point(newest)
-    with _readable():
+    with readable():
         is_missing = place.head() is None
         _raise_head(place, point)
         _write_line(place, point, begun=is_missing)
@@ -365,13 +400,14 @@ def head() -> Point | None:
     """What `head.json` says, None without one. Raises ValueError for a file that says nothing, and
     LedgerUnavailable for one that cannot be read."""
     place = checkpoint_store()
-    with _readable():
+    with readable():
         text = place.head() if place else None
     return _parse(json.loads(text)) if text is not None else None
 
 
 @contextmanager
-def _readable() -> Iterator[None]:
+def readable() -> Iterator[None]:
+    """Raise LedgerUnavailable for an OSError of the files."""
     try:
         yield
     except OSError as error:
@@ -392,7 +428,7 @@ def newest_line() -> tuple[int, datetime] | None:
     there is none, or no trusted key signed it. Raises LedgerUnavailable."""
     place = checkpoint_store()
     text = ""
-    with _readable():
+    with readable():
         for line_text in place.lines() if place else ():
             text = line_text
     try:
@@ -412,7 +448,7 @@ def history(public_keys: dict[str, str]) -> History:
     if place is None:
         return found
     previous = _FIRST_LINE
-    with _readable():
+    with readable():
         for number, text in enumerate(place.lines(), 1):
             try:
                 line = json.loads(text)
@@ -435,7 +471,7 @@ def history(public_keys: dict[str, str]) -> History:
 def set_aside() -> list[str]:
     """Begin anew, keeping the files under another name. Where they went."""
     place = checkpoint_store()
-    with _readable():
+    with readable():
         return place.set_aside(timezone.now().strftime("%Y%m%dT%H%M%S%f")) if place else []
 
 
@@ -540,9 +576,11 @@ Problem = tuple[str, int, str]
 
 
 class CheckpointComparison:
-    """`known` is the digest of every entry that a checkpoint tells of."""
+    """`known` is the digest of every entry that a checkpoint tells of. `mark` is where a complete
+    verification has ended, which tells of an entry too."""
 
-    def __init__(self, public_keys: dict[str, str]) -> None:
+    def __init__(self, public_keys: dict[str, str], mark: Mark | None = None) -> None:
+        self.mark = mark
         self.is_kept = bool(where())
         self.history = history(public_keys)
         self.known = {point.sequence: point.digest for point in self.history.points}
@@ -564,12 +602,20 @@ class CheckpointComparison:
         if stated["kind"] == RESET:
             self.reset_at = stated["sequence"]
 
+    def contradict(self, sequence: int, statement_digest: str) -> bool:
+        """Whether another entry of this number was committed than the one of this digest."""
+        known = {self.known.get(sequence), statement_digest}
+        if self.mark is not None and self.mark.sequence == sequence:
+            known.add(self.mark.digest)
+        return len(known - {None}) > 1
+
     def problems(self, last: int) -> Iterator[Problem]:
         """What is wrong with the checkpoints of a ledger whose newest entry is `last`."""
         if not self.is_kept:
             return
         end = last + 1
-        beyond = [sequence for sequence in self.known if sequence > last]
+        ends = [*self.known, *([self.mark.sequence] if self.mark is not None else [])]
+        beyond = [sequence for sequence in ends if sequence > last]
         if beyond:
             yield (
                 "truncated",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from django.db import models
@@ -188,13 +188,27 @@ class Finding:
         return f"entry {self.sequence}: {self.kind}: {self.detail}"
 
 
+@dataclass(frozen=True)
+class Mark:
+    """A complete verification found nothing up to the entry `sequence`, whose statement has this
+    digest. `rows` is one hash over what the entries up to it say of other rows than executions,
+    `at` when it ended. See `ledger.marks`."""
+
+    sequence: int
+    digest: str
+    rows: str
+    at: str
+    key_id: str
+    signature: str = ""
+
+
 @dataclass
 class Verification:
     """What was read, and what was found wrong with it, in the order of the entries.
 
     `rows` are those beside executions that were compared; `unproven` were never entered, and the
     ledger never took stock of them. Of more than a thousand findings the first thousand are kept,
-    and `omitted` counts the others.
+    and `omitted` counts the others. `mark` is where it began, None where all entries were read.
     """
 
     entries: int = 0
@@ -205,6 +219,7 @@ class Verification:
     checkpoints: int = 0
     findings: list[Finding] = field(default_factory=list)
     omitted: int = 0
+    mark: Mark | None = None
 
     @property
     def is_intact(self) -> bool:
@@ -218,3 +233,11 @@ class Verification:
 
     def sort(self) -> None:
         self.findings.sort(key=lambda finding: finding.sequence)
+
+    def outcome(self) -> dict[str, Any]:
+        """The verification as JSON; `since_verified` only where it began at a mark."""
+        said = asdict(self)
+        del said["mark"]
+        if self.mark is not None:
+            said["since_verified"] = {"sequence": self.mark.sequence, "at": self.mark.at}
+        return {"intact": self.is_intact, **said}

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
-from uuid import UUID
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
 
-from django.db import transaction
+from django.db import connection, transaction
+from django.db.models import Q
 
-from executions.ledger import checkpoints
-from executions.ledger.bindings import RowsRead
+from executions.kernel.ordered_work import map_in_order
+from executions.ledger import checkpoints, marks
+from executions.ledger.bindings import BASELINE, RowsRead
 from executions.ledger.entry import (
     FIRST_PREVIOUS,
-    bound_row_of,
     digest,
     is_signed_by,
     lock_ledger,
-    moment,
     parse,
     signed_bytes,
-    subject_of,
     write,
 )
-from executions.ledger.erasures import Erasures
-from executions.ledger.models import Finding, LedgerEntry, Verification
+from executions.ledger.examination import Examined, ExaminedChunk, Examiner, SealedRecords
+from executions.ledger.models import Finding, LedgerEntry, Mark, Verification
 from executions.ledger.trust import trusted_keys
 
 __all__ = (
@@ -36,22 +35,6 @@ __all__ = (
 )
 
 
-class SealedRecords(Protocol):
-    """The records whose ends the entries of the kind `execution` seal. The package that has them
-    registers itself with `register_records`."""
-
-    def find(self, ids: Sequence[UUID]) -> Mapping[UUID, Any]:
-        """Return the records of these ids that exist, by id."""
-
-    def alteration_of(
-        self, record: Any, stated: Mapping[str, Any], erasures: Erasures, *, artifact_bytes: bool
-    ) -> str:
-        """Return what of the record differs from its entry; "" for nothing."""
-
-    def missing_entries(self) -> Iterator[UUID]:
-        """Yield the ids of records that have ended and have no entry."""
-
-
 _records: list[SealedRecords] = []
 
 
@@ -61,28 +44,49 @@ def register_records(records: SealedRecords) -> None:
 
 
 CHUNK = 500
-# Each may hold several hundred kilobytes.
-RECORDS_AT_ONCE = 25
 
 
 def verify(
     *,
     records: bool = True,
     artifact_bytes: bool = True,
+    processes: int = 1,
+    since_verified: bool = False,
+    keeps_mark: bool = True,
     report: Callable[[Verification], None] = lambda verification: None,
 ) -> Verification:
     """Check signatures, sequence and checkpoints; with `records` all that the ledger binds too.
 
-    With `artifact_bytes` every artifact's file is read. Holds one chunk in memory. `report` is
-    called after each chunk. Raises LedgerUnavailable when LEDGER_KEYS holds no key: without one,
-    nothing can be trusted.
+    With `artifact_bytes` every artifact's file is read. Entries are read by so many `processes`,
+    each of which holds one chunk in memory; more than one needs a process in which no other thread
+    uses the database. `report` is called after each chunk. Raises LedgerUnavailable when
+    LEDGER_KEYS holds no key: without one, nothing can be trusted.
+
+    A complete verification that finds nothing leaves a mark, unless `keeps_mark` is false. With
+    `since_verified` entries are read from the mark on, and all of them where there is no mark or
+    where what is before it is not what was verified; `Verification.mark` says which it was.
     """
-    with RowsRead() as rows:
-        reading = _Reading(records, artifact_bytes, rows)
-        for chunk in _chunks():
+    mark = None
+    # What this transaction wrote, no other process sees.
+    processes = 1 if connection.in_atomic_block else processes
+    with ExitStack() as stack:
+        reading = _Reading(records, artifact_bytes, stack.enter_context(RowsRead()))
+        if since_verified and (mark := reading.mark) and not reading.skip_to(mark):
+            reading = _Reading(records, artifact_bytes, stack.enter_context(RowsRead()))
+            mark = None
+        if since_verified and reading.mark_problem:
+            reading.note_mark_problem()
+        reading.found.mark = mark
+        ranges = _ranges(reading.expected - 1)
+        for chunk in map_in_order(reading.examiner.examine_between, ranges, processes):
             reading.read(chunk)
             report(reading.found)
-        return reading.finish()
+        made = reading.make_mark()
+        found = reading.finish()
+    is_complete = records and artifact_bytes and mark is None
+    if keeps_mark and is_complete and found.is_intact and made is not None:
+        marks.keep(made)
+    return found
 
 
 def verify_entries(
@@ -99,11 +103,11 @@ def verify_entries(
         entries = LedgerEntry.objects.order_by("sequence")
         after = reading.expected - 1
         while chunk := list(entries.filter(sequence__gt=after, sequence__lte=last)[:CHUNK]):
-            reading.read(chunk)
+            reading.read(reading.examiner.examine(chunk))
             report(reading.found)
             after = chunk[-1].sequence
         following = list(entries.filter(sequence__gt=last)[:1])
-        reading.read(following)
+        reading.read(reading.examiner.examine(following))
         return reading.finish(is_end=not following)
 
 
@@ -143,14 +147,12 @@ def check_receipt(receipt: Mapping[str, Any]) -> Finding | None:
     return None
 
 
-def _chunks(after: int | None = None) -> Iterator[list[LedgerEntry]]:
-    while True:
-        rows = LedgerEntry.objects.order_by("sequence")
-        chunk = list((rows if after is None else rows.filter(sequence__gt=after))[:CHUNK])
-        if not chunk:
-            return
-        yield chunk
-        after = chunk[-1].sequence
+def _ranges(after: int) -> Iterator[tuple[int, int]]:
+    """The first and the last number of each chunk of entries."""
+    rows = LedgerEntry.objects.order_by("sequence").values_list("sequence", flat=True)
+    while numbers := list(rows.filter(sequence__gt=after)[:CHUNK]):
+        yield numbers[0], numbers[-1]
+        after = numbers[-1]
 
 
 class _Reading:
@@ -159,43 +161,90 @@ class _Reading:
     def __init__(self, records: bool, artifact_bytes: bool, rows: RowsRead) -> None:
         self.found = Verification()
         self.rows = rows
-        self.artifact_bytes = artifact_bytes
-        self.public_keys = trusted_keys()
         self.untrusted: set[str] = set()
-        self.erasures = Erasures(self.public_keys, thorough=True) if records else None
         # Without its records no verification may call the ledger whole.
-        [self.records] = _records
-        self.marks = checkpoints.CheckpointComparison(self.public_keys)
-        self.found.checkpoints = len(self.marks.known)
+        [sealed] = _records
+        self.records = sealed if records else None
+        public_keys = trusted_keys()
+        self.examiner = Examiner(public_keys, self.records, artifact_bytes)
+        self.mark: Mark | None = None
+        self.mark_problem = ""
+        try:
+            self.mark = marks.newest(public_keys)
+        except marks.MarkAltered:
+            self.mark_problem = (
+                "no trusted key signed verified.json, so all entries were read. A verification "
+                "without --since-verified that finds nothing writes it anew"
+            )
+        self.checkpoints = checkpoints.CheckpointComparison(public_keys, self.mark)
+        self.found.checkpoints = len(self.checkpoints.known)
         self.expected = 1
         self.previous: str | None = FIRST_PREVIOUS
 
-    def read(self, chunk: Sequence[LedgerEntry]) -> None:
-        executions: list[tuple[LedgerEntry, dict[str, Any]]] = []
-        for entry in chunk:
-            stated = self._read_entry(entry)
-            if stated is None or self.erasures is None:
+    def read(self, chunk: ExaminedChunk) -> None:
+        for entry in chunk.entries:
+            self._read_entry(entry)
+            if self.records is None or entry.stated is None:
                 continue
-            # As it states: its column is anybody's to write.
-            if stated["kind"] == "execution":
-                executions.append((entry, stated))
-            elif problem := self.rows.read(stated):
+            if problem := self.rows.read(entry.stated):
                 self._find("altered outside", entry.sequence, problem)
         self.rows.keep()
-        if self.erasures is not None:
-            for start in range(0, len(executions), RECORDS_AT_ONCE):
-                self._compare(executions[start : start + RECORDS_AT_ONCE], self.erasures)
+        self.found.executions += chunk.executions
+        for finding in chunk.findings:
+            self.found.add(finding)
 
     def begin_at(self, sequence: int) -> None:
         """Leave out the entries before; what the first one follows is then not looked at."""
         if sequence > 1:
             self.expected, self.previous = sequence, None
 
+    def skip_to(self, mark: Mark) -> bool:
+        """Go on behind a mark, with what the entries before it say of other rows than executions.
+
+        Returns False where the entries before are not those that were verified, as far as that
+        shows without reading them all: how many there are, what the last of them states, and what
+        they say of other rows.
+        """
+        before = LedgerEntry.objects.filter(sequence__lte=mark.sequence)
+        last = before.filter(sequence=mark.sequence).first()
+        if last is None or digest(last.statement) != mark.digest:
+            return False
+        if before.count() != mark.sequence:
+            return False
+        # No entry of an execution: those are most, and say nothing of other rows.
+        about_rows = before.filter(
+            Q(bound_row__gt="") | Q(kind__in=(BASELINE, checkpoints.RESET)), execution_id=None
+        ).order_by("sequence")
+        after = 0
+        while chunk := list(about_rows.filter(sequence__gt=after)[:CHUNK]):
+            after = chunk[-1].sequence
+            for entry in self.examiner.examine(chunk).entries:
+                if entry.stated is None or entry.finding is not None:
+                    return False
+                self.checkpoints.read(entry.stated)
+                if self.rows.read(entry.stated):
+                    return False
+            self.rows.keep()
+        self.expected, self.previous = mark.sequence + 1, mark.digest
+        self.found.head = last.digest
+        return self.rows.fingerprint() == mark.rows
+
+    def note_mark_problem(self) -> None:
+        """Count it as a finding that the mark is not ours."""
+        self._find("altered checkpoint", 1, self.mark_problem)
+
+    def make_mark(self) -> Mark | None:
+        """The mark of what was read so far; None where the last entry cannot be believed. Call it
+        before `finish`, which forgets what was said of rows."""
+        if self.expected == 1 or self.previous is None:
+            return None
+        return marks.sign(self.expected - 1, self.previous, self.rows.fingerprint())
+
     def finish(self, *, is_end: bool = True) -> Verification:
         if is_end:
-            for kind, sequence, detail in self.marks.problems(self.expected - 1):
+            for kind, sequence, detail in self.checkpoints.problems(self.expected - 1):
                 self._find(kind, sequence, detail)
-        if self.erasures is not None:
+        if self.records is not None:
             for execution_id in self.records.missing_entries():
                 self._find("missing", self.expected, f"execution {execution_id} has no entry")
             if self.rows.look():
@@ -205,130 +254,56 @@ class _Reading:
         self.found.sort()
         return self.found
 
-    def _was_erased(self, stated: Mapping[str, Any], erasures: Erasures) -> bool:
-        """Before we began, or since."""
-        if erasures.covers_record(stated):
-            return True
-        erasures.read_on()
-        return erasures.covers_record(stated)
-
-    def _compare_again(self, pk: UUID, stated: Mapping[str, Any], erasures: Erasures) -> str:
-        """As it is now: bodies may have been erased, and tenants deleted, since we began."""
-        execution = self.records.find([pk]).get(pk)
-        erasures.read_on()
-        if execution is None:
-            return "" if erasures.covers_record(stated) else "all of it was removed"
-        return self.records.alteration_of(
-            execution, stated, erasures, artifact_bytes=self.artifact_bytes
-        )
-
     def _look_again(self) -> None:
         """While nothing can be entered: rows may have been changed honestly since we read."""
         with transaction.atomic():
             lock_ledger()
-            for chunk in _chunks(self.expected - 1):
-                self.read(chunk)
+            for ends in _ranges(self.expected - 1):
+                self.read(self.examiner.examine_between(ends))
             for kind, sequence, detail in self.rows.problems(self.expected):
                 self._find(kind, sequence, detail)
 
     def _find(self, kind: str, sequence: int, detail: str) -> None:
         self.found.add(Finding(kind, sequence, detail))
 
-    def _read_entry(self, entry: LedgerEntry) -> dict[str, Any] | None:
-        """What the entry states, None when it cannot be believed."""
-        if entry.sequence > self.expected:
-            last = entry.sequence - 1
+    def _read_entry(self, entry: Examined) -> None:
+        sequence = entry.sequence
+        if sequence > self.expected:
+            last = sequence - 1
             until = f" to {last}" if last > self.expected else ""
             self._find("missing", self.expected, f"entry {self.expected}{until} was removed")
             self.previous = None
-        stated = self._authentic(entry)
-        if stated is not None and stated["sequence"] != entry.sequence:
+        if entry.untrusted and entry.untrusted not in self.untrusted:
+            self.untrusted.add(entry.untrusted)
             self._find(
-                "reordered", entry.sequence, f"in its place is what was entry {stated['sequence']}"
+                "untrusted key",
+                sequence,
+                f"no key of LEDGER_KEYS vouches for the key {entry.untrusted}, which it and "
+                "perhaps later ones are signed with. If it is a former key of this service, put "
+                "its public key into LEDGER_TRUSTED_KEYS",
             )
-            stated = None
-        elif stated is not None:
-            self._check_place(entry, stated)
-            self.marks.read(stated)
-        known = self.marks.known.get(entry.sequence)
-        if stated is not None and known not in (None, digest(entry.statement)):
+        if entry.finding is not None:
+            self.found.add(entry.finding)
+        if entry.digest is not None:
+            self._check_place(entry, entry.digest)
+        self.expected = sequence + 1
+        self.previous = entry.digest
+        self.found.entries += 1
+        self.found.head = entry.head
+
+    def _check_place(self, entry: Examined, statement_digest: str) -> None:
+        if self.previous is not None and entry.previous != self.previous:
+            self._find(
+                "altered",
+                entry.sequence,
+                f"it does not follow entry {entry.sequence - 1} as that is now",
+            )
+        if entry.stated is not None:
+            self.checkpoints.read(entry.stated)
+        if self.checkpoints.contradict(entry.sequence, statement_digest):
             self._find(
                 "replaced",
                 entry.sequence,
                 "it is signed, but another entry was committed here: the ledger was continued "
                 "from an older copy of the database",
             )
-        self.expected = entry.sequence + 1
-        self.previous = None if stated is None else digest(entry.statement)
-        self.found.entries += 1
-        self.found.head = entry.digest
-        return stated
-
-    def _authentic(self, entry: LedgerEntry) -> dict[str, Any] | None:
-        """The statement, if a trusted key signed it."""
-        stated = parse(entry.statement)
-        if stated is None:
-            self._find("altered", entry.sequence, "its statement is not canonical JSON")
-            return None
-        key_id = str(stated.get("key_id"))
-        public_key = self.public_keys.get(key_id)
-        if public_key is None:
-            if key_id not in self.untrusted:
-                self.untrusted.add(key_id)
-                self._find(
-                    "untrusted key",
-                    entry.sequence,
-                    f"no key of LEDGER_KEYS vouches for the key {key_id}, which it and perhaps "
-                    "later ones are signed with. If it is a former key of this service, put its "
-                    "public key into LEDGER_TRUSTED_KEYS",
-                )
-            return None
-        if not is_signed_by(public_key, signed_bytes(stated, entry.statement), entry.signature):
-            self._find("altered", entry.sequence, "its signature does not fit its statement")
-            return None
-        return stated
-
-    def _check_place(self, entry: LedgerEntry, stated: Mapping[str, Any]) -> None:
-        repeated = {
-            "kind": entry.kind,
-            "key_id": entry.key_id,
-            "at": moment(entry.at),
-        }
-        differing = [name for name, value in repeated.items() if stated.get(name) != value]
-        # Entries of other kinds have none: with one, they would pass for a made-up execution's.
-        named = stated["subject"] if stated["kind"] == "execution" else None
-        if named != (str(entry.execution_id) if entry.execution_id else None):
-            differing.append("execution_id")
-        if entry.bound_row != bound_row_of(stated):
-            differing.append("bound_row")
-        if entry.subject != subject_of(stated):
-            differing.append("subject")
-        if entry.digest != digest(entry.statement):
-            differing.append("digest")
-        if differing:
-            self._find("altered", entry.sequence, f"its column {differing[0]} was changed")
-        if self.previous is not None and stated["previous"] != self.previous:
-            self._find(
-                "altered",
-                entry.sequence,
-                f"it does not follow entry {entry.sequence - 1} as that is now",
-            )
-
-    def _compare(
-        self, entries: Sequence[tuple[LedgerEntry, dict[str, Any]]], erasures: Erasures
-    ) -> None:
-        wanted = [UUID(stated["subject"]) for _, stated in entries]
-        executions = self.records.find(wanted)
-        for entry, stated in entries:
-            execution = executions.get(UUID(stated["subject"]))
-            self.found.executions += 1
-            if execution is None and self._was_erased(stated, erasures):
-                continue
-            if execution is None:
-                detail = f"the record of execution {stated['subject']} was removed"
-                self._find("missing record", entry.sequence, detail)
-            elif self.records.alteration_of(
-                execution, stated, erasures, artifact_bytes=self.artifact_bytes
-            ) and (difference := self._compare_again(execution.pk, stated, erasures)):
-                detail = f"in the record of execution {execution.pk}, {difference}"
-                self._find("altered record", entry.sequence, detail)

@@ -2,21 +2,33 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from argparse import ArgumentTypeError
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from django.core.checks import Tags
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db.models import Max
 
+from executions.kernel.ordered_work import processors
 from executions.ledger.entry import LedgerUnavailable
-from executions.ledger.models import Finding, Verification
+from executions.ledger.models import Finding, LedgerEntry, Verification
+from executions.ledger.progress import Progress
 from executions.ledger.verification import check_receipt, verify
 
 NOT_INTACT = 1
 NOT_VERIFIED = 2
 
-_TELL_EVERY = 10_000
+_WHY_ALL = (
+    "there is no mark of a complete verification, or the entries before it are not those that were "
+    "verified."
+)
+_NOT_LOOKED_AT = (
+    "NOT LOOKED AT again: their signatures and their sequence, and the records and artifacts of "
+    "their executions. Looked at: how many they are, what the last of them states, and the present "
+    "state of all other rows."
+)
 
 
 class Command(BaseCommand):
@@ -49,36 +61,67 @@ class Command(BaseCommand):
             help="a receipt, or a response with one, that the ledger must match",
         )
 
+        parser.add_argument(
+            "--since-verified",
+            action="store_true",
+            help="read only the entries after the last complete verification of this installation "
+            "that found nothing; the result names what was not looked at",
+        )
+        parser.add_argument(
+            "--processes",
+            type=_number_of_processes,
+            default=processors(),
+            metavar="N",
+            help="processes that read entries; by default as many as there are processors",
+        )
+
     def handle(self, *args: Any, **options: Any) -> None:
         try:
             contradicted = [_contradicted(path) for path in options["receipt"]]
             found = verify(
                 records=not options["ledger_only"],
                 artifact_bytes=not options["skip_artifacts"],
-                report=self._progress,
+                processes=options["processes"],
+                since_verified=options["since_verified"],
+                keeps_mark=not any(contradicted),
+                report=self._progress(),
             )
         except LedgerUnavailable as error:
             raise CommandError(error.message, returncode=NOT_VERIFIED) from error
         found.findings += [finding for finding in contradicted if finding]
         found.findings.sort(key=lambda finding: finding.sequence)
         if options["json"]:
-            outcome = {"intact": found.is_intact, **asdict(found)}
-            self.stdout.write(json.dumps(outcome))
+            self.stdout.write(json.dumps(found.outcome()))
         else:
-            self._print(found)
+            self._print(found, options)
         if not found.is_intact:
             sys.exit(NOT_INTACT)
 
-    def _progress(self, found: Verification) -> None:
-        if found.entries % _TELL_EVERY == 0:
-            self.stderr.write(f"{found.entries} entries read, {len(found.findings)} findings")
+    def _progress(self) -> Progress:
+        newest = LedgerEntry.objects.aggregate(newest=Max("sequence"))["newest"] or 0
+        is_terminal = self.stderr.isatty()
 
-    def _print(self, found: Verification) -> None:
+        def write(line: str) -> None:
+            # On a terminal, over the line before.
+            text, ending = (f"{line:<100}", "\r") if is_terminal else (line, "\n")
+            self.stderr.write(text, style_func=str, ending=ending)
+
+        return Progress(newest, write, is_terminal=is_terminal)
+
+    def _print(self, found: Verification, options: Mapping[str, Any]) -> None:
+        if options["since_verified"] and found.mark is None:
+            self.stdout.write("All entries were read: " + _WHY_ALL)
         if found.is_intact:
+            since = "" if found.mark is None else f" from entry {found.mark.sequence + 1} on"
             self.stdout.write(
-                f"Intact: {found.entries} entries, {found.executions} executions, "
+                f"Intact{since}: {found.entries} entries, {found.executions} executions, "
                 f"{found.rows} other rows, {found.checkpoints} checkpoints."
             )
+            if found.mark is not None:
+                self.stdout.write(
+                    f"Entries 1 to {found.mark.sequence} were verified at {found.mark.at} by a "
+                    f"complete verification. {_NOT_LOOKED_AT}"
+                )
             if found.unproven:
                 self.stdout.write(
                     f"NOT PROVEN: {found.unproven} rows were never entered. After an upgrade, run "
@@ -90,6 +133,13 @@ class Command(BaseCommand):
             self.stdout.write(f"  then {finding}")
         number = len(found.findings) + found.omitted
         self.stdout.write(f"{number} findings in {found.entries} entries.")
+
+
+def _number_of_processes(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ArgumentTypeError("must be 1 or more")
+    return number
 
 
 def _contradicted(path: str) -> Finding | None:

@@ -5,7 +5,6 @@ import sqlite3
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any
 
@@ -46,7 +45,7 @@ class Command(BaseCommand):
         found = restored.verification
         intact = found is not None and found.is_intact
         if options["json"]:
-            ledger = None if found is None else {"intact": intact, **asdict(found)}
+            ledger = None if found is None else found.outcome()
             about = {key: restored.about.get(key) for key in ("made_at", "ledger", "secrets")}
             outcome = {"intact": intact, "backup": about, "verification": ledger}
             self.stdout.write(json.dumps(outcome | restored.settled._asdict()))
