@@ -142,6 +142,8 @@ class FolderStore:
         descriptor, draft = tempfile.mkstemp(prefix=f"{_MARK}.", dir=self._folder)
         try:
             with os.fdopen(descriptor, "w", encoding="ascii") as stream:
+                # A verification by another account than the service's leaves it for all of them.
+                os.fchmod(descriptor, 0o644)
                 stream.write(text)
                 stream.flush()
                 os.fsync(descriptor)

@@ -88,7 +88,12 @@ def _text(value: Any) -> str:
 
 
 def _object(value: Mapping[Any, Any]) -> str:
-    members = [f"{encode_basestring(name)}:{_text(value[name])}" for name in _sort(value)]
+    members = []
+    for name in _sort(value):
+        child = value[name]
+        # Without a call of ours for a text, of which most objects consist.
+        write = _WRITERS.get(type(child), _text)
+        members.append(f"{encode_basestring(name)}:{write(child)}")
     return "{" + ",".join(members) + "}"
 
 

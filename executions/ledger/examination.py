@@ -24,7 +24,7 @@ from executions.ledger.erasures import Erasures
 from executions.ledger.models import Finding, LedgerEntry
 
 # Each may hold several hundred kilobytes.
-RECORDS_AT_ONCE = 25
+RECORDS_AT_ONCE = 50
 
 
 class SealedRecords(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -14,6 +15,7 @@ from executions.ledger import checkpoints, marks
 from executions.ledger.bindings import BASELINE, RowsRead
 from executions.ledger.entry import (
     FIRST_PREVIOUS,
+    LedgerUnavailable,
     digest,
     is_signed_by,
     lock_ledger,
@@ -24,6 +26,8 @@ from executions.ledger.entry import (
 from executions.ledger.examination import Examined, ExaminedChunk, Examiner, SealedRecords
 from executions.ledger.models import Finding, LedgerEntry, Mark, Verification
 from executions.ledger.trust import trusted_keys
+
+logger = logging.getLogger(__name__)
 
 __all__ = (
     "Finding",
@@ -66,27 +70,56 @@ def verify(
     `since_verified` entries are read from the mark on, and all of them where there is no mark or
     where what is before it is not what was verified; `Verification.mark` says which it was.
     """
-    mark = None
+    public_keys = trusted_keys()
+    known, problem = _known_mark(public_keys, is_wanted=since_verified)
+    begin = known if since_verified else None
     # What this transaction wrote, no other process sees.
     processes = 1 if connection.in_atomic_block else processes
     with ExitStack() as stack:
-        reading = _Reading(records, artifact_bytes, stack.enter_context(RowsRead()))
-        if since_verified and (mark := reading.mark) and not reading.skip_to(mark):
-            reading = _Reading(records, artifact_bytes, stack.enter_context(RowsRead()))
-            mark = None
-        if since_verified and reading.mark_problem:
-            reading.note_mark_problem()
-        reading.found.mark = mark
+
+        def new_reading() -> _Reading:
+            rows = stack.enter_context(RowsRead())
+            return _Reading(public_keys, rows, records, artifact_bytes, known)
+
+        reading = new_reading()
+        if begin is not None and not reading.skip_to(begin):
+            reading, begin = new_reading(), None
+        if problem:
+            reading.found.add(Finding("altered checkpoint", 1, problem))
+        reading.found.mark = begin
         ranges = _ranges(reading.expected - 1)
         for chunk in map_in_order(reading.examiner.examine_between, ranges, processes):
             reading.read(chunk)
             report(reading.found)
         made = reading.make_mark()
         found = reading.finish()
-    is_complete = records and artifact_bytes and mark is None
+    is_complete = records and artifact_bytes and begin is None
     if keeps_mark and is_complete and found.is_intact and made is not None:
         marks.keep(made)
     return found
+
+
+def _known_mark(public_keys: Mapping[str, str], *, is_wanted: bool) -> tuple[Mark | None, str]:
+    """The mark, and what is wrong with it, "" for nothing. Where it is not wanted it is only one
+    more checkpoint, and what is wrong with it is logged.
+
+    Raises LedgerUnavailable where it is wanted and cannot be read.
+    """
+    try:
+        return marks.newest(public_keys), ""
+    except marks.MarkAltered:
+        problem = (
+            "no trusted key signed verified.json, so all entries were read. A verification without "
+            "--since-verified that finds nothing writes it anew"
+        )
+        if is_wanted:
+            return None, problem
+        logger.critical("the ledger's verified.json was not written by this service")
+    except LedgerUnavailable as error:
+        if is_wanted:
+            raise
+        logger.error("%s", error.message)
+    return None, ""
 
 
 def verify_entries(
@@ -98,7 +131,7 @@ def verify_entries(
     Raises LedgerUnavailable when LEDGER_KEYS holds no key.
     """
     with RowsRead() as rows:
-        reading = _Reading(False, False, rows)
+        reading = _Reading(trusted_keys(), rows)
         reading.begin_at(max(1, first - 1))
         entries = LedgerEntry.objects.order_by("sequence")
         after = reading.expected - 1
@@ -158,25 +191,22 @@ def _ranges(after: int) -> Iterator[tuple[int, int]]:
 class _Reading:
     """How far it was read, and what is known by then."""
 
-    def __init__(self, records: bool, artifact_bytes: bool, rows: RowsRead) -> None:
+    def __init__(
+        self,
+        public_keys: dict[str, str],
+        rows: RowsRead,
+        records: bool = False,
+        artifact_bytes: bool = False,
+        mark: Mark | None = None,
+    ) -> None:
         self.found = Verification()
         self.rows = rows
         self.untrusted: set[str] = set()
         # Without its records no verification may call the ledger whole.
         [sealed] = _records
         self.records = sealed if records else None
-        public_keys = trusted_keys()
         self.examiner = Examiner(public_keys, self.records, artifact_bytes)
-        self.mark: Mark | None = None
-        self.mark_problem = ""
-        try:
-            self.mark = marks.newest(public_keys)
-        except marks.MarkAltered:
-            self.mark_problem = (
-                "no trusted key signed verified.json, so all entries were read. A verification "
-                "without --since-verified that finds nothing writes it anew"
-            )
-        self.checkpoints = checkpoints.CheckpointComparison(public_keys, self.mark)
+        self.checkpoints = checkpoints.CheckpointComparison(public_keys, mark)
         self.found.checkpoints = len(self.checkpoints.known)
         self.expected = 1
         self.previous: str | None = FIRST_PREVIOUS
@@ -228,10 +258,6 @@ class _Reading:
         self.expected, self.previous = mark.sequence + 1, mark.digest
         self.found.head = last.digest
         return self.rows.fingerprint() == mark.rows
-
-    def note_mark_problem(self) -> None:
-        """Count it as a finding that the mark is not ours."""
-        self._find("altered checkpoint", 1, self.mark_problem)
 
     def make_mark(self) -> Mark | None:
         """The mark of what was read so far; None where the last entry cannot be believed. Call it

@@ -241,8 +241,8 @@ class Executions:
         rows = (
             Execution.objects.filter(pk__in=ids)
             .defer("pending")
-            .select_related("tenant", "api_key")
-            .prefetch_related("artifacts")
+            # Of the many executions of a tenant and of a key, one row of each is read.
+            .prefetch_related("artifacts", "tenant", "api_key")
         )
         return {execution.pk: execution for execution in rows}
 

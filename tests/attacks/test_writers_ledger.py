@@ -20,10 +20,11 @@ from executions.ledger.entry import (
     write,
 )
 from executions.ledger.models import LedgerEntry
-from executions.ledger.verification import verify, verify_entries
+from executions.ledger.verification import verify_entries
 from executions.runs.models import Execution
 from tests.attacks.conftest import RUN
 from tests.conftest import Caller
+from tests.ledger.ledger_entries import verify
 from tests.support.running import run
 
 pytestmark = pytest.mark.database

@@ -19,13 +19,13 @@ from executions.capabilities.reports.service import make
 from executions.ledger.append import record_baseline, rows_by_subject
 from executions.ledger.bindings import subject_of_user
 from executions.ledger.models import LedgerEntry
-from executions.ledger.verification import verify
 from executions.runs.models import Approval, Execution
 from executions.sessions.queries import key_creators
 from executions.tenants.models import ApiKey
 from sandbox_site.accounts import was_altered_outside
 from tests.attacks.administrators import superuser
 from tests.conftest import Caller
+from tests.ledger.ledger_entries import verify
 from tests.support.approvals import ASKED, RULES, decided, signed_in
 from tests.support.policies import in_force
 from tests.support.running import run, run_queued

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from django.db import connection
 
+from executions.ledger import verification
 from executions.ledger.models import LedgerEntry
-from executions.ledger.verification import verify
 from tests.support.running import run
 
 TABLE = "executions_ledgerentry"
@@ -39,6 +40,15 @@ def entries(scripted: object, request: pytest.FixtureRequest) -> list[LedgerEntr
     rows = list(LedgerEntry.objects.order_by("sequence"))
     assert [row.kind for row in rows] == ["ledger_key", "tenant", "api_key", *["execution"] * 5]
     return rows
+
+
+def verify(**options: Any) -> verification.Verification:
+    """Verify with one process, and in chunks of two entries with two: both must find the same."""
+    found = verification.verify(**options)
+    with patch.object(verification, "CHUNK", 2):
+        again = verification.verify(**options, processes=2)
+    assert again == found
+    return found
 
 
 def first() -> tuple[str, int]:

@@ -19,13 +19,13 @@ from executions.ledger import append
 from executions.ledger.append import look_at, record_baseline
 from executions.ledger.bindings import columns_of
 from executions.ledger.models import LedgerEntry
-from executions.ledger.verification import verify
 from executions.tenants.keys import revoke, rotate
 from executions.tenants.models import ApiKey, Tenant
 from executions.tenants.service import ensure_roles
 from providers.models import ProviderConfig
 from providers.services.configuration import activate, remove_config, save_config
 from tests.conftest import Caller
+from tests.ledger.ledger_entries import verify
 from tests.support.processes import ROOT
 from tests.support.sessions import in_thread
 

@@ -13,15 +13,15 @@ import pytest
 from django.core.management import call_command
 from django.db import connection
 
+from executions.ledger import verification
 from executions.ledger.append import append
 from executions.ledger.entry import LedgerUnavailable, _load, digest, signed_bytes, write
 from executions.ledger.models import LedgerEntry
-from executions.ledger.verification import verify
 from executions.runs.models import Execution
 from executions.tenants.keys import create_api_key
 from executions.tenants.models import ApiKey
 from tests.conftest import Caller
-from tests.ledger.ledger_entries import TABLE, entries, first, kept, sql
+from tests.ledger.ledger_entries import TABLE, entries, first, kept, sql, verify
 from tests.support.running import run
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.database]
@@ -272,7 +272,7 @@ def test_what_changes_honestly_while_it_is_read_is_no_finding(
         create_api_key(tenant, "new")
         assert run(alice, "pass # meanwhile").status_code == 200
 
-    found = verify(report=work)
+    found = verification.verify(report=work)
     assert [str(finding) for finding in found.findings] == []
     # What was changed without an entry is still found, by the second look.
     ApiKey.objects.filter(name="new").update(scopes="admin")

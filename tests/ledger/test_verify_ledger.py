@@ -97,3 +97,62 @@ def test_a_receipt_that_was_given_out_contradicts_a_ledger_that_lost_it(
         with pytest.raises(CommandError) as caught:
             verify_ledger("--receipt", str(given))
         assert caught.value.returncode == 2
+
+
+def test_several_processes_print_the_same_and_how_far_they_are(
+    entries: list[LedgerEntry], verify_ledger: Callable[..., tuple[int, str]]
+) -> None:
+    sql(f"UPDATE {TABLE} SET signature = '' WHERE sequence = 6")
+    errors = StringIO()
+    with pytest.raises(SystemExit):
+        call_command("verify_ledger", "--processes", "2", stdout=StringIO(), stderr=errors)
+    assert errors.getvalue().startswith("8 of 8 entries, 100 %, 1 findings, ")
+    for arguments in ((), ("--json",), ("--ledger-only",)):
+        alone = verify_ledger(*arguments, "--processes", "1")
+        assert verify_ledger(*arguments, "--processes", "2") == alone
+    for number in ("0", "many"):
+        with pytest.raises(CommandError, match="processes"):
+            verify_ledger("--processes", number)
+
+
+def test_json_names_the_mark_only_where_entries_before_it_were_not_read(
+    entries: list[LedgerEntry], verify_ledger: Callable[..., tuple[int, str]]
+) -> None:
+    names = ["intact", "entries", "executions", "rows", "unproven", "head", "checkpoints"]
+    names += ["findings", "omitted"]
+    outcome = json.loads(verify_ledger("--json", "--since-verified")[1])
+    assert list(outcome) == names
+    outcome = json.loads(verify_ledger("--json", "--since-verified")[1])
+    assert list(outcome) == [*names, "since_verified"]
+    assert outcome["since_verified"]["sequence"] == 8
+
+
+def test_the_command_says_when_it_read_everything_for_want_of_a_mark(
+    entries: list[LedgerEntry], verify_ledger: Callable[..., tuple[int, str]]
+) -> None:
+    code, printed = verify_ledger("--since-verified")
+    assert (code, printed.startswith("All entries were read: there is no mark")) == (0, True)
+    assert "\nIntact: 8 entries, 5 executions" in printed
+    assert verify_ledger("--since-verified")[1].startswith("Intact from entry 9 on: 0 entries")
+
+
+def test_a_receipt_that_contradicts_the_ledger_leaves_no_mark(
+    scripted: object,
+    alice: Caller,
+    kept: Path,
+    tmp_path: Path,
+    verify_ledger: Callable[..., tuple[int, str]],
+) -> None:
+    given = tmp_path / "answer.json"
+    given.write_bytes(run(alice, "pass").content)
+    entry = LedgerEntry.objects.get(kind="execution")
+    sql(f"DELETE FROM {TABLE} WHERE sequence = %s", entry.sequence)
+    Execution.objects.all().delete()
+    for path in kept.iterdir():
+        path.unlink()
+    run(alice, "pass # another")
+    assert verify_ledger("--receipt", str(given))[0] == 1
+    assert not (kept / "verified.json").exists()
+    # Without the receipt nothing is wrong.
+    assert verify_ledger()[0] == 0
+    assert (kept / "verified.json").exists()
