@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from typing import Any
 
 from django.db import models
@@ -200,6 +201,11 @@ class Mark:
     at: str
     key_id: str
     signature: str = ""
+
+    @property
+    def time(self) -> datetime:
+        """`at` as a time."""
+        return datetime.fromisoformat(self.at)
 
 
 @dataclass

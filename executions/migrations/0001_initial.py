@@ -555,7 +555,7 @@ class Migration(migrations.Migration):
                 ('sha256', models.CharField(max_length=64)),
                 ('file', models.FileField(max_length=255, storage=executions.runs.models.artifact_storage, upload_to='')),
                 ('created_at', models.DateTimeField(default=django.utils.timezone.now, editable=False)),
-                ('execution', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='artifacts', to='executions.execution')),
+                ('execution', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='artifacts', to='executions.execution')),
             ],
             options={
                 'ordering': ('pk',),
@@ -587,7 +587,7 @@ class Migration(migrations.Migration):
                 ('first', models.PositiveIntegerField()),
                 ('last', models.PositiveIntegerField()),
                 ('bodies', models.TextField(help_text='JSON list of the events sent to clients.')),
-                ('execution', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='events', to='executions.execution')),
+                ('execution', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='events', to='executions.execution')),
             ],
             options={
                 'ordering': ('execution', 'first'),
@@ -1013,7 +1013,7 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name='runsignal',
             name='execution',
-            field=models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='signals', to='executions.execution'),
+            field=models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='signals', to='executions.execution'),
         ),
         migrations.AddField(
             model_name='savedfilter',
@@ -1267,10 +1267,6 @@ class Migration(migrations.Migration):
         migrations.AddIndex(
             model_name='execution',
             index=models.Index(condition=models.Q(('replay_of__isnull', False)), fields=['-id'], name='execution_replays'),
-        ),
-        migrations.AddIndex(
-            model_name='execution',
-            index=models.Index(fields=['created_at'], name='execution_created_at'),
         ),
         migrations.AddIndex(
             model_name='execution',

@@ -23,10 +23,12 @@ from django.utils import timezone
 from django_q.tasks import async_task
 
 from executions.kernel.background import run_once_in_background
+from executions.ledger import marks
 from executions.ledger.checkpoints import newest_line, where
 from executions.ledger.entry import LedgerUnavailable, schema_of, text_hash
 from executions.ledger.erasures import Erasures
-from executions.ledger.models import LedgerCheck, LedgerEntry, Verification
+from executions.ledger.models import LedgerCheck, LedgerEntry, Mark, Verification
+from executions.ledger.trust import trusted_keys
 from executions.ledger.verification import verify
 from executions.runs import heartbeat
 from executions.runs.models import Artifact, Execution, Process
@@ -179,7 +181,8 @@ def under_way() -> LedgerCheck | None:
 def ledger_state() -> dict[str, Any]:
     """What is known of the ledger: `last` verification, the one that is `under_way` with its
     `percent`, how many entries there are, and when the newest line of the checkpoints was
-    written, or why that is not known (`checkpoint_problem`)."""
+    written, or why that is not known (`checkpoint_problem`). `mark` is the newest complete
+    verification that found nothing, also of the command."""
     check = under_way()
     newest = LedgerEntry.objects.values_list("sequence", flat=True).first() or 0
     sequence, written, problem = _newest_line()
@@ -192,6 +195,7 @@ def ledger_state() -> dict[str, Any]:
         "checkpoint": written,
         "checkpoint_behind": newest - sequence,
         "checkpoint_problem": problem,
+        "mark": _newest_mark(),
     }
 
 
@@ -213,6 +217,19 @@ def _line() -> tuple[int, datetime | None, str]:
 
 # The file may be far away, and grows for years.
 _newest_line = CachedQuery(_line, seconds=30.0)
+
+
+def _mark() -> Mark | None:
+    """What is wrong with a mark is what a verification finds."""
+    if not where():
+        return None
+    try:
+        return marks.newest(trusted_keys())
+    except (marks.MarkAltered, LedgerUnavailable):
+        return None
+
+
+_newest_mark = CachedQuery(_mark, seconds=30.0)
 
 
 def first_without_checkpoint(newest: int) -> datetime | None:

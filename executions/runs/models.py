@@ -323,7 +323,6 @@ class Execution(models.Model):
             models.Index(
                 fields=("-id",), name="execution_replays", condition=Q(replay_of__isnull=False)
             ),
-            models.Index(fields=("created_at",), name="execution_created_at"),
             # Those that run: what an ended process leaves open is found in it.
             models.Index(
                 fields=("process",),
@@ -439,7 +438,10 @@ def artifact_storage() -> Storage:
 class Artifact(models.Model):
     """A file an execution left behind. Its name never decides where it is stored."""
 
-    execution = models.ForeignKey(Execution, on_delete=models.CASCADE, related_name="artifacts")
+    # The constraint's index begins with it; so do those of events and signals.
+    execution = models.ForeignKey(
+        Execution, on_delete=models.CASCADE, related_name="artifacts", db_index=False
+    )
     name = models.CharField(max_length=512)
     mime_type = models.CharField(max_length=127)
     size_bytes = models.PositiveBigIntegerField()
@@ -463,7 +465,9 @@ class ExecutionEvent(models.Model):
     They are the record's texts once more, and removed a minute after its end.
     """
 
-    execution = models.ForeignKey(Execution, on_delete=models.CASCADE, related_name="events")
+    execution = models.ForeignKey(
+        Execution, on_delete=models.CASCADE, related_name="events", db_index=False
+    )
     first = models.PositiveIntegerField()
     last = models.PositiveIntegerField()
     bodies = models.TextField(help_text="JSON list of the events sent to clients.")
@@ -569,7 +573,9 @@ class RunSignal(models.Model):
         CANCEL = "cancel", "Cancel"
         FOLLOW = "follow", "Store events for other processes"
 
-    execution = models.ForeignKey(Execution, on_delete=models.CASCADE, related_name="signals")
+    execution = models.ForeignKey(
+        Execution, on_delete=models.CASCADE, related_name="signals", db_index=False
+    )
     kind = models.CharField(max_length=8, choices=Kind.choices)
     asked_by = models.CharField(max_length=200)
     asked_at = models.DateTimeField(default=timezone.now, editable=False)

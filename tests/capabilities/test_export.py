@@ -9,6 +9,7 @@ import re
 import tracemalloc
 import zipfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,13 @@ from django.contrib.auth import get_user_model
 from django.contrib.auth.models import Permission
 from django.core.management import CommandError, call_command
 from django.test import Client
+from django.utils import timezone
 
 from executions.capabilities.search import export as service
 from executions.capabilities.search.export import BODIES, FACTS, export
+from executions.kernel.text import first_uuid7
 from executions.ledger.models import LedgerEntry
+from executions.management.commands.export_executions import id_bounds
 from executions.runs.models import Execution
 from tests.conftest import Caller
 from tests.support.execution_rows import make_rows
@@ -242,6 +246,37 @@ def test_the_command_writes_a_file_for_its_owner_only(tmp_path: Path) -> None:
         call_command("export_executions", str(target))
     with pytest.raises(CommandError):
         call_command("export_executions", str(target), "--since", "yesterday")
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        (("--since", "2026-03-02"), [2, 3]),
+        (("--until", "2026-03-02"), [1]),
+        (("--since", "2026-03-02", "--until", "2026-03-03"), [2]),
+        (("--since", "0001-01-01", "--until", "9999-12-31T23:59:59"), [1, 2, 3]),
+        (("--until", "0001-01-02"), []),
+    ],
+)
+def test_the_command_exports_a_range_of_times(
+    tmp_path: Path, options: tuple[str, ...], wanted: list[int]
+) -> None:
+    # The second begins exactly at a bound.
+    for day in (1, 2, 3):
+        at = datetime(2026, 3, day, tzinfo=UTC)
+        make_rows(1, id=first_uuid7(at), created_at=at)
+    target = tmp_path / "executions.jsonl"
+    call_command("export_executions", str(target), "--format", "jsonl", *options)
+    ids = [first_uuid7(datetime(2026, 3, day, tzinfo=UTC)) for day in wanted]
+    found = [json.loads(line)["id"] for line in target.read_text().splitlines()]
+    assert found == [str(each) for each in ids]
+
+
+@pytest.mark.only_on("sqlite")
+def test_a_range_of_times_is_found_by_the_ids() -> None:
+    bounds = id_bounds(timezone.now(), timezone.now())
+    plan = Execution.objects.filter(*bounds).order_by("pk").explain()
+    assert "autoindex_executions_execution_1 (id>? AND id<?)" in plan
 
 
 def test_the_command_writes_to_standard_output(capfdbinary: Any) -> None:

@@ -21,7 +21,7 @@ from executions.kernel import background
 from executions.ledger.append import append
 from executions.ledger.checkpoints import write_checkpoint
 from executions.ledger.models import LedgerCheck, LedgerEntry
-from executions.ledger.verification import verify_entries
+from executions.ledger.verification import verify, verify_entries
 from executions.runs import heartbeat, ledger_checks
 from executions.runs.ledger_checks import ask, carry_out, close_abandoned, start_waiting
 from executions.tenants.service import AUDITOR
@@ -261,3 +261,15 @@ def test_an_old_checkpoint_opens_an_alert(settings: Any, tmp_path: Path) -> None
     assert not Alert.objects.filter(rule="checkpoint_old").exists()
     watch(timezone.now() + timedelta(hours=4))
     assert Alert.objects.filter(rule="checkpoint_old", state="open").exists()
+
+
+def test_the_page_shows_up_to_where_a_complete_verification_found_nothing(
+    alice: Caller, settings: Any, tmp_path: Path, admin_client: Client
+) -> None:
+    settings.LEDGER_CHECKPOINTS = str(tmp_path / "checkpoints")
+    ended(alice)
+    assert verify().is_intact
+    newest = LedgerEntry.objects.latest("sequence").sequence
+    shown = admin_client.get(STATE).content.decode()
+    assert "Last complete verification without problems" in shown
+    assert f"up to entry {newest}." in shown

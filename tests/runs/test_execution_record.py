@@ -8,14 +8,15 @@ import logging
 import sqlite3
 from collections.abc import Callable
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
 from django.db import IntegrityError, connection, transaction
+from django.db.models import Model
 from django.utils import timezone
 
 from executions.kernel.text import uuid7
-from executions.runs.models import Execution
+from executions.runs.models import Artifact, Execution, ExecutionEvent, RunSignal
 from executions.runs.record import TIMINGS, close_record, open_record
 from executions.runs.requests import Caller as By
 from executions.runs.requests import ExecutionRequest
@@ -354,3 +355,12 @@ def test_the_index_of_a_filter_serves_the_newest_rows(db: None) -> None:
         assert "TEMP B-TREE" not in plan, plan
     assert "USING INDEX" in Execution.objects.filter(code_hash="x").explain()
     assert sqlite3.sqlite_version_info >= (3, 31)
+
+
+@pytest.mark.django_db
+@pytest.mark.only_on("sqlite")
+@pytest.mark.parametrize("model", [Artifact, ExecutionEvent, RunSignal])
+def test_what_belongs_to_an_execution_is_found_by_its_constraint(model: type[Model]) -> None:
+    table = model._meta.db_table
+    plan = model._default_manager.filter(execution_id=uuid4()).order_by("pk").explain()
+    assert f"sqlite_autoindex_{table}_1 (execution_id=?)" in plan

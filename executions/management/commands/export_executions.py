@@ -2,15 +2,21 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.db.models import Q
 
 from executions.capabilities.search.export import FORMATS, export
+from executions.kernel.text import first_uuid7
 from executions.ledger.append import append
 from executions.runs.models import Execution
+from providers.admin_lists import SLACK
 from providers.checks import BEFORE_WORK
+
+_FIRST, _LAST = datetime(1970, 1, 1, tzinfo=UTC), datetime(9999, 1, 1, tzinfo=UTC)
 
 
 class Command(BaseCommand):
@@ -42,7 +48,9 @@ class Command(BaseCommand):
             "created_at__lt": options["until"],
         }
         chosen = {name: value for name, value in lookups.items() if value is not None}
-        executions = Execution.objects.filter(**chosen)
+        executions = Execution.objects.filter(
+            *id_bounds(options["since"], options["until"]), **chosen
+        )
         content = {
             "format": options["format"],
             "bodies": options["bodies"],
@@ -60,6 +68,15 @@ class Command(BaseCommand):
                     stream.write(piece)
         except OSError as error:
             raise CommandError(f"{options['file']}: {error.strerror}") from error
+
+
+def id_bounds(since: datetime | None, until: datetime | None) -> Iterator[Q]:
+    """Yield the same times as bounds of ids, which hold the time they were made: no index is of
+    the times."""
+    if since is not None:
+        yield Q(pk__gte=first_uuid7(max(since, _FIRST + SLACK) - SLACK))
+    if until is not None:
+        yield Q(pk__lt=first_uuid7(max(min(until, _LAST), _FIRST) + SLACK))
 
 
 def _private(path: str, flags: int) -> int:

@@ -20,14 +20,16 @@ from executions.ledger.verification import check_receipt, verify
 NOT_INTACT = 1
 NOT_VERIFIED = 2
 
+# Characters of a line of progress on a terminal.
+_LINE = 100
+
 _WHY_ALL = (
     "there is no mark of a complete verification, or the entries before it are not those that were "
     "verified."
 )
 _NOT_LOOKED_AT = (
     "NOT LOOKED AT again: their signatures and their sequence, and the records and artifacts of "
-    "their executions. Looked at: how many they are, what the last of them states, and the present "
-    "state of all other rows."
+    "their executions. Looked at: how many they are, and what the last of them states"
 )
 
 
@@ -60,7 +62,6 @@ class Command(BaseCommand):
             metavar="FILE",
             help="a receipt, or a response with one, that the ledger must match",
         )
-
         parser.add_argument(
             "--since-verified",
             action="store_true",
@@ -86,6 +87,8 @@ class Command(BaseCommand):
                 keeps_mark=not any(contradicted),
                 report=self._progress(),
             )
+            if self.stderr.isatty():
+                self.stderr.write(" " * _LINE, ending="\r")
         except LedgerUnavailable as error:
             raise CommandError(error.message, returncode=NOT_VERIFIED) from error
         found.findings += [finding for finding in contradicted if finding]
@@ -103,36 +106,38 @@ class Command(BaseCommand):
 
         def write(line: str) -> None:
             # On a terminal, over the line before.
-            text, ending = (f"{line:<100}", "\r") if is_terminal else (line, "\n")
+            text, ending = (f"{line:<{_LINE}}", "\r") if is_terminal else (line, "\n")
             self.stderr.write(text, style_func=str, ending=ending)
 
         return Progress(newest, write, is_terminal=is_terminal)
 
     def _print(self, found: Verification, options: Mapping[str, Any]) -> None:
+        tell = self.stdout.write
         if options["since_verified"] and found.mark is None:
-            self.stdout.write("All entries were read: " + _WHY_ALL)
+            tell("All entries were read: " + _WHY_ALL)
+        since = "" if found.mark is None else f" from entry {found.mark.sequence + 1} on"
         if found.is_intact:
-            since = "" if found.mark is None else f" from entry {found.mark.sequence + 1} on"
-            self.stdout.write(
+            tell(
                 f"Intact{since}: {found.entries} entries, {found.executions} executions, "
                 f"{found.rows} other rows, {found.checkpoints} checkpoints."
             )
-            if found.mark is not None:
-                self.stdout.write(
-                    f"Entries 1 to {found.mark.sequence} were verified at {found.mark.at} by a "
-                    f"complete verification. {_NOT_LOOKED_AT}"
-                )
-            if found.unproven:
-                self.stdout.write(
-                    f"NOT PROVEN: {found.unproven} rows were never entered. After an upgrade, run "
-                    "`manage.py bootstrap` once, which enters them as they are then."
-                )
-            return
-        self.stdout.write(f"NOT INTACT, first at {found.findings[0]}")
-        for finding in found.findings[1:100]:
-            self.stdout.write(f"  then {finding}")
-        number = len(found.findings) + found.omitted
-        self.stdout.write(f"{number} findings in {found.entries} entries.")
+        else:
+            tell(f"NOT INTACT, first at {found.findings[0]}")
+            for finding in found.findings[1:100]:
+                tell(f"  then {finding}")
+            number = len(found.findings) + found.omitted
+            tell(f"{number} findings in {found.entries} entries{since}.")
+        if found.mark is not None:
+            rows = "" if options["ledger_only"] else ", and the present state of all other rows"
+            tell(
+                f"Entries 1 to {found.mark.sequence} were verified at {found.mark.at} by a "
+                f"complete verification. {_NOT_LOOKED_AT}{rows}."
+            )
+        if found.is_intact and found.unproven:
+            tell(
+                f"NOT PROVEN: {found.unproven} rows were never entered. After an upgrade, run "
+                "`manage.py bootstrap` once, which enters them as they are then."
+            )
 
 
 def _number_of_processes(text: str) -> int:
