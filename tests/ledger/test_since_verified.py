@@ -168,7 +168,7 @@ def test_an_execution_that_ended_without_an_entry_is_found_wherever_it_was(
     assert [each.kind for each in since().findings] == ["missing"]
 
 
-def test_records_before_the_mark_are_not_looked_at_and_the_command_says_so(
+def test_records_before_the_mark_are_not_checked_and_the_command_says_so(
     verified: list[LedgerEntry],
 ) -> None:
     Execution.objects.filter(pk=verified[5].execution_id).update(stdout="other")
@@ -177,7 +177,7 @@ def test_records_before_the_mark_are_not_looked_at_and_the_command_says_so(
     printed = out.getvalue()
     assert printed.startswith("Intact from entry 9 on: 0 entries, 0 executions, 2 other rows")
     assert f"Entries 1 to 8 were verified at {mark().at} by a complete verification." in printed
-    assert "NOT LOOKED AT again: their signatures" in printed
+    assert "NOT CHECKED again: their signatures" in printed
     assert not verification.verify().is_intact
 
 

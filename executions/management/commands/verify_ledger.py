@@ -27,9 +27,9 @@ _WHY_ALL = (
     "there is no mark of a complete verification, or the entries before it are not those that were "
     "verified."
 )
-_NOT_LOOKED_AT = (
-    "NOT LOOKED AT again: their signatures and their sequence, and the records and artifacts of "
-    "their executions. Looked at: how many they are, and what the last of them states"
+_NOT_CHECKED = (
+    "NOT CHECKED again: their signatures and their sequence, and the records and artifacts of "
+    "their executions. Checked: how many they are, and what the last of them states"
 )
 
 
@@ -66,7 +66,7 @@ class Command(BaseCommand):
             "--since-verified",
             action="store_true",
             help="read only the entries after the last complete verification of this installation "
-            "that found nothing; the result names what was not looked at",
+            "that found nothing; the result names what was not checked",
         )
         parser.add_argument(
             "--processes",
@@ -131,7 +131,7 @@ class Command(BaseCommand):
             rows = "" if options["ledger_only"] else ", and the present state of all other rows"
             tell(
                 f"Entries 1 to {found.mark.sequence} were verified at {found.mark.at} by a "
-                f"complete verification. {_NOT_LOOKED_AT}{rows}."
+                f"complete verification. {_NOT_CHECKED}{rows}."
             )
         if found.is_intact and found.unproven:
             tell(
