@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -24,6 +25,7 @@ from executions.kernel.storage import (
     disposition,
     safe_type,
 )
+from providers.threads import reset_after_fork
 
 # Seconds. Whoever waits for the service holds up one execution, and then does without it.
 _CONNECT_SECONDS = 3
@@ -74,6 +76,11 @@ class Bucket(S3Storage):  # type: ignore[misc]
             max_memory_size=_IN_MEMORY_BYTES,
             **options,
         )
+        reset_after_fork(self._forget_connections)
+
+    def _forget_connections(self) -> None:
+        """Leave the connections to the process that made them."""
+        self._connections = threading.local()
 
     def _open(self, name: str, mode: str = "rb") -> File[Any]:
         """Fetched at once, so that what fails does so here."""

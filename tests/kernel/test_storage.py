@@ -15,6 +15,8 @@ from django.core.management import call_command
 
 from executions.capabilities.retention import service as retention
 from executions.capabilities.retention.service import apply_retention
+from executions.kernel.bucket import Bucket
+from executions.kernel.ordered_work import map_in_order
 from executions.kernel.storage import ARTIFACTS, LEDGER, QUEUE, file_store
 from executions.ledger import checkpoints
 from executions.ledger.append import append
@@ -111,6 +113,29 @@ def test_checkpoints_in_the_bucket_show_a_ledger_that_was_cut(on_s3: S3) -> None
 
     LedgerEntry.objects.filter(sequence__gt=3).delete()
     assert "truncated" in {finding.kind for finding in verify().findings}
+
+
+def test_a_mark_in_the_bucket_is_where_a_verification_begins(on_s3: S3, alice: Caller) -> None:
+    append("setting", "an entry", {})
+    checkpoints_written()
+    checkpoints.write_checkpoint(verify_entries)
+    assert verify().is_intact
+    found = verify(since_verified=True)
+    assert (found.is_intact, found.entries, found.mark is not None) == (True, 0, True)
+    assert len(checkpoints.set_aside()) == 3
+    assert verify(since_verified=True).mark is None
+
+
+def test_a_forked_process_makes_its_own_connections_to_the_bucket(on_s3: S3) -> None:
+    store = file_store(QUEUE)
+    assert isinstance(store, Bucket)
+    assert list(store.entries()) == []
+
+    def is_connected(question: object) -> tuple[bool, list[object]]:
+        return hasattr(store._connections, "connection"), list(store.entries())
+
+    assert list(map_in_order(is_connected, [None], 2)) == [(False, [])]
+    assert hasattr(store._connections, "connection")
 
 
 def test_writers_of_one_checkpoint_file_do_not_lose_each_others_lines(on_s3: S3) -> None:
