@@ -12,15 +12,16 @@ from tests.kernel.import_graph import PACKAGES, ROOT, graph_of, modules_in
 
 FACES = {
     "executions.kernel": (
-        "audit background bodies bucket claims coroutines database declarations http postgresql "
-        "presentation process_pool processes public_suffixes storage text"
+        "audit background bodies bucket claims coroutines database declarations file_watch http "
+        "ordered_work own_process postgresql presentation process_pool processes public_suffixes "
+        "storage text"
     ),
-    "executions.ledger": "append bindings checkpoints entry erasures models trust verification",
+    "executions.ledger": "append bindings checkpoints entry erasures marks models progress trust verification",
     "executions.tenants": "keys models quotas service",
     "executions.runs": (
         "active_runs admission advice artifacts event_log event_stream extensions heartbeat journal "
         "ledger_checks models network orphaned_runs payloads provider_calls "
-        "queue record requests results rights routing service shapes standby statistics "
+        "queue queue_wake record requests results rights routing service shapes standby statistics "
         "tool_schemas worker"
     ),
     "executions.sessions": (
@@ -82,7 +83,7 @@ FACES = {
         "advice archive child display kept kernel lanes names network notebook paths "
         "processes program protocol root wire"
     ),
-    "sandbox_site.web": "admission bridge places",
+    "sandbox_site.web": "admission bridge handlers places",
 }
 
 
