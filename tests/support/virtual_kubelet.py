@@ -48,7 +48,7 @@ class Node:
 
     def __init__(self, name: str, capacity: dict[str, str], setup: Setup) -> None:
         self.name = name
-        self._capacity = {"ephemeral-storage": "100Gi", **capacity}
+        self._capacity = {"ephemeral-storage": "2000Gi", **capacity}
         self._setup = setup
         self._api = setup.api
         self._pods: Pods = {}
