@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 from django.db import connections
 
-from executions.kernel.processes import die_with_parent
+from executions.kernel.own_process import die_with_parent
 
 Question = TypeVar("Question")
 Answer = TypeVar("Answer")
