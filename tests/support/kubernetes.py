@@ -33,7 +33,7 @@ from tests.support.processes import ROOT, free_port
 from tests.support.required import missing, require
 
 PROGRAMS = Path("/usr/local/lib/cofferdam-kubernetes")
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 240.0
 ADMIN = "admin"
 
 # Who may do everything, and whom the nodes let in.

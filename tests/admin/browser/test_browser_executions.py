@@ -67,7 +67,7 @@ def test_an_auditor_reads_an_execution(page: Page, drawn: Execution) -> None:
     picture = page.get_by_role("img", name="plot.png")
     picture.scroll_into_view_if_needed()
     expect(picture).to_have_js_property("naturalWidth", 120)
-    expect(page.locator("svg.timeline rect")).to_have_count(3)
+    expect(page.locator("svg.timeline rect")).to_have_count(5)
     assert not [text for text in messages if "Content Security" in text or "Error" in text]
     page.evaluate("scrollTo(0, 0)")
     keep_picture(page, "execution-hostile")
