@@ -142,8 +142,10 @@ class FolderStore:
         descriptor, draft = tempfile.mkstemp(prefix=f"{_MARK}.", dir=self._folder)
         try:
             with os.fdopen(descriptor, "w", encoding="ascii") as stream:
-                # A verification by another account than the service's leaves it for all of them.
-                os.fchmod(descriptor, 0o644)
+                if os.geteuid() == 0:
+                    # The service reads it too, which may be another account.
+                    owner = self._folder.stat()
+                    os.fchown(descriptor, owner.st_uid, owner.st_gid)
                 stream.write(text)
                 stream.flush()
                 os.fsync(descriptor)

@@ -4,8 +4,10 @@ it on."""
 from __future__ import annotations
 
 import json
+import os
 import secrets
 import sqlite3
+import stat
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from io import StringIO
@@ -75,6 +77,18 @@ def test_without_a_mark_everything_is_read_and_a_mark_is_left(entries: list[Ledg
     found = verification.verify(since_verified=True)
     assert (found.entries, found.mark) == (8, None)
     assert mark().sequence == 8
+
+
+def test_the_mark_is_readable_for_the_service_alone(
+    verified: list[LedgerEntry], kept: Path
+) -> None:
+    """Also where somebody with more rights has verified."""
+    if os.geteuid() == 0:
+        os.chown(kept, 10001, 10001)
+    assert verification.verify().is_intact
+    folder, written = kept.stat(), (kept / "verified.json").stat()
+    assert (written.st_uid, written.st_gid) == (folder.st_uid, folder.st_gid)
+    assert stat.S_IMODE(written.st_mode) == 0o600
 
 
 @pytest.mark.parametrize(
