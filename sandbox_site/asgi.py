@@ -1,14 +1,14 @@
 """What the web server serves: Django's synchronous handler behind the bridge."""
 
 # isort: off
-from sandbox_site.wsgi import application as handler  # Loads the apps, which the rest needs.
+# Loads the apps, which the rest needs.
+from sandbox_site.wsgi import ApiHandler, application as handler
 
 # isort: on
 from django.conf import settings
 
 from sandbox_site.web.admission import Limits
 from sandbox_site.web.bridge import Bridge
-from sandbox_site.web.handlers import ApiHandler
 from sandbox_site.web.places import most_connections
 
 application = Bridge(

@@ -30,7 +30,6 @@ _MODULES = (
     "sandbox_site.wsgi",
     "sandbox_site.web.bridge",
     "sandbox_site.web.connections",
-    "sandbox_site.web.handlers",
     "sandbox_site.management.commands.qcluster",
     "providers.local.provider",
 )

@@ -15,7 +15,7 @@ from django.conf import settings
 from django.db import connection
 
 from executions.ledger.entry import ensure_ledger
-from executions.runs import extensions, queue_wake
+from executions.runs import extensions
 from executions.runs.active_runs import ensure_not_stopping
 from executions.runs.models import Execution
 from executions.runs.requests import ExecutionRequest
@@ -201,9 +201,6 @@ def ensure_within_bounds(
         _crowded.add(tenant.slug)
         raise refusal
     _crowded.discard(tenant.slug)
-    if queued:
-        # The row is written in the same transaction.
-        queue_wake.notify_on_commit()
 
 
 def current_usage(tenant: Tenant) -> Usage:

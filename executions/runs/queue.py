@@ -187,7 +187,8 @@ def requeue(execution: Execution) -> bool:
             meta={**execution.meta, _PUT_BACK: tries + 1},
         )
     )
-    queue_wake.notify_on_commit()
+    if is_back:
+        queue_wake.notify_on_commit()
     return is_back
 
 

@@ -37,7 +37,7 @@ from executions.ledger.entry import (
     to_canonical,
 )
 from executions.ledger.models import LedgerEntry
-from executions.runs import extensions, heartbeat, payloads
+from executions.runs import extensions, heartbeat, payloads, queue_wake
 from executions.runs.admission import (
     ensure_disk_space,
     ensure_ready,
@@ -336,6 +336,8 @@ def _save_within_bounds(
             for each in extensions.installed():
                 each.before_insert(execution)
             insert(execution)
+            if is_queued:
+                queue_wake.notify_on_commit()
             for each in extensions.installed():
                 each.on_insert(execution, request)
             if beside is not None:

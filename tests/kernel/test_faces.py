@@ -83,7 +83,7 @@ FACES = {
         "advice archive child display kept kernel lanes names network notebook paths "
         "processes program protocol root wire"
     ),
-    "sandbox_site.web": "admission bridge handlers places",
+    "sandbox_site.web": "admission bridge places",
 }
 
 

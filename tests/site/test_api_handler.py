@@ -20,7 +20,7 @@ from django.http.response import HttpResponseBase
 from executions.runs.models import Execution
 from sandbox_site.web.admission import Limits
 from sandbox_site.web.bridge import Bridge
-from sandbox_site.web.handlers import ApiHandler
+from sandbox_site.wsgi import ApiHandler
 from tests.conftest import Caller
 from tests.support.asgi import scope
 from tests.support.running import run
