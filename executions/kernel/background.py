@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -118,6 +119,8 @@ class _Work:
     owner: str
     call: Callable[[], Any]
     key: object | None
+    # By time.monotonic(): when it may begin.
+    begins_at: float
     futures: list[Future[Any]] = field(default_factory=list)
 
     @property
@@ -165,28 +168,37 @@ class Executor:
         self._idle = 0
 
     def submit(
-        self, owner: str, call: Callable[[], T], *, key: object | None = None, first: bool = False
+        self,
+        owner: str,
+        call: Callable[[], T],
+        *,
+        key: object | None = None,
+        first: bool = False,
+        delay_seconds: float = 0.0,
     ) -> Future[T]:
         """Return the future of what `call` returns or raises.
 
         Under a `key` one call is carried out at a time, once for all that submitted it before it
         began, whether anybody waits for it or not. It is never refused: without a thread it waits
-        for the next submission. `first` goes before what waits.
+        for the next submission. `first` goes before what waits. It begins after `delay_seconds`,
+        under a key after the shortest delay of all that submitted it.
 
         Raises RateLimited for a call without a key where its owner has too many, or no thread is
         left.
         """
         future: Future[T] = Future()
+        begins_at = time.monotonic() + delay_seconds
         with self._changed:
             work = None if key is None else self._keyed.get(key)
             if work is None:
-                work = _Work(owner, call, key)
+                work = _Work(owner, call, key, begins_at)
                 if key is None:
                     self._refuse_beyond_most(owner)
                 else:
                     self._keyed[key] = work
                 self._waiting.setdefault(owner, deque()).append(work)
             work.futures.append(future)
+            work.begins_at = min(work.begins_at, begins_at)
             if first:
                 self._put_first(work)
             self._start_thread_for(work)
@@ -194,8 +206,13 @@ class Executor:
         return future
 
     def wait_until_idle(self, seconds: float) -> bool:
-        """Wait until nothing waits or runs. Return whether that is so."""
+        """Have what is delayed begin now, and wait until nothing waits or runs. Return whether that
+        is so."""
         with self._changed:
+            for waiting in self._waiting.values():
+                for work in waiting:
+                    work.begins_at = 0.0
+            self._changed.notify_all()
             return self._changed.wait_for(
                 lambda: not (self._waiting or self._shares.taken), seconds
             )
@@ -251,7 +268,9 @@ class Executor:
             self._idle += 1
             try:
                 while (work := self._ready()) is None:
-                    if not self._changed.wait(self._idle_seconds) and self._ready() is None:
+                    delay = self._shortest_delay()
+                    pause = self._idle_seconds if delay is None else delay
+                    if not self._changed.wait(pause) and delay is None and self._ready() is None:
                         self._threads -= 1
                         return None
             finally:
@@ -265,12 +284,20 @@ class Executor:
             return work
 
     def _ready(self) -> _Work | None:
+        now = time.monotonic()
         for owner, waiting in self._waiting.items():
             if self._shares.has_room(owner):
                 for work in waiting:
-                    if work.key is None or work.key not in self._running_keys:
+                    is_free = work.key is None or work.key not in self._running_keys
+                    if is_free and work.begins_at <= now:
                         return work
         return None
+
+    def _shortest_delay(self) -> float | None:
+        """The seconds until the first of the delayed calls begins; None where none is delayed."""
+        now = time.monotonic()
+        works = (work for waiting in self._waiting.values() for work in waiting)
+        return min((work.begins_at - now for work in works if work.begins_at > now), default=None)
 
     def _carry_out(self, work: _Work) -> None:
         if work.key is None and not work.futures[0].set_running_or_notify_cancel():
@@ -312,17 +339,24 @@ _savers = Executor("saver", threads=8, of_one=OF_ONE_TENANT, idle_seconds=10.0)
 
 
 def submit_keyed(
-    key: object, owner: str, call: Callable[[], T], *, first: bool = False
+    key: object,
+    owner: str,
+    call: Callable[[], T],
+    *,
+    first: bool = False,
+    delay_seconds: float = 0.0,
 ) -> Future[T]:
     """Return the future of what `call` returns, or another call under this key that begins later.
 
-    `owner` is a tenant's slug; `first` goes before what waits. The call may use the database.
+    `owner` is a tenant's slug; `first` goes before what waits. The call may use the database, and
+    begins after `delay_seconds`, or with one under this key that is to begin before that.
     """
-    return _savers.submit(owner, call, key=key, first=first)
+    return _savers.submit(owner, call, key=key, first=first, delay_seconds=delay_seconds)
 
 
 def wait_for_keyed_work(seconds: float = 30.0) -> bool:
-    """Wait until no keyed work waits or runs. Return whether that is so."""
+    """Have delayed keyed work begin now, and wait until none waits or runs. Return whether that is
+    so."""
     return _savers.wait_until_idle(seconds)
 
 

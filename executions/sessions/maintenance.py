@@ -180,14 +180,22 @@ def _seconds_left(session: Session) -> float:
 
 # An answer waits so long for its save, which then goes on behind it.
 ANSWER_SECONDS = 60.0
+# A save takes as much of the web process as a cell. Cells that follow each other share one.
+SAVE_DELAY_SECONDS = 0.1
 
 
-def save_soon(session_id: UUID, tenant_slug: str, *, first: bool = False) -> Future[Saved | None]:
+def save_soon(
+    session_id: UUID, tenant_slug: str, *, first: bool = False, delay_seconds: float = 0.0
+) -> Future[Saved | None]:
     """A save of the session that begins after this; None where it could not be saved now, which
     its workspace says, and the schedule tries again.
     """
     return background.submit_keyed(
-        session_id, tenant_slug, lambda: save_now(session_id), first=first
+        session_id,
+        tenant_slug,
+        lambda: save_now(session_id),
+        first=first,
+        delay_seconds=delay_seconds,
     )
 
 
@@ -202,13 +210,13 @@ async def save_after_run(execution: Execution, session: Session) -> None:
 
 
 async def save_changes(session: Session) -> Saved | None:
-    """Save the session's changes after the answer; or before it, if `saves` says so, and return the
-    result."""
+    """Save the session's changes after the answer, with those of the next requests that come
+    within SAVE_DELAY_SECONDS; or before it, if `saves` says so, and return the result."""
     if session.saves == Session.Saves.NEVER or session.ref is None:
         return None
     pk, tenant = session.pk, session.tenant_slug
     if session.saves != Session.Saves.ANSWER:
-        after_answer(lambda: save_soon(pk, tenant))
+        after_answer(lambda: save_soon(pk, tenant, delay_seconds=SAVE_DELAY_SECONDS))
         return None
     awaited = within(ANSWER_SECONDS, save_soon(pk, tenant, first=True))
     with active_runs.cancel_on_shutdown(awaited):

@@ -145,6 +145,30 @@ def test_under_a_key_one_call_runs_at_a_time_for_all_that_came_before_it(gate: G
     assert gate.begun == ["first", "other", "second"]
 
 
+def test_delayed_calls_under_a_key_are_one_that_begins_with_the_first_without_a_delay(
+    two: Executor, gate: Gate
+) -> None:
+    gate.open()
+    delayed = [
+        two.submit("alice", gate.call("delayed"), key="a", delay_seconds=3600) for _ in range(2)
+    ]
+    assert two.submit("alice", gate.call("plain")).result(60) == "plain"
+    assert gate.begun == ["plain"]
+    now = two.submit("alice", gate.call("now"), key="a")
+    assert [each.result(60) for each in (*delayed, now)] == ["delayed"] * 3
+    assert gate.begun == ["plain", "delayed"]
+
+
+def test_a_delayed_call_begins_by_itself_and_at_once_for_who_waits_until_all_is_idle(
+    two: Executor, gate: Gate
+) -> None:
+    gate.open()
+    assert two.submit("alice", gate.call("soon"), key="a", delay_seconds=0.01).result(60) == "soon"
+    late = two.submit("alice", gate.call("late"), key="a", delay_seconds=3600)
+    assert two.wait_until_idle(60)
+    assert late.result(0) == "late"
+
+
 def test_work_with_a_key_is_done_even_if_nobody_waits_for_it(gate: Gate) -> None:
     one = Executor("one", threads=1, of_one=1, most=3)
     running = one.submit("alice", gate.call("running"))
