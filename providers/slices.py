@@ -118,14 +118,21 @@ def escape_line_ends(text: str) -> str:
     return text
 
 
-def _has_long(value: Any, depth: int = 3) -> bool:
-    """Whether there is a long text in a value, so many levels deep: outputs are on the third."""
-    if isinstance(value, str):
-        return len(value) > SLICE_BYTES
-    if not depth or not isinstance(value, (dict, list, tuple)):
-        return False
-    members = value.values() if isinstance(value, dict) else value
-    return any(_has_long(each, depth - 1) for each in members)
+def _has_long(value: Any) -> bool:
+    """Whether there is a long text in a value, three levels deep: outputs are on the third."""
+    level = [value]
+    for _ in range(4):
+        below: list[Any] = []
+        for each in level:
+            if isinstance(each, str):
+                if len(each) > SLICE_BYTES:
+                    return True
+            elif isinstance(each, dict):
+                below += each.values()
+            elif isinstance(each, (list, tuple)):
+                below += each
+        level = below
+    return False
 
 
 def _json_of(plain: Callable[[str], str], text: str) -> str:

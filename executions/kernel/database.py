@@ -20,7 +20,15 @@ from django.db import NotSupportedError, connection, transaction
 from django.db.backends.base.schema import BaseDatabaseSchemaEditor
 from django.db.migrations import AddIndex, RemoveIndex
 from django.db.migrations.state import ProjectState
-from django.db.models import CharField, Index, Model, QuerySet, TextField
+from django.db.models import (
+    BooleanField,
+    CharField,
+    FloatField,
+    Index,
+    Model,
+    QuerySet,
+    TextField,
+)
 from django.db.utils import Error, InterfaceError, InternalError, OperationalError
 
 from providers.errors import ProviderUnavailable
@@ -167,6 +175,10 @@ T = TypeVar("T")
 Row = TypeVar("Row", bound=Model)
 
 
+# The values that a database takes as they are, by the type of their column.
+_AS_IT_IS = {CharField: str, TextField: str, FloatField: float, BooleanField: bool}
+
+
 class Columns(Generic[Row]):
     """The columns of a model's table, for statements that are written out.
 
@@ -180,8 +192,10 @@ class Columns(Generic[Row]):
         self._model = model
         self._fields = {name: each for name, each in fields.items() if name not in leave_out}
         self.names = tuple(self._fields)
-        self._texts = {
-            name for name, each in self._fields.items() if type(each) in (CharField, TextField)
+        self._as_it_is = {
+            name: _AS_IT_IS[type(each)]
+            for name, each in self._fields.items()
+            if type(each) in _AS_IT_IS
         }
         # The converters belong to a connection, which belongs to a thread.
         self._kept = threading.local()
@@ -198,8 +212,8 @@ class Columns(Generic[Row]):
         return self._model.from_db(connection.alias, self.names, found)
 
     def write(self, name: str, value: Any) -> Any:
-        """The value of a column as the database takes it, which a text is already."""
-        if value is None or (type(value) is str and name in self._texts):
+        """The value of a column as the database takes it, which that of most types is already."""
+        if value is None or type(value) is self._as_it_is.get(name):
             return value
         return self._fields[name].get_db_prep_save(value, connection)
 
