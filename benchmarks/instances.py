@@ -1,4 +1,4 @@
-"""Recorded runs per second on SQLite and on PostgreSQL, with one and with two instances.
+"""Recorded runs on SQLite and PostgreSQL, with one caller and with eight, and with two instances.
 
 An instance is `manage.py up`: a web process, workers and a pool of its own. Two of them are on one
 host here and share its processors, so this shows what they cost each other, not what a second host
@@ -24,6 +24,8 @@ from benchmarks.service import Service, http_caller, running_service
 
 EXECUTIONS = "/api/v1/executions"
 CALLERS = 8
+# Callers and instances of each measurement.
+KINDS = ((1, 1), (CALLERS, 1), (CALLERS, 2))
 
 
 @contextmanager
@@ -37,7 +39,7 @@ def instances(database: Database, count: int) -> Iterator[list[Service]]:
         ]
 
 
-def throughput(database: Database, count: int, calls: int) -> Figures:
+def recorded_runs(database: Database, callers: int, count: int, calls: int) -> Figures:
     name = f"{database.name}, {count} instance{'s' if count > 1 else ''}"
     print(f"measuring {name} ...", file=sys.stderr)
     with instances(database, count) as services:
@@ -48,7 +50,7 @@ def throughput(database: Database, count: int, calls: int) -> Figures:
         def caller() -> Callable[[], None]:
             return http_caller(next(ports), EXECUTIONS, content, headers, b'"stdout":"1\\n"')
 
-        return measure(name, caller, callers=CALLERS, calls=calls)
+        return measure(name, caller, callers=callers, calls=calls)
 
 
 def main() -> None:
@@ -58,8 +60,8 @@ def main() -> None:
     options = parser.parse_args()
     with databases() as known:
         rows = [
-            throughput(emptied(database), count, options.calls)
-            for count in (1, 2)
+            recorded_runs(emptied(database), callers, count, options.calls)
+            for callers, count in KINDS
             for database in known
         ]
     print(table(rows, rows[0]))
