@@ -161,18 +161,18 @@ class CgroupParent:
         path = self.path / number
         path.mkdir()
         if self.version == 2:
-            (path / "memory.max").write_text(str(memory_bytes))
+            _write(f"{path}/memory.max", memory_bytes)
             bounds = [("memory.swap.max", 0)]
         else:
-            (path / "memory.limit_in_bytes").write_text(str(memory_bytes))
+            _write(f"{path}/memory.limit_in_bytes", memory_bytes)
             bounds = [
                 ("memory.memsw.limit_in_bytes", memory_bytes),
                 # Here buffers of TCP are counted only where they are bounded.
                 ("memory.kmem.tcp.limit_in_bytes", memory_bytes // 4),
             ]
         for name, bound in bounds:
-            if (path / name).exists():
-                (path / name).write_text(str(bound))
+            if os.path.exists(f"{path}/{name}"):
+                _write(f"{path}/{name}", bound)
         cpu = None
         if self.cpu is not None:
             cpu = self.cpu / number
@@ -304,7 +304,21 @@ class Cgroup:
 
 
 def _is_same(one: Path, other: Path) -> bool:
-    return one == other or (one.exists() and other.exists() and one.samefile(other))
+    if one == other:
+        return True
+    try:
+        return os.path.samefile(one, other)
+    except FileNotFoundError:
+        return False
+
+
+def _write(path: str, number: int) -> None:
+    """Write a file of the kernel's, as `read_small` reads one. Raises OSError."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+        os.write(fd, b"%d" % number)
+    finally:
+        os.close(fd)
 
 
 async def _remove(path: Path) -> None:
@@ -431,7 +445,7 @@ class Weights:
         # Until there is a pool, somebody waits for each: it is tried whether any can be made.
         self._hurried = True
         self._sum = 0
-        (parent / self._name).write_text(str(self._full))
+        _write(f"{parent}/{self._name}", self._full)
 
     def add(self, group: Path) -> None:
         """A new group, which yields from the start."""
@@ -459,17 +473,15 @@ class Weights:
     def _weigh(self, group: Path) -> None:
         # What has ended meanwhile weighs nothing.
         with contextlib.suppress(OSError):
-            (group / self._name).write_text(str(self._weight(group)))
+            yields = self._yields[group] and not self._hurried
+            _write(f"{group}/{self._name}", self._small if yields else self._full)
         self._weigh_parent()
 
-    def _weight(self, group: Path) -> int:
-        yields = self._yields[group] and not self._hurried
-        return self._small if yields else self._full
-
     def _weigh_parent(self) -> None:
-        total = sum(self._weight(group) for group in self._yields)
+        small = 0 if self._hurried else sum(self._yields.values())
+        total = small * self._small + (len(self._yields) - small) * self._full
         total = min(self._most, max(self._small, total))
         if total != self._sum:
             self._sum = total
             with contextlib.suppress(OSError):
-                (self.parent / self._name).write_text(str(total))
+                _write(f"{self.parent}/{self._name}", total)
