@@ -19,19 +19,17 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from benchmarks.hollow_nodes import NODES, ROOM, hollow_nodes, wait_for
 from benchmarks.measure import Figures, measure, percentiles, table, write_json
-from benchmarks.processors import TICK_MS
+from benchmarks.processors import Usage, add_usage, processor_ms_each, service_usage, usage_of
 from benchmarks.service import (
     ROOT,
     Service,
     api_caller,
     http_caller,
-    processes_of,
     running_service,
 )
 from benchmarks.sessions import opened
@@ -112,25 +110,6 @@ print(statistics.median(took))
 """
 
 
-@dataclass(frozen=True)
-class Usage:
-    """What a group of processes has used: processor time in ms, and resident memory in MiB."""
-
-    processor_ms: float
-    memory_mib: float
-
-
-def usage_of(pid: int) -> Usage:
-    """Read what a process and its ended children have used (proc(5)). One that is gone: nothing."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, IndexError):
-        return Usage(0, 0)
-    ticks = sum(int(each) for each in fields[11:15])
-    return Usage(ticks * TICK_MS, pages * os.sysconf("SC_PAGE_SIZE") / 2**20)
-
-
 def cluster_usage() -> dict[str, Usage]:
     """Return what each component of this process's cluster has used, and its nodes."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
@@ -144,7 +123,7 @@ def cluster_usage() -> dict[str, Usage]:
         for program, component in COMPONENTS.items():
             if program in words:
                 for each in _family(pid):
-                    found[component] = _sum(found.get(component), usage_of(each))
+                    found[component] = add_usage(found.get(component), usage_of(each))
     return found
 
 
@@ -158,52 +137,6 @@ def _family(pid: int) -> Iterator[int]:
             continue
         for child in children:
             yield from _family(int(child))
-
-
-def service_usage(service: Service) -> dict[str, Usage]:
-    """Return what the web process, the pool service and the workers have used."""
-    found: dict[str, Usage] = {}
-    for pid in processes_of(service):
-        try:
-            command = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-        except OSError:
-            continue
-        for word, part in (("gunicorn", "web"), ("manage.py pool", "pool"), ("qcluster", "worker")):
-            if word in command:
-                found[part] = _sum(found.get(part), usage_of(pid))
-    return found
-
-
-def _sum(first: Usage | None, second: Usage) -> Usage:
-    if first is None:
-        return second
-    return Usage(first.processor_ms + second.processor_ms, first.memory_mib + second.memory_mib)
-
-
-def processor_ms_each(
-    before: Mapping[str, Usage],
-    after: Mapping[str, Usage],
-    count: int,
-    seconds: float = 0.0,
-    idle: Mapping[str, float] | None = None,
-) -> dict[str, float]:
-    """Return the processor time of each component for one of `count` things, in ms.
-
-    `idle` is what each component uses in a second without them, which is subtracted.
-    """
-    return {
-        name: round(
-            (
-                after[name].processor_ms
-                - before[name].processor_ms
-                - (idle or {}).get(name, 0.0) * seconds
-            )
-            / count,
-            2,
-        )
-        for name in after
-        if name in before
-    }
 
 
 def idle_ms(usage: Callable[[], Mapping[str, Usage]]) -> dict[str, float]:

@@ -17,12 +17,14 @@ from pathlib import Path
 
 from benchmarks.ledger import ledger_rows, share
 from benchmarks.measure import Figures, measure, table, write_json
+from benchmarks.processors import busy_ms, processor_ms_each, service_usage
 from benchmarks.service import Service, api_caller, own_memory, running_service, wakeups_per_second
 
 PYTHON = "/usr/bin/python3"
 PROGRAM = "print(1)"
 # Longer than the longest pause of a thread that wakes regularly.
 WAKEUP_SECONDS = 10.0
+PAUSE_SECONDS = 0.3
 
 BUBBLEWRAP = [
     *("bwrap", "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL"),
@@ -43,7 +45,7 @@ def process_caller(command: list[str]) -> Callable[[], Callable[[], None]]:
 
 
 def measure_all(service: Service, calls: int, callers_at_once: list[int]) -> list[Figures]:
-    """The named peers first, then the service at so many callers."""
+    """The named peers first, then the service at so many callers, then both after pauses."""
 
     def post() -> Callable[[], None]:
         return api_caller(service, {"code": PROGRAM}, b'"stdout":"1\\n"')
@@ -59,7 +61,37 @@ def measure_all(service: Service, calls: int, callers_at_once: list[int]) -> lis
     ):
         print(f"measuring {name} with {callers} caller(s) ...", file=sys.stderr)
         rows.append(measure(name, caller, callers=callers, calls=calls))
+    print("measuring after pauses ...", file=sys.stderr)
+    few = max(1, calls // 4)
+    for name, caller, other in (("the bare start", bare, post), ("the service", post, bare)):
+        rows.append(
+            measure(
+                f"{name}, after pauses",
+                caller,
+                callers=1,
+                calls=few,
+                pause=PAUSE_SECONDS,
+                in_turn=other(),
+            )
+        )
     return rows
+
+
+def processor_times(service: Service, calls: int) -> dict[str, float]:
+    """The processor time in ms of a bare start, of a run on the whole machine, and of that in the
+    processes of the service."""
+
+    def post() -> Callable[[], None]:
+        return api_caller(service, {"code": PROGRAM}, b'"stdout":"1\\n"')
+
+    found = {}
+    # Of each two calls go before, uncounted.
+    runs = calls + 2
+    for name, caller in (("bare", process_caller([PYTHON, "-c", PROGRAM])), ("run", post)):
+        before, busy = service_usage(service), busy_ms()
+        measure(name, caller, callers=1, calls=calls)
+        found[name] = round((busy_ms() - busy) / runs, 2)
+    return found | processor_ms_each(before, service_usage(service), runs)
 
 
 def soak(service: Service, runs: int) -> dict[str, object]:
@@ -105,14 +137,17 @@ def main() -> None:
     ):
         extra["idle"] = found = idle(service, options.idle)
         rows = measure_all(service, options.calls, options.callers)
+        extra["processor_ms"] = processor_times(service, options.calls)
         if options.soak:
             extra["soak"] = soak(service, options.soak)
     print("measuring the ledger ...", file=sys.stderr)
     entered = ledger_rows(options.calls)
     posted = next(row for row in rows if row.name.startswith("POST"))
+    bare_paused = next(row for row in rows if row.paused)
     extra["ledger_share_percent"] = round(share(entered, posted), 1)
     rows += entered
-    print(table(rows, rows[0]))
+    print(table(rows, rows[0], bare_paused))
+    print(f"\nprocessor time in ms, one caller: {extra['processor_ms']}")
     print(f"\nthe ledger's share of an execution: {extra['ledger_share_percent']} % of its median")
     print(
         f"\nthe service before the first call: {found['pss_mib']} MiB (PSS) in "

@@ -27,18 +27,16 @@ from kubernetes.client import CoreV1Api
 from kubernetes.stream import stream
 
 from benchmarks.control_plane import (
-    Usage,
     cluster_usage,
     idle_ms,
     prepared_namespace,
-    processor_ms_each,
     require_programs,
     service_on,
-    service_usage,
 )
 from benchmarks.executions import PROGRAM, PYTHON, process_caller
 from benchmarks.hollow_nodes import ROOM
 from benchmarks.measure import Call, Figures, measure, percentiles, table, write_json
+from benchmarks.processors import Usage, processor_ms_each, service_usage
 from benchmarks.service import ROOT, Service, api_caller, running_service
 from tests.support.kubernetes import Cluster
 
