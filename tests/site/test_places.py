@@ -9,15 +9,17 @@ from typing import Any, cast
 
 import pytest
 from django.core.handlers.wsgi import WSGIHandler
-from django.http import HttpResponse, StreamingHttpResponse
+from django.http import HttpRequest, HttpResponse, StreamingHttpResponse
 from django.http.response import HttpResponseBase
 
+from executions.doors.native.authentication import PLACE
 from executions.doors.native.deferred import (
     MOST_IN_MEMORY_BYTES,
     NDJSON,
     PIECE_BYTES,
     Document,
     EventStream,
+    stream,
 )
 from providers.errors import RateLimited
 from sandbox_site.client_address import counted_address, read_networks
@@ -119,6 +121,21 @@ def test_streams_have_a_share_of_their_own() -> None:
     other.begin_stream()
     taken[1].leave()
     taken[0].begin_stream()
+
+
+def test_work_does_not_begin_for_a_stream_that_is_refused() -> None:
+    request = HttpRequest()
+    request.META[PLACE], *others = filled(Places(MOST, 1000), MOST // 8 + 1, "greedy")
+    for place in others:
+        place.begin_stream()
+    begun: list[str] = []
+
+    def work() -> Any:
+        begun.append("work")
+
+    with pytest.raises(RateLimited):
+        stream(request, work, EventStream(NDJSON))
+    assert not begun
 
 
 def test_unread_answers_have_a_share_and_what_was_done_is_answered_all_the_same() -> None:

@@ -171,7 +171,7 @@ class SandboxView(LoggedView):
                 events.end({"error": error_body(error)})
             return events
 
-        return stream(self.request, run(), events)
+        return stream(self.request, run, events)
 
 
 class AnyKey(BasePermission):

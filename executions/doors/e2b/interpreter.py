@@ -258,7 +258,7 @@ class ExecuteView(InterpreterView):
         if not code.strip():
             events.end({})
             return events
-        return stream(request, work(), events)
+        return stream(request, work, events)
 
     async def _run(
         self,

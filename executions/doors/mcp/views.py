@@ -134,8 +134,10 @@ class McpView(RunningView):
         exchange = Exchange(caller, _scope_of(request), content)
         if message.get("method") == "initialize":
             exchange.answer[SESSION_HEADER] = new_session_id(self.api_key)
-        work = exchange.carry_out(*ensure_started(MOST_MESSAGE_BYTES))
-        return stream(request, self.handle_errors(work), exchange.answer)
+        server = ensure_started(MOST_MESSAGE_BYTES)
+        return stream(
+            request, lambda: self.handle_errors(exchange.carry_out(*server)), exchange.answer
+        )
 
     async def _cancel(self, nonce: str, message: Mapping[str, Any]) -> HttpResponse:
         """End what a request of the same MCP session runs, in whichever process it does."""

@@ -378,23 +378,21 @@ def answer(request: HttpRequest | Request, work: Coroutine[HttpResponseBase]) ->
 
 
 def stream(
-    request: HttpRequest | Request, work: Coroutine[HttpResponseBase], events: EventStream
+    request: HttpRequest | Request,
+    work: Callable[[], Coroutine[HttpResponseBase]],
+    events: EventStream,
 ) -> HttpResponseBase:
     """The events that the work tells of while it goes on, or its answer where there are none.
 
     Raises RateLimited, before the work has begun, where the caller has too many streams.
     """
     if place := place_of(request):
-        try:
-            place.begin_stream()
-        except BaseException:
-            work.close()
-            raise
+        place.begin_stream()
     later: DeferredResponse | None = request.META.get(LATER)
     if later is None or connection.in_atomic_block:
-        told = run_sync(work)
-        return events if events.has_begun else told
-    return later.stream(work, events)
+        answer = run_sync(work())
+        return events if events.has_begun else answer
+    return later.stream(work(), events)
 
 
 def _advance(work: Coroutine[HttpResponseBase], patience: float = PATIENCE_SECONDS) -> Future[Any]:

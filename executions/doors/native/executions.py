@@ -191,7 +191,7 @@ def run_stream(
             absolute = request.build_absolute_uri
             return json_response(execution_in_full(execution, absolute, fields_of(request)))
 
-    return stream(request, _send_last_event(view, events, work()), events)
+    return stream(request, lambda: _send_last_event(view, events, work()), events)
 
 
 class KeyOrSession(ApiKeyAuthentication):
@@ -251,7 +251,7 @@ def follow_stream(
         absolute = request.build_absolute_uri
         return json_response(execution_in_full(execution, absolute, fields_of(request)))
 
-    return stream(request, _send_last_event(view, events, work()), events)
+    return stream(request, lambda: _send_last_event(view, events, work()), events)
 
 
 async def _send_last_event(
