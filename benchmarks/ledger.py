@@ -7,8 +7,6 @@ A process of its own, because it needs Django's settings before anything else:
 from __future__ import annotations
 
 import json
-import os
-import secrets
 import subprocess
 import sys
 import tempfile
@@ -16,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 
 from benchmarks.measure import Figures, measure
+from benchmarks.service import own_environment
 
 WITHOUT = "end of a record, without the ledger"
 WITH = "end of a record, entered in the ledger"
@@ -24,17 +23,9 @@ WITH = "end of a record, entered in the ledger"
 def ledger_rows(calls: int) -> list[Figures]:
     """The rows, measured in an empty data directory of their own."""
     with tempfile.TemporaryDirectory(prefix="cofferdam-bench-ledger-") as folder:
-        environment = os.environ | {
-            "DATA_DIR": folder,
-            "DJANGO_SETTINGS_MODULE": "sandbox_site.settings",
-            "SECRET_KEY": secrets.token_urlsafe(50),
-            "FERNET_KEYS": secrets.token_urlsafe(32),
-            "LEDGER_KEYS": secrets.token_urlsafe(32),
-            "LOG_LEVEL": "ERROR",
-        }
         command = [sys.executable, "-m", "benchmarks.ledger", str(calls)]
         done = subprocess.run(
-            command, env=environment, check=True, stdout=subprocess.PIPE, text=True
+            command, env=own_environment(folder), check=True, stdout=subprocess.PIPE, text=True
         )
     return [Figures(**row) for row in json.loads(done.stdout)]
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from benchmarks.measure import Figures, measure, table, write_json
 from benchmarks.service import ROOT, api_caller, running_service
+from providers.options import Usual, use_options
 
 KEY = "e2b_try"
 PROGRAM = "print(1)"
@@ -115,8 +116,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("var/bench/remote.json"))
     options = parser.parse_args()
     # Before the provider asks which addresses it may use.
-    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "sandbox_site.settings")
-    os.environ["PROVIDER_ALLOWED_NETWORKS"] = "127.0.0.0/8"
+    use_options(Usual(PROVIDER_ALLOWED_NETWORKS=["127.0.0.0/8"]))
     rows = measure_all(options.calls)
     print(table(rows, rows[0]))
     added = [round(row.p50_ms - rows[0].p50_ms, 2) for row in rows[1:]]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -108,6 +109,18 @@ def running_service(
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)
+
+
+def own_environment(folder: str) -> dict[str, str]:
+    """The environment of a process that uses Django with a data directory and keys of its own."""
+    return os.environ | {
+        "DATA_DIR": folder,
+        "DJANGO_SETTINGS_MODULE": "sandbox_site.settings",
+        "SECRET_KEY": secrets.token_urlsafe(50),
+        "FERNET_KEYS": secrets.token_urlsafe(32),
+        "LEDGER_KEYS": secrets.token_urlsafe(32),
+        "LOG_LEVEL": "ERROR",
+    }
 
 
 def api_caller(service: Service, body: dict[str, object], expect: bytes) -> Callable[[], None]:

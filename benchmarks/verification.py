@@ -7,12 +7,13 @@ the mark of a complete one.
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 import sys
 import tempfile
 import time
 from typing import Any
+
+from benchmarks.service import own_environment
 
 DEFAULT = 20_000
 
@@ -20,15 +21,7 @@ DEFAULT = 20_000
 def main(executions: int) -> None:
     """Measure in an empty data directory, in a process that has it from the start."""
     with tempfile.TemporaryDirectory(prefix="cofferdam-bench-verification-") as folder:
-        environment = os.environ | {
-            "DATA_DIR": folder,
-            "DJANGO_SETTINGS_MODULE": "sandbox_site.settings",
-            "SECRET_KEY": secrets.token_urlsafe(50),
-            "FERNET_KEYS": secrets.token_urlsafe(32),
-            "LEDGER_KEYS": secrets.token_urlsafe(32),
-            "LOG_LEVEL": "ERROR",
-            "BENCH_CHILD": "yes",
-        }
+        environment = own_environment(folder) | {"BENCH_CHILD": "yes"}
         command = [sys.executable, "-m", "benchmarks.verification", str(executions)]
         subprocess.run(command, env=environment, check=True)
 

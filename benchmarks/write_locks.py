@@ -23,6 +23,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.service import own_environment
+
 BOUND_MS = 50
 
 
@@ -116,9 +118,7 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=5000)
     programs = parser.parse_args().programs
     with tempfile.TemporaryDirectory(prefix="write-locks-") as folder:
-        os.environ |= {"DATA_DIR": folder, "DJANGO_SETTINGS_MODULE": "sandbox_site.settings"}
-        os.environ |= {"SECRET_KEY": "s" * 50, "FERNET_KEYS": "f" * 50, "LOG_LEVEL": "CRITICAL"}
-        os.environ["LEDGER_KEYS"] = "YSBrZXkgdGhhdCBzaWducyB0aGUgdGVzdHMnIGxlZGc"
+        os.environ |= own_environment(folder) | {"LOG_LEVEL": "CRITICAL"}
         import django
 
         django.setup()
