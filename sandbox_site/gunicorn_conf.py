@@ -153,10 +153,12 @@ def _refuse_foreign_instance() -> None:
 
 
 def worker_exit(server: Any, worker: Any) -> None:
-    """Whatever ends the worker, runs are ended and recorded first."""
+    """Whatever ends the worker, runs are ended, recorded and saved first."""
+    from executions.kernel import background
     from executions.runs import active_runs
 
     active_runs.end_all(DRAIN_SECONDS)
     if (bridge := getattr(worker, "asgi", None)) and not bridge.drain(DRAIN_SECONDS):
         logger.warning("%d requests were cut off", bridge.open)
+    background.wait_for_keyed_work(background.LAST_SECONDS)
     active_runs.shutdown()

@@ -270,7 +270,10 @@ class Executor:
                 while (work := self._ready()) is None:
                     delay = self._shortest_delay()
                     pause = self._idle_seconds if delay is None else delay
-                    if not self._changed.wait(pause) and delay is None and self._ready() is None:
+                    if self._changed.wait(pause) or self._ready() is not None:
+                        continue
+                    # Delayed work may have come between the end of the pause and here.
+                    if self._shortest_delay() is None:
                         self._threads -= 1
                         return None
             finally:
@@ -333,6 +336,8 @@ def _pass_on(outcome: Future[Any], future: Future[Any]) -> None:
         future.set_result(outcome.result())
 
 
+# How long a process that ends waits for keyed work: the files of a cell may be lost without it.
+LAST_SECONDS = 2.0
 # A tenant whose sandboxes or files are slow holds up itself.
 OF_ONE_TENANT = 3
 _savers = Executor("saver", threads=8, of_one=OF_ONE_TENANT, idle_seconds=10.0)

@@ -21,6 +21,7 @@ from django.utils import timezone
 from django_q.models import Schedule
 from django_q.tasks import async_task
 
+from executions.kernel import background
 from executions.kernel.coroutines import run_sync
 from executions.kernel.database import nothing_ran, problem_of
 from executions.kernel.postgresql import expect_answers_within
@@ -173,6 +174,7 @@ class Runner:
         active_runs.end_all(draining.ENDING_SECONDS / 2)
         for thread in self._workers:
             thread.join(TASK_SECONDS)
+        background.wait_for_keyed_work(background.LAST_SECONDS)
         active_runs.shutdown()
         # A task of the schedule may be anything, and is done again by another worker.
         threading.main_thread().join(TASK_SECONDS)

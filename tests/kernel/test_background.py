@@ -169,6 +169,35 @@ def test_a_delayed_call_begins_by_itself_and_at_once_for_who_waits_until_all_is_
     assert late.result(0) == "late"
 
 
+class _BeforeTheLock(threading.Condition):
+    """Its first wait ends without a notice, and `work` is done before the lock is taken again."""
+
+    def __init__(self, work: Callable[[], object]) -> None:
+        super().__init__()
+        self._work = [work]
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if not self._work:
+            return super().wait(timeout)
+        self._work.pop()()
+        return False
+
+
+def test_a_delayed_call_is_not_left_by_a_thread_that_was_about_to_end(
+    two: Executor, gate: Gate
+) -> None:
+    gate.open()
+    late: list[Future[str]] = []
+
+    def submit() -> None:
+        late.append(two.submit("alice", gate.call("late"), key="a", delay_seconds=0.01))
+
+    two._changed = _BeforeTheLock(submit)
+    assert two.submit("alice", gate.call("first")).result(60) == "first"
+    wait_until(lambda: bool(late), seconds=60)
+    assert late[0].result(60) == "late"
+
+
 def test_work_with_a_key_is_done_even_if_nobody_waits_for_it(gate: Gate) -> None:
     one = Executor("one", threads=1, of_one=1, most=3)
     running = one.submit("alice", gate.call("running"))
