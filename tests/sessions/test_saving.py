@@ -128,7 +128,11 @@ def test_a_save_that_finds_nothing_new_writes_two_rows(
         found = file_saves.save(Session.objects.get())
     asked = for_saving(each["sql"] for each in queries)
     written = [names for verb, names in asked if verb != "SELECT"]
-    assert written == [sorted(tables_of(Session)), sorted(tables_of(Workspace))]
+    # The second asks besides whether the sandbox is still the session's.
+    assert written == [
+        sorted(tables_of(Session)),
+        sorted(tables_of(Session) | tables_of(Workspace)),
+    ]
     assert (found.changed, found.removed, found.is_complete) == ([], [], True)
     now = Workspace.objects.get()
     assert (now.mark, now.files, now.seen_turns) == ("mark", 1, before.seen_turns + 1)
@@ -161,6 +165,25 @@ def test_a_save_that_finds_nothing_new_gives_way_to_another(
     assert unsaved == [True]
     assert Workspace.objects.get().mark != "mark"
     assert looked_at(alice, session)["files"]["unsaved_since"] is None
+
+
+def test_a_save_that_finds_nothing_new_in_a_sandbox_that_was_lost_meanwhile_says_nothing(
+    alice: Caller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = opened(alice)
+    cell(alice, session, write("f", "x"))
+    assert kernel_background.wait_for_keyed_work()
+    before = Workspace.objects.get()
+
+    def look_at_a_lost_one(*told: Any, **known: Any) -> Any:
+        Session.objects.update(state=Session.State.ASLEEP, ref=None)
+        return UNCHANGED
+
+    monkeypatch.setattr(file_saves, "changes_of", look_at_a_lost_one)
+    with pytest.raises(Conflict):
+        file_saves.save(Session.objects.get())
+    now = Workspace.objects.get()
+    assert (now.mark, now.saved_at, now.version) == (before.mark, before.saved_at, before.version)
 
 
 def test_a_single_run_has_no_files_to_be_saved(alice: Caller) -> None:

@@ -336,7 +336,9 @@ def _note_unchanged(look: _Look, claim: Claimed) -> Saved | None:
         if not look.open_turns:
             _note_clean(session)
         mine = Workspace.objects.filter(pk=workspace.pk, version=workspace.version)
-        if not mine.update(version=F("version") + 1, **values):
+        # What a sandbox says that has been lost since is not the session's state.
+        still = mine.filter(session__state=Session.State.OPEN, session__wakes=session.wakes)
+        if not still.update(version=F("version") + 1, **values):
             transaction.set_rollback(True)
             return None
     return Saved([], [], [], session.touched, session.wakes)
