@@ -156,6 +156,15 @@ def test_a_value_that_postgresql_cannot_hold_is_refused_where_it_is_given() -> N
     assert is_idle()
 
 
+def test_a_value_that_cannot_be_sent_takes_nothing_of_what_waits() -> None:
+    with transaction.atomic():
+        ask(ADD, ["a"])
+        with pytest.raises(DatabaseError):
+            ask("SELECT %s", ["\0"])
+        ask(ADD, ["b"])
+    assert seen_by_others() == ["a", "b"]
+
+
 def test_a_lock_is_held_from_the_next_statement_on() -> None:
     lock = DeferredStatement("SELECT pg_advisory_xact_lock(%s)")
     held = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objid = %s"

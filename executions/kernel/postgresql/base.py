@@ -46,9 +46,11 @@ class Cursor(base.CursorMixin, psycopg.ClientCursor[Any]):
             self._query = self._merge(query, params)
             self.wrapper.pending.append(self._query.query)
             return self
-        if not (pending := self.wrapper.take_pending()):
+        if not self.wrapper.has_pending:
             return super().execute(query, params, **options)
+        # First: parameters that cannot be sent must not cost what is pending.
         own = self._merge(query, params)
+        pending = self.wrapper.take_pending()
         super().execute(b";\n".join((*pending, own.query)), **options)
         self._query = own
         for _ in pending:
@@ -111,13 +113,25 @@ class DatabaseWrapper(base.DatabaseWrapper):
             cursor._withhold = self.autocommit
         return cursor
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether something must be sent in front of the next statement."""
+        return bool(self.pending) or self._begins
+
+    @property
+    def _begins(self) -> bool:
+        """Whether the next statement is the first of a transaction."""
+        if self.connection is None or self.autocommit:
+            return False
+        return bool(self.connection.pgconn.transaction_status == TransactionStatus.IDLE)
+
     def take_pending(self) -> list[bytes]:
         """What must be sent in front of the next statement, which the caller sends."""
         if self.connection is None:
             return []
+        begin = [b"BEGIN"] if self._begins else []
         pending, self.pending = self.pending, []
-        is_idle = self.connection.pgconn.transaction_status == TransactionStatus.IDLE
-        return [b"BEGIN", *pending] if is_idle and not self.autocommit else pending
+        return [*begin, *pending]
 
     def send_pending(self) -> None:
         """Send it now, for what cannot be sent together with other statements."""
