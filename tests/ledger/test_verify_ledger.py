@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from concurrent.futures.process import BrokenProcessPool
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from executions.ledger.models import LedgerEntry
+from executions.management.commands import verify_ledger as command
 from executions.runs.models import Execution
 from tests.conftest import Caller
 from tests.ledger.ledger_entries import TABLE, entries, kept, sql
@@ -156,3 +158,15 @@ def test_a_receipt_that_contradicts_the_ledger_leaves_no_mark(
     # Without the receipt nothing is wrong.
     assert verify_ledger()[0] == 0
     assert (kept / "verified.json").exists()
+
+
+def test_a_process_that_was_killed_says_nothing_about_the_ledger(
+    entries: list[LedgerEntry], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(*_: object, **__: object) -> None:
+        raise BrokenProcessPool
+
+    monkeypatch.setattr(command, "verify", kill)
+    with pytest.raises(CommandError, match="--processes 1") as raised:
+        call_command("verify_ledger", stderr=StringIO())
+    assert raised.value.returncode == command.NOT_VERIFIED

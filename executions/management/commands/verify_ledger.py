@@ -4,6 +4,7 @@ import json
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Mapping
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +29,9 @@ _WHY_ALL = (
     "verified."
 )
 _NOT_CHECKED = (
-    "NOT CHECKED again: their signatures and their sequence, and the records and artifacts of "
-    "their executions. Checked: how many they are, and what the last of them states"
+    "NOT CHECKED again: of those of executions the signatures, the sequence, the records and the "
+    "artifacts. Checked: of which execution each is, all other entries, and what the last one "
+    "states"
 )
 
 
@@ -91,6 +93,9 @@ class Command(BaseCommand):
                 self.stderr.write(" " * _LINE, ending="\r")
         except LedgerUnavailable as error:
             raise CommandError(error.message, returncode=NOT_VERIFIED) from error
+        except BrokenProcessPool as error:
+            message = "A process that read entries was killed. Run it with --processes 1."
+            raise CommandError(message, returncode=NOT_VERIFIED) from error
         found.findings += [finding for finding in contradicted if finding]
         found.findings.sort(key=lambda finding: finding.sequence)
         if options["json"]:
