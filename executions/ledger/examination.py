@@ -49,8 +49,8 @@ class Examined(NamedTuple):
     `digest` is its statement's, None where that cannot be believed, for which `finding` says why.
     `untrusted` is the key that signed it, where none vouches for that. `previous` is the digest
     that it names. `stated` is what it states, None where it cannot be believed and for an
-    execution, which is compared already. `finding` may also be about a column. `head` is the
-    column `digest`.
+    execution, which is compared already and whose id is `execution_id`. `finding` may also be
+    about a column. `head` is the column `digest`.
     """
 
     sequence: int
@@ -58,6 +58,7 @@ class Examined(NamedTuple):
     digest: str | None = None
     previous: str = ""
     stated: Mapping[str, Any] | None = None
+    execution_id: str = ""
     finding: Finding | None = None
     untrusted: str = ""
 
@@ -97,7 +98,7 @@ class Examiner:
             # As it states: its column is anybody's to write.
             if examined.stated is not None and examined.stated["kind"] == "execution":
                 executions.append((entry.sequence, examined.stated))
-                examined = examined._replace(stated=None)
+                examined = examined._replace(stated=None, execution_id=examined.stated["subject"])
             chunk.entries.append(examined)
         if self._records is not None:
             for start in range(0, len(executions), RECORDS_AT_ONCE):
@@ -131,7 +132,7 @@ class Examiner:
             statement_digest,
             stated["previous"],
             stated,
-            finding if column else None,
+            finding=finding if column else None,
         )
 
     def _compare(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from django.utils import timezone
 
@@ -33,13 +33,13 @@ class MarkAltered(Exception):
     """The file holds no mark that a trusted key signed."""
 
 
-def sign(sequence: int, statement_digest: str, rows: str) -> Mark:
+def sign(sequence: int, statement_digest: str, rows: str, executions: str) -> Mark:
     """Return the mark of a verification that found nothing up to this entry. Raises
     LedgerUnavailable without a key."""
     key = signing_key()
     at = moment(timezone.now()) or ""
-    unsigned = Mark(sequence, statement_digest, rows, at, key.key_id)
-    return Mark(sequence, statement_digest, rows, at, key.key_id, key.sign(_signed_bytes(unsigned)))
+    unsigned = Mark(sequence, statement_digest, rows, executions, at, key.key_id)
+    return replace(unsigned, signature=key.sign(_signed_bytes(unsigned)))
 
 
 def keep(mark: Mark) -> None:
@@ -51,6 +51,17 @@ def keep(mark: Mark) -> None:
         place.write_mark(canonical({"ledger": FORMAT, **asdict(mark)}) + "\n")
     except OSError as error:
         logger.error("the mark of a complete verification could not be written: %s", error)
+
+
+def remove() -> None:
+    """Remove the mark: what was found before it must be found again. A failure is logged."""
+    place = checkpoint_store()
+    if place is None:
+        return
+    try:
+        place.remove_mark()
+    except OSError as error:
+        logger.error("the mark of an earlier verification could not be removed: %s", error)
 
 
 def newest(public_keys: Mapping[str, str]) -> Mark | None:

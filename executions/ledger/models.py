@@ -193,11 +193,13 @@ class Finding:
 class Mark:
     """A complete verification found nothing up to the entry `sequence`, whose statement has this
     digest. `rows` is one hash over what the entries up to it say of other rows than executions,
-    `at` when it ended. See `ledger.marks`."""
+    `executions` one over which of them are of which execution, `at` when it ended. See
+    `ledger.marks`."""
 
     sequence: int
     digest: str
     rows: str
+    executions: str
     at: str
     key_id: str
     signature: str = ""

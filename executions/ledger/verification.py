@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import Q
 
 from executions.kernel.ordered_work import map_in_order
 from executions.ledger import checkpoints, marks
-from executions.ledger.bindings import BASELINE, RowsRead
+from executions.ledger.bindings import RowsRead
 from executions.ledger.entry import (
     FIRST_PREVIOUS,
     LedgerUnavailable,
@@ -66,7 +66,8 @@ def verify(
     uses the database. `report` is called after each chunk. Raises LedgerUnavailable when
     LEDGER_KEYS holds no key: without one, nothing can be trusted.
 
-    A complete verification that finds nothing leaves a mark, unless `keeps_mark` is false. With
+    Unless `keeps_mark` is false, a complete verification that finds nothing leaves a mark, and one
+    that finds something removes an earlier one. With
     `since_verified` entries are read from the mark on, and all of them where there is no mark or
     where what is before it is not what was verified; `Verification.mark` says which it was.
     """
@@ -94,8 +95,11 @@ def verify(
         made = reading.make_mark()
         found = reading.finish()
     is_complete = records and artifact_bytes and begin is None
-    if keeps_mark and is_complete and found.is_intact and made is not None:
-        marks.keep(made)
+    if keeps_mark and is_complete:
+        if not found.is_intact:
+            marks.remove()
+        elif made is not None:
+            marks.keep(made)
     return found
 
 
@@ -188,6 +192,10 @@ def _ranges(after: int) -> Iterator[tuple[int, int]]:
         after = numbers[-1]
 
 
+def _place_bytes(sequence: int, execution_id: str) -> bytes:
+    return f"{sequence} {execution_id}\n".encode()
+
+
 class _Reading:
     """How far it was read, and what is known by then."""
 
@@ -210,6 +218,8 @@ class _Reading:
         self.found.checkpoints = len(self.checkpoints.known)
         self.expected = 1
         self.previous: str | None = FIRST_PREVIOUS
+        # Over which entries are of which executions.
+        self._executions = hashlib.sha256()
 
     def read(self, chunk: ExaminedChunk) -> None:
         for entry in chunk.entries:
@@ -232,21 +242,22 @@ class _Reading:
         """Go on behind a mark, with what the entries before it say of other rows than executions.
 
         Returns False where the entries before are not those that were verified, as far as that
-        shows without reading them all: how many there are, what the last of them states, and what
-        they say of other rows.
+        shows without reading those of executions: of which execution each is, what the last one
+        states, and all other entries.
         """
         before = LedgerEntry.objects.filter(sequence__lte=mark.sequence)
         last = before.filter(sequence=mark.sequence).first()
         if last is None or digest(last.statement) != mark.digest:
             return False
-        if before.count() != mark.sequence:
+        places = before.order_by("sequence").values_list("sequence", "execution_id")
+        for sequence, execution_id in places.iterator():
+            self._executions.update(_place_bytes(sequence, str(execution_id or "")))
+        if self._executions.hexdigest() != mark.executions:
             return False
-        # No entry of an execution: those are most, and say nothing of other rows.
-        about_rows = before.filter(
-            Q(bound_row__gt="") | Q(kind__in=(BASELINE, checkpoints.RESET)), execution_id=None
-        ).order_by("sequence")
+        # Those of executions are most of them.
+        others = before.filter(execution_id=None).order_by("sequence")
         after = 0
-        while chunk := list(about_rows.filter(sequence__gt=after)[:CHUNK]):
+        while chunk := list(others.filter(sequence__gt=after)[:CHUNK]):
             after = chunk[-1].sequence
             for entry in self.examiner.examine(chunk).entries:
                 if entry.stated is None or entry.finding is not None:
@@ -256,7 +267,7 @@ class _Reading:
                     return False
             self.rows.keep()
         self.expected, self.previous = mark.sequence + 1, mark.digest
-        self.found.head = last.digest
+        self.found.head = mark.digest
         return self.rows.fingerprint() == mark.rows
 
     def make_mark(self) -> Mark | None:
@@ -264,7 +275,12 @@ class _Reading:
         before `finish`, which forgets what was said of rows."""
         if self.expected == 1 or self.previous is None:
             return None
-        return marks.sign(self.expected - 1, self.previous, self.rows.fingerprint())
+        return marks.sign(
+            self.expected - 1,
+            self.previous,
+            self.rows.fingerprint(),
+            self._executions.hexdigest(),
+        )
 
     def finish(self, *, is_end: bool = True) -> Verification:
         if is_end:
@@ -312,6 +328,7 @@ class _Reading:
             self.found.add(entry.finding)
         if entry.digest is not None:
             self._check_place(entry, entry.digest)
+        self._executions.update(_place_bytes(sequence, entry.execution_id))
         self.expected = sequence + 1
         self.previous = entry.digest
         self.found.entries += 1

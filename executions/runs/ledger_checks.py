@@ -119,7 +119,8 @@ def carry_out() -> LedgerCheck | None:
         return None
     own = LedgerCheck.objects.filter(pk=check.pk, state=State.RUNNING, process_id=mine)
     try:
-        found = verify(report=_Telling(own))
+        # Whoever can write to the database can ask for this one: it leaves no mark.
+        found = verify(report=_Telling(own), keeps_mark=False)
     except _Lost:
         logger.warning("%s was closed before it was complete", check)
     except LedgerUnavailable as error:
@@ -181,8 +182,8 @@ def under_way() -> LedgerCheck | None:
 def ledger_state() -> dict[str, Any]:
     """What is known of the ledger: `last` verification, the one that is `under_way` with its
     `percent`, how many entries there are, and when the newest line of the checkpoints was
-    written, or why that is not known (`checkpoint_problem`). `mark` is the newest complete
-    verification that found nothing, also of the command."""
+    written, or why that is not known (`checkpoint_problem`). `mark` is that of the command's newest
+    complete verification."""
     check = under_way()
     newest = LedgerEntry.objects.values_list("sequence", flat=True).first() or 0
     sequence, written, problem = _newest_line()

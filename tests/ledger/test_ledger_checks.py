@@ -18,9 +18,11 @@ from executions.capabilities.alerts.models import Alert
 from executions.capabilities.alerts.rules import RULES
 from executions.capabilities.alerts.service import watch
 from executions.kernel import background
+from executions.ledger import marks
 from executions.ledger.append import append
 from executions.ledger.checkpoints import write_checkpoint
 from executions.ledger.models import LedgerCheck, LedgerEntry
+from executions.ledger.trust import trusted_keys
 from executions.ledger.verification import verify, verify_entries
 from executions.runs import heartbeat, ledger_checks
 from executions.runs.ledger_checks import ask, carry_out, close_abandoned, start_waiting
@@ -132,7 +134,7 @@ def test_what_a_dead_process_read_is_closed_and_may_be_asked_for_again(
     monkeypatch.setattr(
         ledger_checks,
         "verify",
-        lambda report: (
+        lambda report, **_: (
             LedgerCheck.objects.filter(state="running").update(
                 state="failed", active_key=None, finished_at=timezone.now()
             ),
@@ -206,6 +208,19 @@ def test_a_worker_reads_in_a_thread_what_waits() -> None:
     begin()
     wait_for(lambda: not LedgerCheck.objects.get().is_open)
     assert LedgerCheck.objects.get().state == "intact"
+
+
+def test_who_can_only_write_to_the_database_can_have_no_mark_made(
+    alice: Caller, settings: Any, tmp_path: Path
+) -> None:
+    settings.LEDGER_CHECKPOINTS = str(tmp_path / "checkpoints")
+    ended(alice)
+    write_checkpoint(verify_entries)
+    LedgerCheck.objects.create(active_key=LedgerCheck.ONE, asked_by="", asked_at=timezone.now())
+    check = carry_out()
+    assert check is not None
+    assert check.state == "intact"
+    assert marks.newest(trusted_keys()) is None
 
 
 @pytest.mark.django_db(transaction=True)

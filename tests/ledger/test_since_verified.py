@@ -182,6 +182,46 @@ def test_an_execution_that_ended_without_an_entry_is_found_wherever_it_was(
     assert [each.kind for each in since().findings] == ["missing"]
 
 
+def test_an_execution_does_not_get_the_entry_of_another(verified: list[LedgerEntry]) -> None:
+    """Its record is removed: without the column nothing before the mark would tell of it."""
+    made_up = Execution.objects.get(pk=verified[5].execution_id)
+    made_up.pk = made_up.pk.__class__(int=made_up.pk.int - 1)
+    made_up.idempotency_key = None
+    made_up._state.adding = True
+    Execution.objects.bulk_create([made_up])
+    LedgerEntry.objects.filter(sequence=6).update(execution_id=made_up.pk)
+    assert ("altered", 6) in [(each.kind, each.sequence) for each in since().findings]
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        f"UPDATE {TABLE} SET statement = '{{}}' WHERE sequence = 9",
+        f"UPDATE {TABLE} SET kind = 'other' WHERE sequence = 9",
+        f"DELETE FROM {TABLE} WHERE sequence = 9",
+    ],
+)
+def test_entries_about_neither_an_execution_nor_a_row_are_read_again(
+    entries: list[LedgerEntry], statement: str
+) -> None:
+    append("approval", "something", {})
+    append("approval", "another", {})
+    assert verification.verify().is_intact
+    sql(statement)
+    found = since()
+    assert (found.mark, found.findings[0].sequence) == (None, 9)
+
+
+def test_a_complete_verification_that_finds_something_removes_the_mark(
+    verified: list[LedgerEntry],
+) -> None:
+    Execution.objects.filter(pk=verified[5].execution_id).update(stdout="other")
+    assert since().is_intact
+    assert not verification.verify().is_intact
+    assert marks.newest(trusted_keys()) is None
+    assert not since().is_intact
+
+
 def test_records_before_the_mark_are_not_checked_and_the_command_says_so(
     verified: list[LedgerEntry],
 ) -> None:
@@ -191,7 +231,7 @@ def test_records_before_the_mark_are_not_checked_and_the_command_says_so(
     printed = out.getvalue()
     assert printed.startswith("Intact from entry 9 on: 0 entries, 0 executions, 2 other rows")
     assert f"Entries 1 to 8 were verified at {mark().at} by a complete verification." in printed
-    assert "NOT CHECKED again: their signatures" in printed
+    assert "NOT CHECKED again: of those of executions the signatures" in printed
     assert not verification.verify().is_intact
 
 
@@ -206,6 +246,7 @@ def forged_elsewhere(found: Mark) -> Mark:
     [
         lambda found: replace(found, sequence=9),
         lambda found: replace(found, rows="sha256:" + "0" * 64),
+        lambda found: replace(found, executions="0" * 64),
         lambda found: replace(found, at="2999-01-01T00:00:00.000000+00:00"),
         lambda found: replace(found, signature=""),
         forged_elsewhere,
