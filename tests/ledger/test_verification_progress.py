@@ -43,7 +43,7 @@ def test_a_terminal_has_at_most_one_line_a_second() -> None:
 
 
 def test_entries_before_the_mark_do_not_count() -> None:
-    mark = Mark(1000, "", "", "", "")
+    mark = Mark(1000, digest="", rows="", executions="", at="", key_id="")
     lines = lines_of(range(50, 501, 50), 1500, is_terminal=False, mark=mark)
     assert lines[0].startswith("50 of 500 entries, 10 %")
 
