@@ -288,5 +288,6 @@ def test_the_page_shows_up_to_where_a_complete_verification_found_nothing(
     assert verify().is_intact
     newest = LedgerEntry.objects.latest("sequence").sequence
     shown = admin_client.get(STATE).content.decode()
-    assert "Last complete verification without problems" in shown
+    assert "Not verified here yet." in shown
+    assert "Verified by <code>manage.py verify_ledger</code>, no problems found" in shown
     assert f"up to entry {newest}." in shown
