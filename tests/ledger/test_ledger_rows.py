@@ -189,8 +189,8 @@ def test_the_last_entry_is_found_by_an_index(alice: Caller) -> None:
         append.last_entry("executions.tenant", str(alice.tenant.pk))
         [looked] = [each["sql"] for each in taken.captured_queries if "bound_row" in each["sql"]]
         if connection.vendor == "postgresql":
-            # Of so few rows it would read all.
-            cursor.execute("SET LOCAL enable_seqscan = off")
+            # Of so few rows it would read all, one by one or in the order of another index.
+            cursor.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_indexscan = off")
         explain = "EXPLAIN QUERY PLAN" if connection.vendor == "sqlite" else "EXPLAIN"
         cursor.execute(f"{explain} {looked}")
         assert "ledger_bound_row" in str(cursor.fetchall()), looked
