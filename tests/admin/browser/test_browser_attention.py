@@ -54,7 +54,7 @@ def test_the_front_page_says_what_waits_and_a_verification_shows_itself(
     expect(ledger).to_contain_text("Verification queued")
     lease.take()
 
-    def seen_halfway(report: object) -> Verification:
+    def seen_halfway(**_: object) -> Verification:
         LedgerCheck.objects.update(entries=430, total=1000)
         expect(ledger.get_by_role("progressbar", name="Entries checked")).to_have_js_property(
             "value", 43
