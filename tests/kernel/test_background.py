@@ -166,7 +166,7 @@ def test_a_delayed_call_begins_by_itself_and_at_once_for_who_waits_until_all_is_
     assert two.submit("alice", gate.call("soon"), key="a", delay_seconds=0.01).result(60) == "soon"
     late = two.submit("alice", gate.call("late"), key="a", delay_seconds=3600)
     assert two.wait_until_idle(60)
-    assert late.result(0) == "late"
+    assert late.result(60) == "late"
 
 
 class _BeforeTheLock(threading.Condition):
