@@ -76,9 +76,6 @@ class CheckpointStore(Protocol):
     def write_mark(self, text: str) -> None:
         """Replace it."""
 
-    def remove_mark(self) -> None:
-        """Remove it, if it is there."""
-
     def set_aside(self, stamp: str) -> list[str]:
         """Give the files another name. Where they went."""
 
@@ -156,9 +153,6 @@ class FolderStore:
         finally:
             Path(draft).unlink(missing_ok=True)
 
-    def remove_mark(self) -> None:
-        (self._folder / _MARK).unlink(missing_ok=True)
-
     def set_aside(self, stamp: str) -> list[str]:
         moved = []
         for name in _FILES:
@@ -212,9 +206,6 @@ class BucketStore:
 
     def write_mark(self, text: str) -> None:
         self._bucket.replace(_MARK, text.encode("ascii"))
-
-    def remove_mark(self) -> None:
-        self._bucket.delete(_MARK)
 
     def set_aside(self, stamp: str) -> list[str]:
         return [

@@ -19,6 +19,7 @@ from executions.ledger.checkpoints import checkpoint_store, readable
 from executions.ledger.entry import (
     DOMAIN,
     FORMAT,
+    LedgerUnavailable,
     canonical,
     is_signed_by,
     moment,
@@ -34,7 +35,7 @@ class MarkAltered(Exception):
 
 
 def sign(sequence: int, statement_digest: str, rows: str, executions: str) -> Mark:
-    """Return the mark of a verification that found nothing up to this entry. Raises
+    """Return the mark of a verification that found nothing up to this entry, signed. Raises
     LedgerUnavailable without a key."""
     key = signing_key()
     at = moment(timezone.now()) or ""
@@ -53,19 +54,25 @@ def keep(mark: Mark) -> None:
         logger.error("the mark of a complete verification could not be written: %s", error)
 
 
-def remove() -> None:
-    """Remove the mark: what was found before it must be found again. A failure is logged."""
-    place = checkpoint_store()
-    if place is None:
-        return
+def withdraw(public_keys: Mapping[str, str]) -> None:
+    """Put a mark that is not in force in the place of the one that is: what was found before it
+    must be found again. It still tells of its last entry, as a checkpoint does. A failure is
+    logged, and a mark that no key signed is left: it is a finding itself.
+    """
     try:
-        place.remove_mark()
-    except OSError as error:
-        logger.error("the mark of an earlier verification could not be removed: %s", error)
+        mark = newest(public_keys)
+    except MarkAltered:
+        return
+    except LedgerUnavailable as error:
+        logger.error("the mark of an earlier verification stays in force: %s", error.message)
+        return
+    if mark is not None and mark.is_in_force:
+        keep(sign(mark.sequence, mark.digest, rows="", executions=""))
 
 
 def newest(public_keys: Mapping[str, str]) -> Mark | None:
-    """Return the mark of the newest complete verification; None where there is none.
+    """Return the mark of the newest complete verification, which may not be in force; None where
+    there is none.
 
     Raises MarkAltered where none of these keys signed what the file holds, and LedgerUnavailable
     where it cannot be read.

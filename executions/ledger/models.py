@@ -193,7 +193,8 @@ class Finding:
 class Mark:
     """A complete verification found nothing up to the entry `sequence`, whose statement has this
     digest. `rows` is one hash over what the entries up to it say of other rows than executions,
-    `executions` one over which of them are of which execution, `at` when it ended. See
+    `executions` one over which of them are of which execution, `at` when it ended. Both hashes are
+    "" where a later verification found something: the mark is then not in force. See
     `ledger.marks`."""
 
     sequence: int
@@ -203,6 +204,11 @@ class Mark:
     at: str
     key_id: str
     signature: str = ""
+
+    @property
+    def is_in_force(self) -> bool:
+        """Whether a verification may begin behind it."""
+        return bool(self.executions)
 
     @property
     def time(self) -> datetime:

@@ -67,9 +67,9 @@ def verify(
     LEDGER_KEYS holds no key: without one, nothing can be trusted.
 
     Unless `keeps_mark` is false, a complete verification that finds nothing leaves a mark, and one
-    that finds something removes an earlier one. With
-    `since_verified` entries are read from the mark on, and all of them where there is no mark or
-    where what is before it is not what was verified; `Verification.mark` says which it was.
+    that finds something puts an earlier one out of force. With `since_verified` entries are read
+    from the mark on, and all of them where none is in force or where what is before it is not what
+    was verified; `Verification.mark` says which it was.
     """
     public_keys = trusted_keys()
     known, problem = _known_mark(public_keys, is_wanted=since_verified)
@@ -97,7 +97,7 @@ def verify(
     is_complete = records and artifact_bytes and begin is None
     if keeps_mark and is_complete:
         if not found.is_intact:
-            marks.remove()
+            marks.withdraw(public_keys)
         elif made is not None:
             marks.keep(made)
     return found
@@ -241,10 +241,12 @@ class _Reading:
     def skip_to(self, mark: Mark) -> bool:
         """Go on behind a mark, with what the entries before it say of other rows than executions.
 
-        Returns False where the entries before are not those that were verified, as far as that
-        shows without reading those of executions: of which execution each is, what the last one
-        states, and all other entries.
+        Returns False where it is not in force, or where the entries before are not those that were
+        verified, as far as that shows without reading those of executions: of which execution each
+        is, what the last one states, and all other entries.
         """
+        if not mark.is_in_force:
+            return False
         before = LedgerEntry.objects.filter(sequence__lte=mark.sequence)
         last = before.filter(sequence=mark.sequence).first()
         if last is None or digest(last.statement) != mark.digest:

@@ -225,7 +225,8 @@ def _mark() -> Mark | None:
     if not where():
         return None
     try:
-        return marks.newest(trusted_keys())
+        mark = marks.newest(trusted_keys())
+        return mark if mark is not None and mark.is_in_force else None
     except (marks.MarkAltered, LedgerUnavailable):
         return None
 
