@@ -55,7 +55,7 @@ def keep(mark: Mark) -> None:
 
 
 def withdraw(public_keys: Mapping[str, str]) -> None:
-    """Put a mark that is not in force in the place of the one that is: what was found before it
+    """Put a mark that is not active in the place of the one that is: what was found before it
     must be found again. It still tells of its last entry, as a checkpoint does. A failure is
     logged, and a mark that no key signed is left: it is a finding itself.
     """
@@ -64,14 +64,14 @@ def withdraw(public_keys: Mapping[str, str]) -> None:
     except MarkAltered:
         return
     except LedgerUnavailable as error:
-        logger.error("the mark of an earlier verification stays in force: %s", error.message)
+        logger.error("the mark of an earlier verification stays active: %s", error.message)
         return
-    if mark is not None and mark.is_in_force:
+    if mark is not None and mark.is_active:
         keep(sign(mark.sequence, mark.digest, rows="", executions=""))
 
 
 def newest(public_keys: Mapping[str, str]) -> Mark | None:
-    """Return the mark of the newest complete verification, which may not be in force; None where
+    """Return the mark of the newest complete verification, which may not be active; None where
     there is none.
 
     Raises MarkAltered where none of these keys signed what the file holds, and LedgerUnavailable

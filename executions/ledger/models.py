@@ -194,7 +194,7 @@ class Mark:
     """A complete verification found nothing up to the entry `sequence`, whose statement has this
     digest. `rows` is one hash over what the entries up to it say of other rows than executions,
     `executions` one over which of them are of which execution, `at` when it ended. Both hashes are
-    "" where a later verification found something: the mark is then not in force. See
+    "" where a later verification found something: the mark is then not active. See
     `ledger.marks`."""
 
     sequence: int
@@ -206,7 +206,7 @@ class Mark:
     signature: str = ""
 
     @property
-    def is_in_force(self) -> bool:
+    def is_active(self) -> bool:
         """Whether a verification may begin behind it."""
         return bool(self.executions)
 

@@ -67,8 +67,8 @@ def verify(
     LEDGER_KEYS holds no key: without one, nothing can be trusted.
 
     Unless `keeps_mark` is false, a complete verification that finds nothing leaves a mark, and one
-    that finds something puts an earlier one out of force. With `since_verified` entries are read
-    from the mark on, and all of them where none is in force or where what is before it is not what
+    that finds something makes an earlier one inactive. With `since_verified` entries are read
+    from the mark on, and all of them where none is active or where what is before it is not what
     was verified; `Verification.mark` says which it was.
     """
     public_keys = trusted_keys()
@@ -241,11 +241,11 @@ class _Reading:
     def skip_to(self, mark: Mark) -> bool:
         """Go on behind a mark, with what the entries before it say of other rows than executions.
 
-        Returns False where it is not in force, or where the entries before are not those that were
+        Returns False where it is not active, or where the entries before are not those that were
         verified, as far as that shows without reading those of executions: of which execution each
         is, what the last one states, and all other entries.
         """
-        if not mark.is_in_force:
+        if not mark.is_active:
             return False
         before = LedgerEntry.objects.filter(sequence__lte=mark.sequence)
         last = before.filter(sequence=mark.sequence).first()

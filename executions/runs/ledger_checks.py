@@ -226,7 +226,7 @@ def _mark() -> Mark | None:
         return None
     try:
         mark = marks.newest(trusted_keys())
-        return mark if mark is not None and mark.is_in_force else None
+        return mark if mark is not None and mark.is_active else None
     except (marks.MarkAltered, LedgerUnavailable):
         return None
 

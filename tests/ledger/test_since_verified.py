@@ -212,7 +212,7 @@ def test_entries_about_neither_an_execution_nor_a_row_are_read_again(
     assert (found.mark, found.findings[0].sequence) == (None, 9)
 
 
-def test_a_complete_verification_that_finds_something_puts_the_mark_out_of_force(
+def test_a_complete_verification_that_finds_something_makes_the_mark_inactive(
     verified: list[LedgerEntry],
 ) -> None:
     changed = Execution.objects.filter(pk=verified[5].execution_id)
@@ -220,18 +220,16 @@ def test_a_complete_verification_that_finds_something_puts_the_mark_out_of_force
     changed.update(stdout="other")
     assert since().is_intact
     assert not verification.verify().is_intact
-    assert not mark().is_in_force
+    assert not mark().is_active
     found = since()
     assert (found.is_intact, found.mark, found.entries) == (False, None, 8)
     changed.update(stdout=stdout)
     assert since().entries == 8
     assert verification.verify().is_intact
-    assert (mark().is_in_force, since().entries) == (True, 0)
+    assert (mark().is_active, since().entries) == (True, 0)
 
 
-def test_a_mark_out_of_force_still_tells_of_its_entry(
-    verified: list[LedgerEntry], kept: Path
-) -> None:
+def test_an_inactive_mark_still_tells_of_its_entry(verified: list[LedgerEntry], kept: Path) -> None:
     """Who cuts off the end and forges the head is found by each verification, not by the first."""
     LedgerEntry.objects.filter(sequence__gt=6).delete()
     (kept / "head.json").unlink()
@@ -239,11 +237,11 @@ def test_a_mark_out_of_force_still_tells_of_its_entry(
         assert ("truncated", 7) in [
             (each.kind, each.sequence) for each in verification.verify().findings
         ]
-    assert (mark().is_in_force, mark().sequence) == (False, 8)
+    assert (mark().is_active, mark().sequence) == (False, 8)
 
 
 @pytest.mark.parametrize("text", ["no json", None])
-def test_a_mark_that_cannot_be_put_out_of_force_holds_nothing_up(
+def test_a_mark_that_cannot_be_made_inactive_holds_nothing_up(
     verified: list[LedgerEntry], kept: Path, text: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     (kept / "verified.json").unlink()
@@ -253,7 +251,7 @@ def test_a_mark_that_cannot_be_put_out_of_force_holds_nothing_up(
         (kept / "verified.json").write_text(text)
     Execution.objects.filter(pk=verified[5].execution_id).update(stdout="other")
     assert [each.kind for each in verification.verify().findings] == ["altered record"]
-    assert ("stays in force" in caplog.text) == (text is None)
+    assert ("stays active" in caplog.text) == (text is None)
     if text is not None:
         assert {each.kind for each in since().findings} == {"altered checkpoint", "altered record"}
 

@@ -133,7 +133,7 @@ def test_the_command_says_when_it_read_everything_for_want_of_a_mark(
     entries: list[LedgerEntry], verify_ledger: Callable[..., tuple[int, str]]
 ) -> None:
     code, printed = verify_ledger("--since-verified")
-    assert (code, printed.startswith("All entries were read: there is no mark")) == (0, True)
+    assert (code, printed.startswith("All entries were read: there is no active mark")) == (0, True)
     assert "\nIntact: 8 entries, 5 executions" in printed
     assert verify_ledger("--since-verified")[1].startswith("Intact from entry 9 on: 0 entries")
 

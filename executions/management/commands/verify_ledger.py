@@ -25,8 +25,8 @@ NOT_VERIFIED = 2
 _LINE = 100
 
 _WHY_ALL = (
-    "there is no mark of a complete verification, or the entries before it are not those that were "
-    "verified."
+    "there is no active mark of a complete verification, or the entries before it are not those "
+    "that were verified."
 )
 _NOT_CHECKED = (
     "NOT CHECKED again: of those of executions the signatures, the sequence, the records and the "
