@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -62,8 +63,8 @@ def verify(
     """Check signatures, sequence and checkpoints; with `records` all that the ledger binds too.
 
     With `artifact_bytes` every artifact's file is read. Entries are read by so many `processes`,
-    each of which holds one chunk in memory; more than one needs a process in which no other thread
-    uses the database. `report` is called after each chunk. Raises LedgerUnavailable when
+    each of which holds one chunk in memory; by this one alone within a transaction or beside other
+    threads. `report` is called after each chunk. Raises LedgerUnavailable when
     LEDGER_KEYS holds no key: without one, nothing can be trusted.
 
     Unless `keeps_mark` is false, a complete verification that finds nothing leaves a mark, and one
@@ -74,8 +75,10 @@ def verify(
     public_keys = trusted_keys()
     known, problem = _known_mark(public_keys, is_wanted=since_verified)
     begin = known if since_verified else None
-    # What this transaction wrote, no other process sees.
-    processes = 1 if connection.in_atomic_block else processes
+    # What this transaction wrote, no other process sees. A fork has the locks of other threads as
+    # they are at that moment: where one is within SQLite, the fork waits forever.
+    if connection.in_atomic_block or threading.active_count() > 1:
+        processes = 1
     with ExitStack() as stack:
 
         def new_reading() -> _Reading:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -43,12 +45,29 @@ def entries(scripted: object, request: pytest.FixtureRequest) -> list[LedgerEntr
 
 
 def verify(**options: Any) -> verification.Verification:
-    """Verify with one process, and in chunks of two entries with two: both must find the same."""
+    """Verify with this process alone, and in chunks of two entries as with others: both must find
+    the same.
+
+    Nothing is forked, as threads of earlier tests may be within SQLite. `test_verify_processes`
+    has a process of its own, which forks.
+    """
     found = verification.verify(**options)
-    with patch.object(verification, "CHUNK", 2):
-        again = verification.verify(**options, processes=2)
+    with (
+        patch.object(verification, "CHUNK", 2),
+        patch.object(verification, "map_in_order", _map_pickled),
+    ):
+        again = verification.verify(**options)
     assert again == found
     return found
+
+
+def _map_pickled(
+    work: Callable[[Any], Any], questions: Iterable[Any], processes: int
+) -> Iterator[Any]:
+    """What `map_in_order` yields, with questions and answers as they reach another process."""
+    for question in questions:
+        answer = work(pickle.loads(pickle.dumps(question)))
+        yield pickle.loads(pickle.dumps(answer))
 
 
 def first() -> tuple[str, int]:
