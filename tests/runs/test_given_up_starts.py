@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from pathlib import Path
 
 import pytest
 
+from providers.errors import CreationFailed
 from providers.runtime.launchers.bubblewrap import BubblewrapLauncher
 from providers.runtime.pool.requests import make_template
 from providers.runtime.pool.sandbox import Sandbox
@@ -35,6 +37,28 @@ async def _run_beside_starts_given_up(data_dir: Path, preload: tuple[str, ...]) 
         return result
     finally:
         launcher.close()
+
+
+async def _start_after_closing_twice(data_dir: Path) -> None:
+    launcher = BubblewrapLauncher(data_dir)
+    await launcher.prepare()
+    template = make_template("python", "python", launcher, SandboxLimits(), ())
+    await (await Sandbox.start(launcher, template)).destroy()
+    launcher.close()
+    # They have the numbers that the launcher's had.
+    others = [os.memfd_create(str(number)) for number in range(50)]
+    launcher.close()
+    for other in others:
+        os.close(other)
+    with pytest.raises(CreationFailed, match="closed"):
+        await launcher.start(template)
+
+
+def test_a_launcher_that_is_closed_twice_closes_nothing_of_others_and_starts_nothing(
+    tmp_path: Path,
+) -> None:
+    require("bwrap")
+    asyncio.run(_start_after_closing_twice(tmp_path))
 
 
 @pytest.mark.parametrize("preload", [(), ("decimal",)], ids=["cloned", "forked"])

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from providers.errors import ProviderUnavailable
+from providers.errors import CreationFailed, ProviderUnavailable
 from providers.runtime.guest import root
 from providers.runtime.guest.wire import LISTENER, STARTED
 from providers.runtime.launchers.guest_files import (
@@ -101,14 +101,18 @@ class BubblewrapLauncher(HostProgramsLauncher):
     def close(self) -> None:
         if self._zygote:
             self._zygote.end()
+            self._zygote = None
         if self._cgroups:
             self._cgroups.remove()
         if self._users:
             self._users.close()
         if self._seccomp >= 0:
             os.close(self._seccomp)
+            self._seccomp = -1
 
     async def start(self, template: Template) -> Guest:
+        if self._seccomp < 0:
+            raise CreationFailed("bubblewrap: the launcher was not prepared, or is closed.")
         uid = _FIRST_UID + secrets.randbelow(_UIDS) if self._as_root else None
         at_end = None
         if self._users:
@@ -238,6 +242,10 @@ class _Zygote:
         self._stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
         try:
             self._process = start_process(command, theirs, self._stderr, {})
+        except BaseException:
+            self._control.close()
+            os.close(self._stderr)
+            raise
         finally:
             theirs.close()
 

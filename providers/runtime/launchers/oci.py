@@ -335,12 +335,15 @@ class RuncGuest(PidfdGuest):
     ) -> None:
         super().__init__(channel, pidfd, cgroup, at_end, listener)
         self._stderr = stderr
+        self._said: str | None = None
 
     def complaint(self) -> str:
-        return read_complaint(self._stderr)
+        return read_complaint(self._stderr) if self._said is None else self._said
 
     async def _end(self) -> None:
         await super()._end()
+        # The descriptor may be another's afterwards.
+        self._said = read_complaint(self._stderr)
         os.close(self._stderr)
 
 

@@ -108,6 +108,28 @@ def test_pools_with_the_same_launcher_share_it(tmp_path: Path) -> None:
     in_a_service(tmp_path, work)
 
 
+def test_pools_that_share_a_launcher_and_end_together_close_it_once(tmp_path: Path) -> None:
+    """The numbers of its descriptors may be another's by the second time."""
+    closed = []
+
+    async def work(manager: PoolManager) -> None:
+        pools = [await manager.hold(spec, nobody) for spec in (ONE, OTHER)]
+        launcher = pools[0].launcher
+        close = launcher.close
+
+        def note() -> None:
+            closed.append(launcher)
+            close()
+
+        launcher.close = note  # type: ignore[method-assign]
+        for pool in pools:
+            manager.leave(pool, nobody)
+        await until_none_is_open(manager)
+
+    in_a_service(tmp_path, work)
+    assert len(closed) == 1
+
+
 def test_a_pool_of_other_sandboxes_is_another(tmp_path: Path) -> None:
     async def work(manager: PoolManager) -> None:
         pool = await manager.hold(ONE, nobody)
