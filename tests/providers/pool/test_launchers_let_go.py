@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import socket
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ import pytest
 from providers.errors import ProviderUnavailable
 from providers.launcher_names import KINDS
 from providers.runtime.launchers import guest_files, host_programs
-from providers.runtime.launchers.oci import GvisorLauncher
+from providers.runtime.launchers.oci import GvisorLauncher, RuncGuest
 from providers.runtime.pool.launcher import Launcher, ProcessGuest
 from providers.runtime.service.launchers import LauncherChoice, try_out
 from providers.runtime.service.pool_manager import PoolManager, open_revision
@@ -188,3 +190,25 @@ def test_what_the_local_provider_asked_for_is_closed_if_it_cannot_be_prepared(
             .open(ServiceSettings())
         )
     assert len(closed) == 1
+
+
+def test_the_complaint_of_a_sandbox_that_has_ended_is_its_own() -> None:
+    """The number of its descriptor may be that of another sandbox's afterwards."""
+
+    async def end() -> str:
+        channel, theirs = socket.socketpair()
+        stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
+        os.write(stderr, b"no room")
+        with theirs, socket.socket() as listener, subprocess.Popen(["sleep", "100"]) as process:
+            pidfd = os.pidfd_open(process.pid)
+            guest = RuncGuest(channel, pidfd, None, stderr, None, listener)  # type: ignore[arg-type]
+            await guest.destroy()
+        others = [os.memfd_create("stderr", os.MFD_CLOEXEC) for _ in range(50)]
+        for other in others:
+            os.write(other, b"a secret of another")
+        complaint = guest.complaint()
+        for other in others:
+            os.close(other)
+        return complaint
+
+    assert asyncio.run(end()) == "no room"
