@@ -1,8 +1,7 @@
 """How many files of the project and SQL statements one synchronous run and one cell pass, and of
 how many value objects a run is made.
 
-The budgets are what was measured, with three files of room for what depends on the moment (a
-refill, a lookup that is made anew). They may only become smaller.
+The budgets are what was measured. They may only become smaller.
 """
 
 from __future__ import annotations
@@ -33,6 +32,8 @@ STATEMENTS_OF_A_RUN = 12
 VALUE_OBJECTS_OF_A_RUN = 12
 FILES_OF_A_CELL = 75
 STATEMENTS_OF_A_CELL = 16
+# It starts a thread where none is idle, which is a matter of the moment.
+THREADS = "providers/threads.py"
 
 
 @contextmanager
@@ -59,7 +60,7 @@ def shortest(act: Callable[[], None]) -> tuple[set[str], list[dict[str, str]]]:
     for _ in range(3):
         with patch.object(manager, "_check_seconds", 3600), traced() as (files, statements):
             act()
-        found.append((files, statements.captured_queries))
+        found.append((files - {THREADS}, statements.captured_queries))
     return min(found, key=lambda each: (len(each[1]), len(each[0])))
 
 
