@@ -101,7 +101,7 @@ def test_a_receipt_that_was_given_out_contradicts_a_ledger_that_lost_it(
         assert caught.value.returncode == 2
 
 
-def test_the_command_prints_how_far_it_is_and_takes_no_odd_number_of_processes(
+def test_the_command_prints_how_far_it_is_and_takes_no_wrong_number_of_processes(
     entries: list[LedgerEntry], verify_ledger: Callable[..., tuple[int, str]]
 ) -> None:
     sql(f"UPDATE {TABLE} SET signature = '' WHERE sequence = 6")

@@ -19,8 +19,6 @@ from dataclasses import asdict
 os.environ["DJANGO_SETTINGS_MODULE"] = "sandbox_site.settings"
 import django
 django.setup()
-from django.db import connection
-from executions.kernel.ordered_work import map_in_order
 from executions.ledger import verification
 from executions.ledger.append import append
 from executions.ledger.models import LedgerEntry

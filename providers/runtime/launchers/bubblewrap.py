@@ -34,8 +34,8 @@ from providers.runtime.pool.cgroup import CgroupParent, memory_keeper
 from providers.runtime.pool.launcher import (
     Guest,
     PidfdGuest,
+    ToolStderr,
     killed_first,
-    read_complaint,
     receive_descriptor,
     start_failure,
     start_process,
@@ -239,12 +239,12 @@ class _Zygote:
 
     def __init__(self, command: list[str]) -> None:
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
+        self._stderr = ToolStderr()
         try:
             self._process = start_process(command, theirs, self._stderr, {})
         except BaseException:
             self._control.close()
-            os.close(self._stderr)
+            self._stderr.close()
             raise
         finally:
             theirs.close()
@@ -265,14 +265,14 @@ class _Zygote:
         socket.send_fds(self._control, [template], fds)
 
     def complaint(self) -> str:
-        return read_complaint(self._stderr)
+        return self._stderr.read()
 
     def end(self) -> None:
         """End the zygote, and with it whatever it started."""
         self._process.kill()
         self._process.wait()
         self._control.close()
-        os.close(self._stderr)
+        self._stderr.close()
 
 
 def find_bubblewrap() -> str:

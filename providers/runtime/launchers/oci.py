@@ -65,9 +65,9 @@ from providers.runtime.pool.launcher import (
     PidfdGuest,
     ProcessGuest,
     Starter,
+    ToolStderr,
     end_of,
     killed_first,
-    read_complaint,
     receive_descriptor,
     start_deadline,
     start_failure,
@@ -199,7 +199,7 @@ class RuncLauncher(ImagesLauncher):
         cgroup: Cgroup | None = None
         channel, theirs = socket.socketpair()
         channel.setblocking(False)
-        stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
+        stderr = ToolStderr()
         try:
             folder.mkdir(mode=0o700)
             cgroup = self._cgroups.new(template.limits.memory_bytes)
@@ -210,13 +210,12 @@ class RuncLauncher(ImagesLauncher):
             pidfd = os.pidfd_open(int((folder / "pid").read_text()))
         except BaseException as error:
             channel.close()
-            complaint = read_complaint(stderr)
-            os.close(stderr)
+            stderr.close()
             _end_by_file(folder / "pid")
             if cgroup:
                 await self._remove(cgroup, folder)
             if isinstance(error, OSError | ValueError | TimeoutError):
-                raise start_failure(self.runtime, error, complaint) from error
+                raise start_failure(self.runtime, error, stderr.read()) from error
             raise
         finally:
             theirs.close()
@@ -225,7 +224,7 @@ class RuncLauncher(ImagesLauncher):
         guest.facts = self._facts(self.image_of(template.name))
         return guest
 
-    async def _run(self, folder: Path, channel: socket.socket, stderr: int) -> None:
+    async def _run(self, folder: Path, channel: socket.socket, stderr: ToolStderr) -> None:
         """Have the container made; its first process has the channel then. Raises OSError."""
         command = [self._tool, "--root", f"{folder}/state", "run", "--detach"]
         command += ["--pid-file", f"{folder}/pid", "--bundle", str(folder), _id_of(folder)]
@@ -329,22 +328,19 @@ class RuncGuest(PidfdGuest):
         channel: socket.socket,
         pidfd: int,
         cgroup: Cgroup,
-        stderr: int,
+        stderr: ToolStderr,
         at_end: Any,
         listener: socket.socket,
     ) -> None:
         super().__init__(channel, pidfd, cgroup, at_end, listener)
         self._stderr = stderr
-        self._said: str | None = None
 
     def complaint(self) -> str:
-        return read_complaint(self._stderr) if self._said is None else self._said
+        return self._stderr.read()
 
     async def _end(self) -> None:
         await super()._end()
-        # The descriptor may be another's afterwards.
-        self._said = read_complaint(self._stderr)
-        os.close(self._stderr)
+        self._stderr.close()
 
 
 def _be_nice(pid: int, nice: int) -> None:
@@ -661,7 +657,7 @@ class GvisorGuest(ProcessGuest):
             self._gone.set_result(None)
             self._channel.close()
             os.close(self._pidfd)
-            self._close_stderr()
+            self._stderr.close()
             shutil.rmtree(self._state, ignore_errors=True)
             if self._cgroup:
                 self._cgroup.remove_now()

@@ -286,13 +286,12 @@ class ProcessGuest(PidfdGuest):
     ) -> None:
         channel, theirs = socket.socketpair()
         channel.setblocking(False)
-        self._stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
-        self._said: str | None = None
+        self._stderr = ToolStderr()
         try:
             self._process = start_process(command, theirs, self._stderr, env or {})
         except BaseException:
             channel.close()
-            os.close(self._stderr)
+            self._stderr.close()
             raise
         finally:
             theirs.close()
@@ -302,7 +301,7 @@ class ProcessGuest(PidfdGuest):
         return await GuestChannel.open(self._channel, before_end=self._note_the_end)
 
     def complaint(self) -> str:
-        return read_complaint(self._stderr) if self._said is None else self._said
+        return self._stderr.read()
 
     def last_words(self) -> str | None:
         code = self._process.returncode
@@ -320,12 +319,7 @@ class ProcessGuest(PidfdGuest):
     async def _end(self) -> None:
         await super()._end()
         self._process.wait()
-        self._close_stderr()
-
-    def _close_stderr(self) -> None:
-        """Who asks for the complaint later must not be told what is in another's descriptor."""
-        self._said = read_complaint(self._stderr)
-        os.close(self._stderr)
+        self._stderr.close()
 
 
 async def receive_descriptor(channel: socket.socket, kind: bytes, seconds: float) -> int:
@@ -414,7 +408,7 @@ def about(launcher: Launcher) -> dict[str, Any]:
 
 
 def start_process(
-    command: list[str], channel: socket.socket, stderr: int, env: Mapping[str, str]
+    command: list[str], channel: socket.socket, stderr: ToolStderr, env: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
     """Start an isolation tool with `channel` as its stdin and stdout.
 
@@ -426,7 +420,7 @@ def start_process(
         command,
         stdin=channel.fileno(),
         stdout=channel.fileno(),
-        stderr=stderr,
+        stderr=stderr.fileno(),
         env=env,
         start_new_session=True,
     )
@@ -458,6 +452,24 @@ def exhausted(reason: str) -> RateLimited:
     )
 
 
-def read_complaint(stderr: int) -> str:
-    """The beginning of what a tool wrote to its stderr, a memfd."""
-    return os.pread(stderr, 2000, 0).decode("utf-8", "replace").strip()
+class ToolStderr:
+    """What an isolation tool writes to its stderr: a file in memory, which is ours to close."""
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("stderr", os.MFD_CLOEXEC)
+        self._text: str | None = None
+
+    def fileno(self) -> int:
+        """Return the descriptor that the tool is given."""
+        return self._fd
+
+    def read(self) -> str:
+        """Return its beginning, also after it is closed: the descriptor may be another's then."""
+        if self._text is not None:
+            return self._text
+        return os.pread(self._fd, 2000, 0).decode("utf-8", "replace").strip()
+
+    def close(self) -> None:
+        if self._text is None:
+            self._text = self.read()
+            os.close(self._fd)

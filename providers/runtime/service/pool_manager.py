@@ -188,8 +188,7 @@ class PoolManager:
         self._spent: dict[str, None] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._endings: set[asyncio.Task[None]] = set()
-        # Revisions that are being closed.
-        self._retired: list[Revision] = []
+        self._closing_revisions: list[Revision] = []
         self._changing = asyncio.Lock()
         self._ready = asyncio.Event()
         self._draining = False
@@ -599,7 +598,7 @@ class PoolManager:
             return
         for key in [key for key, each in self._open.items() if each is revision]:
             del self._open[key]
-            self._retired.append(revision)
+            self._closing_revisions.append(revision)
             ending = asyncio.get_running_loop().create_task(self._close(revision))
             self._endings.add(ending)
             ending.add_done_callback(self._endings.discard)
@@ -609,8 +608,8 @@ class PoolManager:
         await _close_templates(revision)
         # One that is being opened may be about to take over its launcher.
         async with self._changing:
-            self._retired.remove(revision)
-            others = (*self._open.values(), *self._retired)
+            self._closing_revisions.remove(revision)
+            others = (*self._open.values(), *self._closing_revisions)
             if not any(other.launcher is revision.launcher for other in others):
                 revision.launcher.close()
                 await revision.launcher.disconnect()

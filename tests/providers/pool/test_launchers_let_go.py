@@ -18,7 +18,7 @@ from providers.errors import ProviderUnavailable
 from providers.launcher_names import KINDS
 from providers.runtime.launchers import guest_files, host_programs
 from providers.runtime.launchers.oci import GvisorLauncher, RuncGuest
-from providers.runtime.pool.launcher import Launcher, ProcessGuest
+from providers.runtime.pool.launcher import Launcher, ProcessGuest, ToolStderr
 from providers.runtime.service.launchers import LauncherChoice, try_out
 from providers.runtime.service.pool_manager import PoolManager, open_revision
 from providers.runtime.service.settings import ServiceSettings
@@ -197,8 +197,8 @@ def test_the_complaint_of_a_sandbox_that_has_ended_is_its_own() -> None:
 
     async def end() -> str:
         channel, theirs = socket.socketpair()
-        stderr = os.memfd_create("stderr", os.MFD_CLOEXEC)
-        os.write(stderr, b"no room")
+        stderr = ToolStderr()
+        os.write(stderr.fileno(), b"no room")
         with theirs, socket.socket() as listener, subprocess.Popen(["sleep", "100"]) as process:
             pidfd = os.pidfd_open(process.pid)
             guest = RuncGuest(channel, pidfd, None, stderr, None, listener)  # type: ignore[arg-type]
